@@ -1,0 +1,20 @@
+"""Start-up: system checks, the agents of every installed app, the journal's triggers."""
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
+
+
+class AgentRunsConfig(AppConfig):
+    name = "agentruns"
+    label = "agentruns"
+    verbose_name = _("Agent runs")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from agentruns import checks  # noqa: F401 - importing registers them
+        from agentruns.journal.triggers import install_on_migrate
+
+        post_migrate.connect(install_on_migrate, sender=self)
+        autodiscover_modules("agents")

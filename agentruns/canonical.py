@@ -1,0 +1,112 @@
+"""Canonical JSON: one text for one value, for storing, hashing and comparing.
+
+PostgreSQL refuses NUL, UTF-8 has no lone surrogates and JSON has no NaN, yet tools and models produce all
+three. They are escaped reversibly with DLE ("data link escape", U+0010), which is escaped itself, so that
+both databases hold the same text and `loads(dumps(value)) == value`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+ESCAPE = "\x10"
+GENESIS = "0" * 64
+
+_UNSAFE = re.compile("[\x00\x10\ud800-\udfff]")
+_ESCAPED = re.compile("\x10([0-9a-f]{4})")
+_ILLEGAL = re.compile("[\x00\ud800-\udfff]")
+# In a string every DLE is followed by four hex digits, so these three texts can only be numbers.
+_NON_FINITE = {ESCAPE + "NaN": math.nan, ESCAPE + "Infinity": math.inf, ESCAPE + "-Infinity": -math.inf}
+
+
+def dumps(value: Any) -> str:
+    """Return the canonical text of a JSON value: sorted keys, no insignificant space, escaped.
+
+    Raises TypeError for what is not JSON, ValueError or RecursionError for a circular value.
+    """
+    try:
+        text = _encode(value)
+    except ValueError:  # a non-finite number, most likely
+        return _encode(_escape(value))
+    return _encode(_escape(value)) if _needs_escape(text) else text
+
+
+def loads(text: str) -> Any:
+    """Return the value whose canonical text is `text`."""
+    value = json.loads(text)
+    return _unescape(value) if "\\u0010" in text else value
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical text, in hex."""
+    return sha256(dumps(value))
+
+
+def sha256(text: str) -> str:
+    """Return the SHA-256 of a text's UTF-8, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def escape_text(text: str) -> str:
+    """Return `text` with NUL, DLE and lone surrogates escaped, fit for any text column."""
+    return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
+
+
+def unescape_text(text: str) -> str:
+    """Return the text that `escape_text` was given."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ESCAPE in text else text
+
+
+def chain_hash(prev_hash: str, row: dict[str, Any]) -> str:
+    """Return the hash of a journal row, bound to the row before it."""
+    return sha256(prev_hash + _encode(row))
+
+
+def legal(value: Any) -> Any:
+    """Return `value` as strict JSON for a provider: U+FFFD for what its text cannot carry, "NaN"."""
+    if isinstance(value, str):
+        return _ILLEGAL.sub("\ufffd", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {legal(key): legal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [legal(item) for item in value]
+    return value
+
+
+def _encode(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _needs_escape(text: str) -> bool:
+    # json.dumps writes NUL and DLE as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
+    return "\\u0000" in text or "\\u0010" in text or _UNSAFE.search(text) is not None
+
+
+def _escape(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ESCAPE + ("NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity"))
+    if isinstance(value, dict):
+        return {_escape(key): _escape(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escape(item) for item in value]
+    return value
+
+
+def _unescape(value: Any) -> Any:
+    if isinstance(value, str):
+        if value in _NON_FINITE:
+            return _NON_FINITE[value]
+        return unescape_text(value)
+    if isinstance(value, dict):
+        return {_unescape(key): _unescape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unescape(item) for item in value]
+    return value

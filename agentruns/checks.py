@@ -1,0 +1,88 @@
+"""System checks: an Error only where the promise is false, each with the fix as its hint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from agentruns.conf import settings, unknown_names
+
+
+@register("agentruns")
+def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check AGENTRUNS_* and what of the project's settings the promise rests on."""
+    found: list[CheckMessage] = [
+        Warning(
+            f"There is no setting {name}.",
+            hint="A mistyped safety setting has no effect; see docs/reference/settings for the names.",
+            id="agentruns.W001",
+        )
+        for name in unknown_names()
+    ]
+    if settings.HEARTBEAT_SECONDS * 2 > settings.LEASE_SECONDS:
+        found.append(
+            Error(
+                "AGENTRUNS_HEARTBEAT_SECONDS leaves no room to miss one beat within AGENTRUNS_LEASE_SECONDS.",
+                hint="Make the heartbeat at most half of the lease.",
+                id="agentruns.E001",
+            )
+        )
+    if not django_settings.USE_TZ:
+        found.append(
+            Error(
+                "USE_TZ is off, so leases and the journal's times are ambiguous when clocks change.",
+                hint="Set USE_TZ = True; see Django's guide 'Time zones'.",
+                id="agentruns.E002",
+            )
+        )
+    if settings.DATABASE not in connections:
+        found.append(
+            Error(
+                f"AGENTRUNS_DATABASE names {settings.DATABASE!r}, which is not in DATABASES.",
+                hint="Use one of DATABASES' aliases.",
+                id="agentruns.E003",
+            )
+        )
+    return found
+
+
+@register(Tags.database)
+def check_database(
+    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
+) -> Sequence[CheckMessage]:
+    """Check that the journal's database keeps what it acknowledges and lets writers queue."""
+    if settings.DATABASE not in (databases or ()):
+        return []
+    connection = connections[settings.DATABASE]
+    found: list[CheckMessage] = []
+    if connection.vendor not in ("sqlite", "postgresql"):
+        found.append(
+            Error(
+                f"The journal cannot live in {connection.vendor}: only SQLite and PostgreSQL can seal it.",
+                hint="Point AGENTRUNS_DATABASE at a PostgreSQL or SQLite database.",
+                id="agentruns.E004",
+            )
+        )
+    if not connection.settings_dict.get("AUTOCOMMIT", True):
+        found.append(
+            Error(
+                "AUTOCOMMIT is off for the journal's database, so nothing would be kept.",
+                hint="Remove AUTOCOMMIT = False.",
+                id="agentruns.E005",
+            )
+        )
+    options = connection.settings_dict.get("OPTIONS", {})
+    if connection.vendor == "sqlite" and str(options.get("transaction_mode", "")).upper() != "IMMEDIATE":
+        found.append(
+            Warning(
+                "SQLite without IMMEDIATE transactions: writers that read first die of 'database is locked'.",
+                hint="OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
+                "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'}",
+                id="agentruns.W002",
+            )
+        )
+    return found

@@ -1,0 +1,62 @@
+"""Typed view of the AGENTRUNS_* settings; read at each use, so `override_settings` just works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.utils.module_loading import import_string
+
+DEFAULTS: dict[str, Any] = {
+    "DATABASE": "default",
+    "DISPATCHER": "agentruns.dispatch.SweepDispatcher",
+    "LEASE_SECONDS": 60,
+    "HEARTBEAT_SECONDS": 20,
+    "MAX_ATTEMPTS": 5,
+    "BACKOFF_SECONDS": (1, 300),
+    "APPROVAL_EXPIRES": None,
+    "REQUESTER_MAY_APPROVE": True,
+    "CAN_DECIDE": None,
+    "ADMIN": True,
+}
+
+
+class Settings:
+    """AGENTRUNS_* with defaults; one property per setting that others read."""
+
+    DATABASE: str
+    DISPATCHER: str
+    LEASE_SECONDS: float
+    HEARTBEAT_SECONDS: float
+    MAX_ATTEMPTS: int
+    BACKOFF_SECONDS: tuple[float, float]
+    APPROVAL_EXPIRES: timedelta | None
+    REQUESTER_MAY_APPROVE: bool
+    ADMIN: bool
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            default = DEFAULTS[name]
+        except KeyError:
+            raise AttributeError(f"There is no setting AGENTRUNS_{name}.") from None
+        return getattr(django_settings, f"AGENTRUNS_{name}", default)
+
+    @property
+    def can_decide(self) -> Callable[..., bool] | None:
+        """Return the project's own rule for who may decide an approval, or None."""
+        path = self.__getattr__("CAN_DECIDE")
+        return import_string(path) if path else None
+
+
+settings = Settings()
+
+
+def unknown_names() -> list[str]:
+    """Return the AGENTRUNS_* names of the project that mean nothing here."""
+    return sorted(
+        name
+        for name in dir(django_settings)
+        if name.startswith("AGENTRUNS_") and name.removeprefix("AGENTRUNS_") not in DEFAULTS
+    )

@@ -1,0 +1,127 @@
+"""Requests of people about a run, from any process: cancel, pause, and the verdict on a call in doubt."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from agentruns import people, recovery, transitions
+from agentruns.exceptions import RunStateError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.calls import Call
+from agentruns.models import Run
+
+VERDICTS = ("occurred", "not_occurred", "unknown")
+
+
+def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Ask a run to stop; with no live worker it ends now, else before the worker's next tool starts.
+
+    Raises RunStateError when it has ended, PermissionDeniedError.
+    """
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.cancel_run", run, owner_may=True)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, "cancelled")
+        if not batch.state.run.cancel_requested:
+            batch.add(events.RUN_CANCEL_REQUESTED, _who(actor, reason))
+        if batch.epoch:
+            recovery.close_cancelled(batch, actor, reason)
+
+    return transitions.write(run.pk, change, takes_lease=True)
+
+
+def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Ask a run to pause; with no live worker it is paused now. Errors as `cancel_run`."""
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.pause_run", run, owner_may=True)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, "paused")
+        state = batch.state.run
+        if state.paused or state.cancel_requested:
+            why = "is paused already" if state.paused else "is being cancelled"
+            raise RunStateError(f"Run {run.pk} {why}.")
+        if not state.pause_requested:
+            batch.add(events.RUN_PAUSE_REQUESTED, _who(actor, reason))
+        if batch.epoch:
+            batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "paused by request"})
+
+    return transitions.write(run.pk, change, takes_lease=True)
+
+
+def resolve_orphan(
+    run_id: UUID | str,
+    call_id: str,
+    verdict: str,
+    actor: Any,
+    *,
+    result: Any = None,
+    evidence: str = "",
+) -> Run:
+    """Record what really became of a call in doubt.
+
+    "occurred" stores `result` as the call's result, "not_occurred" lets it run again with the same key,
+    "unknown" tells the model so. On a call the model was already told of, the verdict only records, and
+    lifts the doubt. Raises RunStateError when the call is not in doubt, PermissionDeniedError.
+    """
+    if verdict not in VERDICTS:
+        raise ValueError(f"A verdict is one of {', '.join(VERDICTS)}, not {verdict!r}.")
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.resolve_orphan", run)
+
+    def change(run: Run, batch: Batch) -> None:
+        call = batch.state.run.calls.get(call_id)
+        tool = _surfaced_tool(batch, call_id)
+        held = call is not None and call.is_open and call.orphan == "held"
+        if not held and tool is None:
+            raise RunStateError(
+                f"Call {call_id} of run {run.pk} is not in doubt; there is nothing to decide."
+            )
+        if held and not run.is_ended and not batch.epoch:
+            raise RunStateError(f"Run {run.pk} is live in another process; wait until it holds the call.")
+        payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": "service"}
+        if held and call is not None:
+            _refuse_against_evidence(run, call, verdict)
+            batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
+            if verdict == "occurred":
+                batch.result(call, result, "ok", actor=events.actor_ref(actor))
+            elif verdict == "unknown":
+                recovery.surface(batch, call, actor)
+        else:
+            payload["result"] = result
+            batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool or "")
+
+    held_now = run.status == Run.Status.ORPHANED
+    return transitions.write(run.pk, change, takes_lease=held_now, closed=not held_now)
+
+
+def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
+    """Return the tool of a call whose unknown outcome the model was told of and nobody has cleared."""
+    for tool, calls in batch.state.doubts.items():
+        if call_id in calls:
+            return tool
+    return None
+
+
+def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
+    if verdict != "not_occurred":
+        return
+    late = run.messages.filter(kind=events.LATE_RESULT, call_id=call.id)
+    for row in late:
+        if not row.payload.get("never_entered") and not row.payload.get("is_error"):
+            raise RunStateError(
+                f"Call {call.id} returned after its worker lost the run (seq {row.seq}), so it did happen. "
+                "Give the verdict 'occurred' with that result."
+            )
+
+
+def _require_unfinished(run: Run, what: str) -> None:
+    if run.is_ended:
+        raise RunStateError(f"Run {run.pk} has ended ({run.status}); it cannot be {what} any more.")
+
+
+def _who(actor: Any, reason: str) -> dict[str, Any]:
+    return {"actor": events.actor_ref(actor), "reason": reason}

@@ -1,0 +1,37 @@
+"""Named boundaries at which a test can kill this process: AGENTRUNS_CRASH_AT=<point>[:<nth>]."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+POINTS = (
+    "before_start_commit", "after_start", "before_model", "after_model", "after_reply", "before_tool",
+    "after_tool", "before_result_commit", "after_result", "before_finish", "after_finish",
+    "after_decision", "after_repair",
+)  # fmt: skip
+
+_armed: tuple[str, int] | None = None
+
+
+def arm(spec: str) -> None:
+    """Kill this process with SIGKILL the nth time it reaches a point; ValueError for an unknown one."""
+    global _armed
+    point, _, nth = spec.partition(":")
+    if point not in POINTS:
+        raise ValueError(f"There is no crash point {point!r}; there are {', '.join(POINTS)}.")
+    _armed = (point, int(nth or 1))
+
+
+def reached(point: str) -> None:
+    """Say that a boundary is reached; returns at once unless armed for it."""
+    global _armed
+    if _armed is None or _armed[0] != point:
+        return
+    _armed = (point, _armed[1] - 1)
+    if _armed[1] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if _spec := os.environ.get("AGENTRUNS_CRASH_AT"):
+    arm(_spec)

@@ -1,0 +1,32 @@
+"""The doorbell: tells workers that a run can go on. Losing it delays a run until the next sweep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+from uuid import UUID
+
+from django.db import transaction
+from django.utils.module_loading import import_string
+
+from agentruns.conf import settings
+
+
+class Dispatcher(Protocol):
+    """What AGENTRUNS_DISPATCHER names: called after the commit, with nothing that could be rolled back."""
+
+    def ring(self, run_id: UUID) -> None:
+        """Say that a run can go on. May fail or be lost."""
+
+
+class SweepDispatcher:
+    """Rings nobody: `resume_runs`, once or with --watch, finds the run in the database."""
+
+    def ring(self, run_id: UUID) -> None:
+        """Leave the run to the next sweep."""
+
+
+def ring_on_commit(alias: str, run_id: UUID) -> None:
+    """Ring when the open transaction commits; what the dispatcher raises is logged, never the caller's."""
+    dispatcher: Dispatcher = import_string(settings.DISPATCHER)()
+    transaction.on_commit(partial(dispatcher.ring, run_id), using=alias, robust=True)

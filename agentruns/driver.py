@@ -1,0 +1,181 @@
+"""The driver of one run: its lease, the state it believes in, and the commit that keeps both true."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
+
+from agentruns.agents import Agent
+from agentruns.conf import settings
+from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurableError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.conversation import SessionState
+from agentruns.journal.fold import RunState
+from agentruns.leases import Lease, uptime
+from agentruns.models import Message, Run
+from agentruns.stores import Store
+
+logger = logging.getLogger("agentruns.driver")
+
+Build = Callable[[Batch], None]
+RETRIED = (JournalConflictError, IntegrityError, OperationalError, InterfaceError)
+SAME_STATE_RETRIES = 20
+
+
+class Driver:
+    """What drives one run in this process. `lease` is None for a stateless run."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        store: Store,
+        state: SessionState,
+        *,
+        lease: Lease | None = None,
+        session_key: str | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.agent = agent
+        self.store = store
+        self.state = state
+        self.lease = lease
+        self.session_key = session_key
+        self.should_stop = should_stop
+        self.attempts = lease.attempts if lease else 0
+        self.released = False
+        self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
+
+    @property
+    def run(self) -> RunState:
+        """The fold of the run's journal, as of the last commit."""
+        return self.state.run
+
+    @property
+    def alias(self) -> str:
+        """The database of the journal."""
+        return self.lease.alias if self.lease else settings.DATABASE
+
+    def is_cancelled(self) -> bool:
+        """Whether what a handler does now can no longer become a result."""
+        return self.lease is not None and self.lease.lost.is_set()
+
+    def hold_lease(self) -> None:
+        """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
+        if self.lease is not None and (self.lease.lost.is_set() or uptime() >= self.lease.deadline):
+            self.lease.extend()
+
+    def commit(self, build: Build, *, joined: bool = False) -> Batch:
+        """Let `build` fill a batch and store it, again and again until it is stored or the lease is gone.
+
+        `build` may run several times, each time on the state as just read; it must only add rows.
+        `joined` appends inside the caller's transaction (a transactional tool's), where a broken
+        transaction is the caller's to roll back. Raises LeaseLostError.
+        """
+        tries, give_up = 0, uptime() + settings.LEASE_SECONDS
+        while True:
+            batch = Batch(self.state, self.lease.epoch if self.lease else 0)
+            seq = batch.first_seq
+            build(batch)
+            if not batch.rows:
+                return batch
+            before = uptime()
+            try:
+                self._append(batch, joined)
+                break
+            except RETRIED as error:
+                if joined and not isinstance(error, JournalConflictError):
+                    raise
+                logger.info("Append refused run=%s: %s", self.run.run_id, error)
+                if self.reread(batch, patient=batch.progressed, give_up=give_up):
+                    break
+                tries = tries + 1 if self.state.next_seq == seq else 0
+                if tries > SAME_STATE_RETRIES:
+                    raise
+        self._stored(batch, before)
+        return batch
+
+    def reread(self, batch: Batch | None, *, patient: bool, give_up: float) -> bool:
+        """Rebuild the state from the database; return whether `batch` turned out to be stored.
+
+        `patient` waits for the database for as long as the lease is ours: a known result or a paid
+        reply is never lost because it cannot be stored now. Raises LeaseLostError.
+        """
+        lease, pause = self._require_lease(), 0.05
+        while True:
+            try:
+                return self._reread(lease, batch)
+            except (OperationalError, InterfaceError):
+                if not patient and uptime() > give_up:
+                    raise
+                logger.warning("Database unreachable run=%s; trying again", lease.run_id, exc_info=True)
+                time.sleep(pause)
+                pause = min(2 * pause, 2.0)
+
+    def _reread(self, lease: Lease, batch: Batch | None) -> bool:
+        connection = connections[lease.alias]
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+        self.state = self.store.load(lease.session_id, lease.run_id)
+        if batch is not None and self._is_stored(lease, batch):
+            return True
+        epoch, status = (
+            Run.objects.using(lease.alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
+        )
+        if epoch != lease.epoch or status in Run.ENDED:
+            lease.lost.set()
+            raise LeaseLostError(
+                f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
+            )
+        return False
+
+    def _is_stored(self, lease: Lease, batch: Batch) -> bool:
+        rows = Message.objects.using(lease.alias)
+        return rows.filter(
+            session_id=lease.session_id, seq=batch.rows[0].seq, hash=batch.rows[0].hash
+        ).exists()
+
+    def _append(self, batch: Batch, joined: bool) -> None:
+        if joined or not self.store.durable:
+            self.store.append(batch)
+            return
+        with transaction.atomic(using=self.alias, durable=True):
+            self.store.append(batch)
+
+    def _stored(self, batch: Batch, before: float) -> None:
+        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
+        if batch.failed_drive:
+            self.attempts += 1
+        elif batch.progressed:
+            self.attempts = 0
+        if self.lease is not None:
+            self.lease.deadline = before + settings.LEASE_SECONDS
+        self.released = batch.releases
+
+    def _require_lease(self) -> Lease:
+        if self.lease is None:
+            raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
+        return self.lease
+
+
+def require_no_transaction(alias: str) -> None:
+    """Raise NotDurableError where a row just committed could still be rolled back.
+
+    A TestCase's own transaction is let through, as `atomic(durable=True)` does.
+    """
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    if blocks and not all(getattr(block, "_from_testcase", False) for block in blocks):
+        raise NotDurableError(
+            f"A run cannot be driven inside transaction.atomic() on {alias!r}: a journal row that can "
+            "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
+            "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
+        )
+    if not blocks and not connection.get_autocommit():
+        raise NotDurableError(
+            f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "
+            "commits. Turn AUTOCOMMIT on for it."
+        )

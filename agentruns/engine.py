@@ -1,0 +1,245 @@
+"""The loop: the next step of a run, from its folded state, until it ends or waits."""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from agentruns import executor, gate, recovery
+from agentruns.conf import settings
+from agentruns.crashpoints import reached
+from agentruns.driver import Driver
+from agentruns.exceptions import LeaseLostError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import text_of
+from agentruns.leases import Heartbeat
+from agentruns.providers.base import (
+    ModelReply,
+    ModelRequest,
+    ProviderError,
+    call_model,
+    model_identity,
+    resolve,
+)
+
+logger = logging.getLogger("agentruns.engine")
+
+MAX_PAUSE_TURNS = 10
+FAILING = {
+    "refusal": "The model refused.",
+    "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
+}
+FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
+
+
+def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
+    """Advance the run until it ends, waits or is stopped.
+
+    `asked` says that a caller asked for it (`caller`; None is the program itself): orphans that declare
+    nothing are then told to the model instead of being held for staff. A drive that fails by an exception
+    gives the lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
+    """
+    if driver.lease is None:
+        _loop(driver)
+        return
+    try:
+        with Heartbeat(driver.lease):
+            _recover(driver, caller, asked)
+            _loop(driver)
+    except LeaseLostError:
+        driver.released = True
+        raise
+    except BaseException:
+        if not driver.released:
+            with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+                driver.lease.release(failed=True)
+        raise
+
+
+def _loop(driver: Driver) -> None:
+    while not driver.released and not driver.run.ended:
+        connections[driver.alias].close_if_unusable_or_obsolete()
+        run = driver.run
+        if run.cancel_requested:
+            driver.commit(lambda batch: recovery.close_cancelled(batch, None, "cancel requested"))
+        elif run.pause_requested:
+            driver.commit(lambda batch: _pause(batch, "pause requested"))
+        elif driver.attempts >= settings.MAX_ATTEMPTS:
+            driver.commit(lambda batch: _pause(batch, "attempts_exhausted"))
+        elif driver.should_stop() and not driver.started:
+            _stop(driver)
+        elif ready := run.next_calls():
+            executor.execute(driver, ready)
+        elif run.status != "active":
+            _stop(driver)
+        else:
+            _model_step(driver)
+
+
+def _stop(driver: Driver) -> None:
+    """Give the lease back at a boundary: waiting and draining hold no process and cost no attempt."""
+    if driver.lease is not None:
+        driver.lease.release()
+    driver.released = True
+
+
+def _pause(batch: Batch, reason: str) -> None:
+    batch.add(events.RUN_PAUSED, {"reason": reason})
+
+
+def _recover(driver: Driver, caller: Any, asked: bool) -> None:
+    """Classify what a dead worker left behind, in one transaction."""
+
+    def build(batch: Batch) -> None:
+        run, lease = batch.state.run, driver.lease
+        left = [call for call in run.open_calls() if call.attempt > 0 and not call.orphan]
+        if lease is not None and (lease.took_over or left):
+            reason = "lease expired" if lease.took_over else "the last drive failed"
+            payload = {"actor": events.actor_ref(caller), "epoch": lease.epoch, "reason": reason}
+            batch.add(events.RUN_RESUMED, payload)
+        if run.cancel_requested:
+            recovery.close_cancelled(batch, None, "cancel requested")
+            return
+        surfaces = asked or driver.agent.on_orphan == "surface"
+        for call in left:
+            if batch.state.run.calls[call.id].is_open:
+                evidence = f"Attempt {call.attempt} started and left no result."
+                recovery.orphan(batch, call, surfaces=surfaces, actor=caller, evidence=evidence)
+
+    driver.commit(build)
+    reached("after_repair")
+
+
+def _model_step(driver: Driver) -> None:
+    exceeded = _exceeded_budget(driver)
+    if exceeded:
+        driver.commit(lambda batch: recovery.close_failed(batch, "BudgetExceededError", exceeded))
+        return
+    request = _request(driver)
+    reached("before_model")
+    try:
+        reply = call_model(resolve(driver.agent.model), request)
+    except ProviderError as error:
+        _provider_failed(driver, error)
+        return
+    except Exception as error:
+        _model_raised(driver, error)
+        raise
+    reached("after_model")
+    content, intents = gate.judge(driver, reply)
+
+    def build(batch: Batch) -> None:
+        batch.add(
+            events.ASSISTANT,
+            {
+                "content": content,
+                "stop_reason": reply.stop_reason,
+                "usage": reply.usage,
+                "model": reply.model,
+                "request_id": reply.request_id,
+                "calls": [intent.record() for intent in intents],
+            },
+        )
+        gate.write(batch, intents)
+        if intents and reply.stop_reason in FINAL:
+            executor.start_next(driver, batch)
+        elif not batch.state.run.cancel_requested:
+            _finish(batch, reply)
+
+    ends = not intents and reply.stop_reason in FINAL
+    if ends:
+        reached("before_finish")
+    driver.commit(build)
+    reached("after_finish" if ends else "after_reply")
+
+
+def _finish(batch: Batch, reply: ModelReply) -> None:
+    """End the run on a reply that asks for nothing more, in the transaction that stores it."""
+    stop = reply.stop_reason
+    if stop == "pause_turn":  # the provider wants its own turn back, unchanged
+        if batch.state.run.pauses >= MAX_PAUSE_TURNS:
+            recovery.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
+    elif stop in FINAL:
+        payload: dict[str, Any] = {"output": text_of(reply.content)}
+        if stop == "max_tokens":
+            payload["truncated"] = True
+        batch.add(events.RUN_COMPLETED, payload)
+    else:
+        text = FAILING.get(str(stop), f"The model stopped with an unknown stop_reason {stop!r}.")
+        recovery.close_failed(batch, str(stop), text)
+
+
+def _request(driver: Driver) -> ModelRequest:
+    agent = driver.agent
+    return ModelRequest(
+        model=model_identity(agent.model),
+        system=agent.instructions,
+        messages=driver.state.messages(),
+        tools=[tool.provider_schema() for tool in agent.tools.values()],
+        params=dict(agent.model_params or {}),
+        run_id=str(driver.run.run_id),
+        step=driver.run.step,
+    )
+
+
+def _exceeded_budget(driver: Driver) -> str:
+    agent, run = driver.agent, driver.run
+    if run.step >= agent.max_steps:
+        return f"max_steps: {run.step} of {agent.max_steps} replies used."
+    tokens = run.usage.get("input_tokens", 0) + run.usage.get("output_tokens", 0)
+    if agent.token_budget is not None and tokens >= agent.token_budget:
+        return f"token_budget: {tokens} of {agent.token_budget} tokens used."
+    elapsed = run.elapsed(datetime.now(UTC))
+    if agent.deadline is not None and elapsed >= agent.deadline:
+        return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
+    return ""
+
+
+def _provider_failed(driver: Driver, error: ProviderError) -> None:
+    """Journal a failed model attempt and back off, pause or fail by what the provider said."""
+
+    def build(batch: Batch) -> None:
+        failed = _failure(batch, error.type or type(error).__name__, str(error))
+        failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
+        if error.disposition == "pause":
+            batch.add(events.MODEL_FAILED, failed)
+            _pause(batch, f"{error.type}: {error}")
+        elif error.disposition == "retry" and driver.store.durable:
+            delay = backoff(batch.state.run.failures, error.retry_after)
+            batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
+            batch.delay = delay
+        else:
+            batch.add(events.MODEL_FAILED, failed)
+            recovery.close_failed(batch, error.type or "ProviderError", str(error))
+
+    driver.commit(build)
+
+
+def _model_raised(driver: Driver, error: Exception) -> None:
+    """Journal that the model object itself raised; the drive fails, which counts as an attempt."""
+
+    def build(batch: Batch) -> None:
+        delay = backoff(batch.state.run.failures, None)
+        failed = _failure(batch, type(error).__name__, str(error))
+        batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
+        batch.failed_drive, batch.delay = True, delay
+
+    driver.commit(build)
+
+
+def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "text": text}, "attempt": batch.state.run.failures + 1}
+
+
+def backoff(failures: int, retry_after: float | None) -> float:
+    """Return seconds until the next attempt: exponential with jitter, never sooner than Retry-After."""
+    first, longest = settings.BACKOFF_SECONDS
+    delay = min(longest, first * 2 ** min(failures, 30))
+    jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing
+    return max(jittered, retry_after or 0.0)

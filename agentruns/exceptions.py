@@ -1,0 +1,96 @@
+"""Every error agentruns raises on purpose. Texts name the object, its state and the next step."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+class AgentRunsError(Exception):
+    """Base class of every error of this package."""
+
+
+class UnknownAgentError(AgentRunsError, LookupError):
+    """No agent of that name and version is registered in this process."""
+
+
+class NotDurableError(AgentRunsError):
+    """A durable operation was asked for where nothing can be made durable."""
+
+
+class MemoryStoreNotDurableError(NotDurableError):
+    """A session was combined with a store that forgets everything when the process ends."""
+
+
+class DurableRunNotFoundError(AgentRunsError, LookupError):
+    """There is no such run, or it is not the caller's; both read the same."""
+
+
+class DurableConfigMismatchError(AgentRunsError):
+    """The registered agent differs from the definition the run was started with.
+
+    `parts` lists what differs; the run is left exactly as resumable as before.
+    """
+
+    def __init__(self, message: str, parts: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.parts = parts
+
+
+class SessionBusyError(AgentRunsError):
+    """The session has an unfinished run, or the run is live in another process.
+
+    `run_id` names it; `lease_expires_at` is set when a live process holds it.
+    """
+
+    def __init__(
+        self, message: str, run_id: str | None = None, lease_expires_at: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.lease_expires_at = lease_expires_at
+
+
+class SessionAccessDeniedError(AgentRunsError):
+    """The session belongs to somebody else; the text is that of a session not found."""
+
+
+class PermissionDeniedError(AgentRunsError):
+    """The actor may see the object but may not do this to it."""
+
+
+class RunStateError(AgentRunsError):
+    """The run's state does not allow what was asked."""
+
+
+class ApprovalStateError(AgentRunsError):
+    """The approval was decided, expired, cancelled or changed since it was seen."""
+
+
+class LeaseLostError(AgentRunsError):
+    """Another process took this run over, or the run ended; this process may write no more of it."""
+
+
+class JournalConflictError(AgentRunsError):
+    """Rows came in that this writer had not seen. Internal: always re-read and retried."""
+
+
+class BudgetExceededError(AgentRunsError):
+    """A step, token or time budget of the run is used up."""
+
+
+class PayloadError(AgentRunsError):
+    """What the journal points at is missing or was altered."""
+
+
+class ToolDurabilityError(AgentRunsError):
+    """The outcome of a tool call is not known: it may have happened zero or one times.
+
+    Raised by recovery, and by a handler that cannot tell itself whether its effect happened.
+    """
+
+    def __init__(self, message: str = "", tool_name: str = "", tool_call_id: str = "") -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.tool_call_id = tool_call_id
+
+    kind = "tool-durability-error"

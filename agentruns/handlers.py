@@ -1,0 +1,114 @@
+"""Entering a handler: in this thread or another, within its time, and what its return comes to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connections
+
+from agentruns.exceptions import ToolDurabilityError
+from agentruns.journal.batch import Batch
+from agentruns.tools import Tool, ToolContext
+
+logger = logging.getLogger("agentruns.executor")
+
+MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+
+
+class Interrupted(Exception):
+    """A handler's outcome is not known: it timed out, or says so itself."""
+
+
+@dataclass(slots=True)
+class Observation:
+    """What a handler's return or exception comes to, before it is a row."""
+
+    content: Any
+    is_error: bool = False
+    flags: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def write(self, batch: Batch, call_id: str) -> None:
+        """Add it as the call's result."""
+        call = batch.state.run.calls[call_id]
+        batch.result(
+            call,
+            self.content,
+            "error" if self.is_error else "ok",
+            is_error=self.is_error,
+            duration_ms=round(self.seconds * 1000, 3),
+            **self.flags,
+        )
+
+
+def call(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
+    """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
+    began = time.perf_counter()
+    try:
+        output = tool.invoke(context, arguments)
+    except ToolDurabilityError as error:
+        raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
+    except Exception as error:
+        if isinstance(error, MemoryError) or _is_time_limit(error):
+            raise Interrupted(f"{type(error).__name__} inside the handler.") from error
+        text = f"{type(error).__name__}: {error}"
+        if tool.recovery == "nothing":
+            text += MAY_HAVE_HAPPENED
+        logger.info("Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
+        return Observation(text, is_error=True, seconds=time.perf_counter() - began)
+    return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
+
+
+def _is_time_limit(error: BaseException) -> bool:
+    # A worker's time limit is not the handler's error; celery and billiard both define it, neither is here.
+    return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
+
+
+def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Future[Observation]:
+    """Enter a handler in a thread of its own, which closes its database connections."""
+    future: Future[Observation] = Future()
+
+    def target() -> None:
+        try:
+            future.set_result(call(tool, context, arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            connections.close_all()
+
+    if connections[alias].in_atomic_block:  # a TestCase: another connection would see nothing
+        try:
+            future.set_result(call(tool, context, arguments))
+        except Exception as error:
+            future.set_exception(error)
+    else:
+        threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
+    return future
+
+
+class refuse_other_writes:
+    """While a transactional handler runs, a write elsewhere would outlive its rollback: refuse it."""
+
+    def __init__(self, alias: str) -> None:
+        self.others = [connections[other] for other in connections if other != alias]
+
+    def __enter__(self) -> None:
+        for connection in self.others:
+            connection.execute_wrappers.append(self._check)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for connection in self.others:
+            connection.execute_wrappers.remove(self._check)
+
+    def _check(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
+            return execute(sql, params, many, context)
+        raise RuntimeError(
+            f"A transactional tool may write only to the journal's database, not to "
+            f"{context['connection'].alias!r}: that write would outlive a rollback."
+        )

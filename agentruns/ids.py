@@ -1,0 +1,26 @@
+"""UUID version 7 (RFC 9562), monotonic within a process; `uuid.uuid7` exists from Python 3.14 only."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+
+_lock = threading.Lock()
+_last = (0, 0)  # milliseconds, counter
+
+
+def uuid7() -> uuid.UUID:
+    """Return a new UUID that sorts after every one made before in this process."""
+    global _last
+    random = int.from_bytes(os.urandom(10), "big")
+    with _lock:
+        millis, counter = time.time_ns() // 1_000_000, random >> 69  # 11 bits: room to count up
+        if millis <= _last[0]:
+            millis, counter = _last[0], _last[1] + 1
+            if counter > 0xFFF:
+                millis, counter = millis + 1, 0
+        _last = (millis, counter)
+    tail = random & ((1 << 62) - 1)
+    return uuid.UUID(int=millis << 80 | 0x7 << 76 | counter << 64 | 0b10 << 62 | tail)

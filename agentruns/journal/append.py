@@ -1,0 +1,172 @@
+"""The append: guarded updates of Session and Run and one multi-row INSERT, all or nothing.
+
+No model instances are built here; they cost more than the database does (docs/explanation/performance).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Field
+
+from agentruns.conf import settings
+from agentruns.exceptions import JournalConflictError
+from agentruns.journal.batch import Batch
+from agentruns.models import Message, Run, Session
+
+COLUMNS = (
+    "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
+    "payload", "created_at", "prev_hash", "hash", "consumes",
+)  # fmt: skip
+TYPES = (
+    "uuid", "bigint", "uuid", "text", "text", "text", "integer", "bigint",
+    "text", "timestamptz", "text", "text", "uuid",
+)  # fmt: skip
+ENDED = "('completed', 'failed', 'cancelled')"
+
+_SESSION = Session._meta.db_table
+_RUN = Run._meta.db_table
+_MESSAGE = Message._meta.db_table
+
+
+def append(alias: str, batch: Batch, *, closed: bool = False) -> None:
+    """Store a batch in the transaction that is open, or raise and leave nothing of it.
+
+    Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
+    unless `closed` says that they change no status. Raises JournalConflictError when the writer did not
+    know the whole journal, lost its lease, or the run has ended.
+    """
+    connection = connections[alias]
+    sets, values = _run_columns(connection, batch)
+    where = "" if closed else f" AND status NOT IN {ENDED}"
+    if batch.epoch:
+        where += " AND lease_epoch = %s"
+    run_values = [*values, _id(connection, batch.state.run.run_id)]
+    guard = [batch.epoch] if batch.epoch else []
+    session_values = [
+        batch.state.next_seq,
+        batch.state.head,
+        _id(connection, batch.state.session_id),
+        batch.first_seq,
+        batch.first_head,
+    ]
+    # A savepoint where a transaction is open already: a refused append must leave it usable.
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            sql = _cte(len(batch.rows), sets, where)
+            cursor.execute(sql, [*session_values, *run_values, *guard, *_rows(connection, batch)])
+            stored = cursor.rowcount
+        else:
+            stored = _three_statements(
+                cursor, sets, where, session_values, [*run_values, *guard], _rows(connection, batch)
+            )
+        if stored != len(batch.rows):
+            raise JournalConflictError(f"Run {batch.state.run.run_id}: the journal has moved on.")
+
+
+@cache
+def _cte(count: int, sets: str, where: str) -> str:
+    # Each UPDATE reads FROM the one before: sibling CTEs run in no fixed order, and Session is locked first.
+    row = "(" + ", ".join(f"%s::{kind}" for kind in TYPES) + ")"
+    columns = ", ".join(COLUMNS)
+    return (
+        f'WITH s AS (UPDATE "{_SESSION}" SET next_seq = %s, head = %s'
+        f" WHERE id = %s AND next_seq = %s AND head = %s RETURNING id),"
+        f' r AS (UPDATE "{_RUN}" AS run SET {sets} FROM s'
+        f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"
+        f' INSERT INTO "{_MESSAGE}" ({columns})'
+        f" SELECT v.* FROM r, (VALUES {', '.join([row] * count)}) AS v"
+    )
+
+
+def _three_statements(
+    cursor: Any, sets: str, where: str, session: list[Any], run: list[Any], rows: list[Any]
+) -> int:
+    cursor.execute(
+        f'UPDATE "{_SESSION}" SET next_seq = %s, head = %s WHERE id = %s AND next_seq = %s AND head = %s',
+        session,
+    )
+    if cursor.rowcount != 1:
+        return 0
+    cursor.execute(f'UPDATE "{_RUN}" SET {sets} WHERE id = %s{where}', run)
+    if cursor.rowcount != 1:
+        return 0
+    row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
+    count = len(rows) // len(COLUMNS)
+    cursor.execute(f'INSERT INTO "{_MESSAGE}" ({", ".join(COLUMNS)}) VALUES {", ".join([row] * count)}', rows)
+    return count
+
+
+def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, list[Any]]:
+    """Return SQL for the database's clock plus `seconds`, with its parameters."""
+    if connection.vendor == "postgresql":
+        return "(clock_timestamp() + make_interval(secs => %s))", [seconds]
+    return "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s)", [f"{seconds:+.3f} seconds"]
+
+
+def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, list[Any]]:
+    """Return the SET clause of Run: folded columns, and what the lease becomes."""
+    folded = batch.state.run.columns()
+    status = folded.pop("status")
+    now, now_values = clock(connection)
+    sets, values = [f"updated_at = {now}"], [*now_values]
+    for name, value in folded.items():
+        sets.append(f"{name} = %s")
+        values.append(_prepared(connection, name, value))
+    if not batch.epoch:
+        # A service row leaves the lease alone: a live worker learns of it at its next append.
+        sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
+        values += [status not in Run.ENDED, "queued" if status == "active" else status]
+    elif batch.releases:
+        sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
+        values.append("queued" if status == "active" else status)
+        if batch.delay is not None:
+            later, later_values = clock(connection, batch.delay)
+            sets.append(f"not_before = {later}")
+            values += later_values
+    else:
+        later, later_values = clock(connection, settings.LEASE_SECONDS)
+        sets.append(f"status = 'running', lease_expires_at = {later}")
+        values += later_values
+    if batch.failed_drive:
+        sets.append("attempts = attempts + 1")
+    elif batch.progressed or batch.unpaused:
+        sets.append("attempts = 0")
+    if status == "paused" or batch.unpaused:
+        sets.append("blocked_reason = %s")
+        values.append(_prepared(connection, "blocked_reason", batch.state.run.paused))
+    return ", ".join(sets), values
+
+
+def _prepared(connection: BaseDatabaseWrapper, name: str, value: Any) -> Any:
+    field: Field[Any, Any] = Run._meta.get_field(name)  # type: ignore[assignment]
+    return field.get_db_prep_save(value, connection)
+
+
+def _id(connection: BaseDatabaseWrapper, value: Any) -> Any:
+    return Run._meta.pk.get_db_prep_value(value, connection)
+
+
+def _rows(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
+    session_id = _id(connection, batch.state.session_id)
+    flat: list[Any] = []
+    for row, text in zip(batch.rows, batch.texts, strict=True):
+        flat += (
+            session_id,
+            row.seq,
+            _id(connection, row.run_id),
+            row.kind,
+            row.call_id,
+            row.tool_name,
+            row.attempt,
+            row.epoch,
+            text,
+            connection.ops.adapt_datetimefield_value(row.created_at),
+            row.prev_hash,
+            row.hash,
+            _id(connection, row.consumes),
+        )
+    return flat

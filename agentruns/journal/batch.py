@@ -1,0 +1,105 @@
+"""Rows to be appended together, folded into the writer's state as they are added."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from agentruns import canonical
+from agentruns.journal import events
+from agentruns.journal.calls import Call, Card
+from agentruns.journal.conversation import SessionState
+from agentruns.journal.events import Row
+
+# After these the run has moved on, so earlier crashes no longer count against it.
+PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
+
+
+class Batch:
+    """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
+
+    Adding folds at once, so a batch that was not stored leaves a state to be thrown away and read again.
+    """
+
+    def __init__(self, state: SessionState, epoch: int = 0) -> None:
+        self.state = state
+        self.epoch = epoch
+        self.first_seq = state.next_seq
+        self.first_head = state.head
+        self.rows: list[Row] = []
+        self.texts: list[str] = []
+        self.cards: dict[str, str] = {}  # call -> the card's status before this batch, "" if new
+        self.release = False
+        self.delay: float | None = None  # seconds until the run may be claimed again
+        self.failed_drive = False
+        self.unpaused = False
+
+    @property
+    def progressed(self) -> bool:
+        """Whether a reply or a result is among the rows."""
+        return any(row.kind in PROGRESS for row in self.rows)
+
+    @property
+    def releases(self) -> bool:
+        """Whether the writer's lease ends with this append."""
+        return self.release or self.delay is not None or self.state.run.status != "active"
+
+    def add(
+        self,
+        kind: str,
+        payload: dict[str, Any] | None = None,
+        *,
+        call: Call | None = None,
+        call_id: str = "",
+        tool_name: str = "",
+        attempt: int = 0,
+        consumes: UUID | None = None,
+    ) -> Row:
+        """Chain one more row and fold it."""
+        if call is not None:
+            call_id, tool_name = call.id, call.tool
+            self.cards.setdefault(call.id, call.card.status if call.card else "")
+        text = canonical.dumps({"v": events.VERSION, **(payload or {})})
+        row = Row(
+            seq=self.state.next_seq,
+            run_id=self.state.run.run_id,
+            kind=kind,
+            call_id=call_id,
+            tool_name=tool_name,
+            attempt=attempt,
+            epoch=self.epoch,
+            payload=canonical.loads(text),
+            created_at=datetime.now(UTC),
+            prev_hash=self.state.head,
+            hash="",
+            consumes=consumes,
+        )
+        row = row._replace(hash=events.row_hash(self.state.session_id, row, text))
+        self.rows.append(row)
+        self.texts.append(text)
+        self.state.apply(row)
+        return row
+
+    def result(
+        self,
+        call: Call,
+        content: Any,
+        outcome: str,
+        *,
+        is_error: bool = False,
+        **facts: Any,
+    ) -> Row:
+        """Add the one `tool_result` of a call; an edited call that ran tells the arguments really used."""
+        if call.edited and call.attempt:
+            facts["edited"] = call.arguments
+        payload = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
+        return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt)
+
+    def changed_cards(self) -> list[tuple[Call, Card, str]]:
+        """Return the calls whose card this batch makes or changes, with the status it had before."""
+        return [
+            (call, call.card, self.cards[call.id])
+            for call in self.state.run.calls.values()
+            if call.card is not None and call.id in self.cards
+        ]

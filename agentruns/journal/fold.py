@@ -1,0 +1,263 @@
+"""The state of a run is a fold of its journal rows: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from agentruns.journal import events
+from agentruns.journal.calls import Call, Card
+from agentruns.journal.events import Row
+
+ACTIVE = "active"
+WAITING = ("awaiting-approval", "orphaned", "paused")
+ENDED = ("completed", "failed", "cancelled")
+
+
+@dataclass(slots=True)
+class RunState:
+    """What the rows of one run add up to."""
+
+    run_id: UUID
+    seq: int = 0
+    agent: str = ""
+    version: str = ""
+    definition: str = ""
+    actor: dict[str, str] | None = None
+    started_at: datetime | None = None
+    step: int = 0
+    stop_reason: str | None = None
+    reply_text: str = ""
+    usage: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)  # of the last reply, in emission order
+    refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
+    failures: int = 0  # model attempts that failed since the last reply
+    pauses: int = 0  # consecutive `pause_turn` replies
+    cancel_requested: bool = False
+    pause_requested: bool = False
+    paused: str = ""  # the reason
+    ended: str = ""
+    output: str | None = None
+    error: str = ""
+    status: str = ACTIVE
+    waited: timedelta = timedelta()
+    waiting_since: datetime | None = None
+
+    def apply(self, row: Row) -> None:
+        """Fold one more row. Kinds written by newer code are skipped."""
+        self.seq = row.seq
+        if row.kind not in _APPLY:
+            return
+        _APPLY[row.kind](self, row)
+        self._judge(row.created_at)
+
+    def open_calls(self) -> list[Call]:
+        """Calls of the last reply that have no result yet."""
+        return [call for call in self.calls.values() if call.is_open]
+
+    def next_calls(self) -> list[Call]:
+        """Open calls the engine may work on: after one that waits for a person, only parallel ones."""
+        if self.paused or self.ended:
+            return []
+        blocked, ready = False, []
+        for call in self.open_calls():
+            if call.is_waiting:
+                blocked = True
+            elif call.parallel or not blocked:
+                ready.append(call)
+        return ready
+
+    def elapsed(self, now: datetime) -> timedelta:
+        """Return how long the run has had, not counting the time it waited for people."""
+        if self.started_at is None:
+            return timedelta()
+        waiting = now - self.waiting_since if self.waiting_since else timedelta()
+        return now - self.started_at - self.waited - waiting
+
+    def columns(self) -> dict[str, Any]:
+        """Return the folded columns of Run; `status` is "active" for both queued and running."""
+        return {
+            "status": self.status,
+            "step": self.step,
+            "usage": self.usage,
+            "pending_calls": [call.id for call in self.open_calls()],
+            "output": self.output,
+            "error": self.error,
+        }
+
+    def _judge(self, now: datetime) -> None:
+        self.status = self._status()
+        if self.status in WAITING:
+            self.waiting_since = self.waiting_since or now
+        elif self.waiting_since:
+            self.waited += now - self.waiting_since
+            self.waiting_since = None
+
+    def _status(self) -> str:
+        if self.ended:
+            return self.ended
+        if self.cancel_requested:
+            return ACTIVE
+        held = any(call.orphan == "held" and call.is_open for call in self.calls.values())
+        if self.paused:
+            return "orphaned" if held else "paused"
+        if self.open_calls() and not self.next_calls():
+            return "orphaned" if held else "awaiting-approval"
+        return ACTIVE
+
+
+def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
+    """Return the state that a run's rows, in order, add up to; rows of other runs are passed over."""
+    state = RunState(run_id)
+    for row in rows:
+        if row.run_id == run_id:
+            state.apply(row)
+    return state
+
+
+def text_of(content: list[dict[str, Any]]) -> str:
+    """Return the text a reply says, without its other blocks."""
+    return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
+
+
+def _add_usage(state: RunState, usage: dict[str, Any] | None) -> None:
+    for name, amount in (usage or {}).items():
+        if isinstance(amount, int) and not isinstance(amount, bool):
+            state.usage = {**state.usage, name: state.usage.get(name, 0) + amount}
+
+
+def _run_started(state: RunState, row: Row) -> None:
+    state.agent, state.version = row.payload["agent"], row.payload["version"]
+    state.definition = row.payload["definition"]
+    state.actor = row.payload.get("actor")
+    state.started_at = row.created_at
+
+
+def _assistant(state: RunState, row: Row) -> None:
+    payload = row.payload
+    state.step += 1
+    state.failures = 0
+    state.stop_reason = payload.get("stop_reason")
+    state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
+    state.reply_text = text_of(payload["content"])
+    _add_usage(state, payload.get("usage"))
+    state.calls = {
+        call["id"]: Call(
+            id=call["id"],
+            provider_id=call["provider_id"],
+            tool=call["tool"],
+            step=state.step,
+            ordinal=ordinal,
+            arguments=call["arguments"],
+            digest=call["digest"],
+            parallel=call["parallel"],
+            verdict=call["verdict"],
+        )
+        for ordinal, call in enumerate(payload["calls"])
+    }
+
+
+def _approval_requested(state: RunState, row: Row) -> None:
+    payload = row.payload
+    state.calls[row.call_id].card = Card(
+        id=UUID(payload["approval"]), digest=payload["digest"], required=payload["required"]
+    )
+
+
+def _approval_decided(state: RunState, row: Row) -> None:
+    call, payload = state.calls[row.call_id], row.payload
+    card = call.card
+    if card is None:
+        return
+    card.actor, card.reason = payload.get("actor"), payload.get("reason", "")
+    card.decided_at = row.created_at
+    if payload["verb"] == "approve":
+        if "arguments" in payload:  # an edit is a new digest, and voids what others approved
+            call.arguments, call.digest = payload["arguments"], payload["digest"]
+            call.edited, card.digest, card.given, card.names = True, payload["digest"], [], []
+        actor = card.actor or {"id": "", "name": "the program"}
+        card.given.append(actor["id"])
+        card.names.append(actor["name"])
+        card.status = "approved" if len(card.given) >= card.required else "pending"
+        return
+    card.status = {"deny": "denied", "answer": "answered", "expire": "expired"}[payload["verb"]]
+    card.text = payload.get("text", "")
+    if card.status == "denied":
+        state.refusals[(call.tool, call.digest)] = card.reason
+
+
+def _tool_started(state: RunState, row: Row) -> None:
+    call = state.calls[row.call_id]
+    call.attempt, call.started_at, call.orphan = row.attempt, row.created_at, ""
+    call.declares = row.payload["declares"]
+    if call.card is not None:
+        call.card.status = "consumed"
+
+
+def _tool_result(state: RunState, row: Row) -> None:
+    call = state.calls[row.call_id]
+    call.outcome, call.orphan = row.payload["outcome"], ""
+    if call.card is not None and call.card.status in ("pending", "approved"):
+        call.card.status = "cancelled"
+
+
+def _model_failed(state: RunState, row: Row) -> None:
+    state.failures += 1
+    _add_usage(state, row.payload.get("usage"))
+
+
+def _orphan_found(state: RunState, row: Row) -> None:
+    state.calls[row.call_id].orphan = row.payload["action"]
+
+
+def _orphan_resolved(state: RunState, row: Row) -> None:
+    call = state.calls.get(row.call_id)
+    if call is not None and call.is_open and row.payload["verdict"] == "not_occurred":
+        call.orphan = "not_occurred"
+
+
+def _run_resumed(state: RunState, row: Row) -> None:
+    if row.payload.get("unpause"):
+        state.paused, state.pause_requested = "", False
+
+
+def _run_paused(state: RunState, row: Row) -> None:
+    state.paused, state.pause_requested = row.payload.get("reason") or "paused", False
+
+
+def _pause_requested(state: RunState, row: Row) -> None:
+    state.pause_requested = True
+
+
+def _cancel_requested(state: RunState, row: Row) -> None:
+    state.cancel_requested = True
+
+
+def _closed(state: RunState, row: Row) -> None:
+    state.ended = events.CLOSING[row.kind]
+    state.output = row.payload.get("output")
+    error = row.payload.get("error")
+    state.error = f"{error['type']}: {error['text']}" if error else ""
+
+
+_APPLY: dict[str, Callable[[RunState, Row], None]] = {
+    events.RUN_STARTED: _run_started,
+    events.ASSISTANT: _assistant,
+    events.APPROVAL_REQUESTED: _approval_requested,
+    events.APPROVAL_DECIDED: _approval_decided,
+    events.TOOL_STARTED: _tool_started,
+    events.TOOL_RESULT: _tool_result,
+    events.MODEL_FAILED: _model_failed,
+    events.ORPHAN_FOUND: _orphan_found,
+    events.ORPHAN_RESOLVED: _orphan_resolved,
+    events.RUN_RESUMED: _run_resumed,
+    events.RUN_PAUSE_REQUESTED: _pause_requested,
+    events.RUN_PAUSED: _run_paused,
+    events.RUN_CANCEL_REQUESTED: _cancel_requested,
+    events.RUN_COMPLETED: _closed,
+    events.RUN_FAILED: _closed,
+    events.RUN_CANCELLED: _closed,
+}

@@ -1,0 +1,166 @@
+"""Who drives a run: a lease by the database clock, fenced by an epoch that only grows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Self
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.models import Case, DateTimeField, ExpressionWrapper, F, IntegerField, Q, Value, When
+from django.db.models.functions import Now
+
+from agentruns.conf import settings
+from agentruns.exceptions import LeaseLostError
+from agentruns.ids import uuid7
+from agentruns.models import Run
+
+logger = logging.getLogger("agentruns.leases")
+
+FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
+
+
+def uptime() -> float:
+    """Return seconds on a clock that counts suspend, so that a laptop's sleep ages a lease."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def later(seconds: float) -> ExpressionWrapper[Any]:
+    """Return the database's clock plus `seconds`."""
+    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to append engine rows to one run, until `deadline` (of `uptime`) or until it is `lost`."""
+
+    alias: str
+    run_id: UUID
+    session_id: UUID
+    epoch: int
+    attempts: int = 0
+    took_over: bool = False
+    deadline: float = field(default_factory=lambda: uptime() + settings.LEASE_SECONDS)
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    def extend(self) -> None:
+        """Extend the lease by a guarded update; LeaseLostError if another process took it."""
+        before = uptime()
+        rows = Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
+        if rows.update(lease_expires_at=later(settings.LEASE_SECONDS)) != 1:
+            self.lost.set()
+            raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
+        self.deadline = before + settings.LEASE_SECONDS
+
+    def release(self, *, failed: bool = False, delay: float | None = None) -> None:
+        """Give the run back at a boundary; a drive that `failed` counts as an attempt."""
+        columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
+        if failed:
+            columns["attempts"] = F("attempts") + 1
+        Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running").update(
+            status="queued",
+            lease_owner="",
+            lease_expires_at=None,
+            lease_epoch=F("lease_epoch") + 1,
+            updated_at=Now(),
+            **columns,
+        )
+
+
+def claim(alias: str, run_id: UUID) -> Lease | None:
+    """Take the lease of a runnable run, or return None: live elsewhere, waiting, in back-off or ended.
+
+    An expired lease is taken over, which counts as an attempt.
+    """
+    owner, before = uuid7().hex, uptime()
+    runs = Run.objects.using(alias)
+    with transaction.atomic(using=alias):
+        # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
+        seen = (
+            runs.runnable()
+            .filter(pk=run_id)
+            .select_for_update(skip_locked=True)
+            .values("lease_expires_at", "session_id")
+            .first()
+        )
+        if seen is None:
+            return None
+        expired = Q(lease_expires_at__isnull=False)
+        taken = (
+            runs.runnable()
+            .filter(pk=run_id)
+            .update(
+                status="running",
+                lease_owner=owner,
+                lease_epoch=F("lease_epoch") + 1,
+                lease_expires_at=later(settings.LEASE_SECONDS),
+                attempts=Case(
+                    When(expired, then=F("attempts") + 1),
+                    default=F("attempts"),
+                    output_field=IntegerField(),
+                ),
+                not_before=None,
+                blocked_reason="",
+            )
+        )
+        if taken != 1:
+            return None
+        epoch, attempts = runs.values_list("lease_epoch", "attempts").get(pk=run_id, lease_owner=owner)
+    took_over = seen["lease_expires_at"] is not None
+    return Lease(
+        alias, run_id, seen["session_id"], epoch, attempts, took_over, before + settings.LEASE_SECONDS
+    )
+
+
+def take(alias: str, run_id: UUID) -> int:
+    """Take a free lease for a service, in the transaction that is open; return its epoch, or 0 if live.
+
+    Unlike `claim` it takes waiting runs too: the epoch fences a worker that slept through its lease.
+    """
+    free = Run.objects.using(alias).unfinished().filter(FREE, pk=run_id)
+    taken = free.update(
+        lease_owner="service",
+        lease_epoch=F("lease_epoch") + 1,
+        lease_expires_at=later(settings.LEASE_SECONDS),
+    )
+    return Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=run_id) if taken else 0
+
+
+class Heartbeat:
+    """Extends a lease from a thread with its own connection while a model call or a tool takes long."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        connection = connections[self.lease.alias]
+        if not connection.in_atomic_block:  # inside a TestCase another connection would see nothing
+            self._thread = threading.Thread(target=self._beat, name="agentruns-heartbeat", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _beat(self) -> None:
+        try:
+            while not self._stop.wait(settings.HEARTBEAT_SECONDS):
+                try:
+                    self.lease.extend()
+                except LeaseLostError:
+                    logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
+                    return
+                except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
+                    logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
+                    connections[self.lease.alias].close()
+        finally:
+            connections[self.lease.alias].close()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.run import Run
+from agentruns.querysets import ApprovalQuerySet
+
+
+class Approval(models.Model):
+    """One gated call waiting for people: a projection, whose truth is in the journal."""
+
+    class Status(models.TextChoices):
+        PENDING = "pending", _("pending")
+        APPROVED = "approved", _("approved")
+        DENIED = "denied", _("denied")
+        ANSWERED = "answered", _("answered")
+        EXPIRED = "expired", _("expired")
+        CANCELLED = "cancelled", _("cancelled")
+        CONSUMED = "consumed", _("consumed")
+
+    class Risk(models.TextChoices):
+        LOW = "low", _("low")
+        NORMAL = "normal", _("normal")
+        HIGH = "high", _("high")
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    run = models.ForeignKey(Run, verbose_name=_("run"), on_delete=models.PROTECT, related_name="approvals")
+    call_id = models.CharField(_("call"), max_length=36)
+    tool_name = models.CharField(_("tool"), max_length=64)
+    arguments = CanonicalField(_("arguments"))
+    digest = models.CharField(_("digest"), max_length=64)
+    title = EscapedTextField(_("title"))
+    risk = models.CharField(_("risk"), max_length=10, choices=Risk.choices, default=Risk.NORMAL)
+    why = EscapedTextField(_("why it is asked"), default="")
+    status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.PENDING)
+    approvers = models.CharField(_("who may approve"), max_length=200, default="")
+    required = models.PositiveIntegerField(_("approvals required"), default=1)
+    approved_count = models.PositiveIntegerField(_("approvals given"), default=0)
+    requested_at = models.DateTimeField(_("requested at"))
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    decided_at = models.DateTimeField(_("decided at"), null=True)
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("decided by"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        related_name="agentruns_decisions",
+    )
+    decided_by_name = models.CharField(_("decided by"), max_length=200, default="")
+    reason = EscapedTextField(_("reason"), default="")
+
+    objects = ApprovalQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("approval")
+        verbose_name_plural = _("approvals")
+        default_permissions = ("view",)
+        permissions = [("decide_approval", _("Can decide approvals"))]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "call_id"], name="agentruns_one_card"),
+        ]
+        indexes = [
+            models.Index(
+                fields=["expires_at", "requested_at"],
+                condition=Q(status="pending"),
+                name="agentruns_pending",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.title)

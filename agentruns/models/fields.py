@@ -1,0 +1,43 @@
+"""Text columns that hold on every database what a model or a tool may produce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from agentruns import canonical
+
+if TYPE_CHECKING:
+    AnyTextField = models.TextField[Any, Any]
+else:
+    AnyTextField = models.TextField
+
+
+class CanonicalField(AnyTextField):
+    """A JSON value stored as its canonical text, because `jsonb` reorders keys and changes numbers."""
+
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
+
+    def from_db_value(self, value: str | None, *args: Any) -> Any:
+        return None if value is None else canonical.loads(value)
+
+    def get_prep_value(self, value: Any) -> Any:
+        return None if value is None else canonical.dumps(value)
+
+    def to_python(self, value: Any) -> Any:
+        return value
+
+    def value_to_string(self, obj: models.Model) -> str:
+        return canonical.dumps(self.value_from_object(obj))
+
+
+class EscapedTextField(AnyTextField):
+    """Text of any origin: NUL and lone surrogates are stored escaped and read back as they were."""
+
+    def from_db_value(self, value: str | None, *args: Any) -> str | None:
+        return None if value is None else canonical.unescape_text(value)
+
+    def get_prep_value(self, value: Any) -> Any:
+        return None if value is None else canonical.escape_text(str(value))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.models.fields import CanonicalField
+from agentruns.models.run import Run
+from agentruns.models.session import Session
+
+
+class Message(models.Model):
+    """The journal: immutable rows, refused by database triggers when changed or deleted."""
+
+    session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="messages", db_index=False)
+    seq = models.BigIntegerField(_("seq"))
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="messages", db_index=False)
+    kind = models.CharField(_("kind"), max_length=40)
+    call_id = models.CharField(_("call"), max_length=36, default="")
+    tool_name = models.CharField(_("tool"), max_length=64, default="")
+    attempt = models.PositiveIntegerField(_("attempt"), default=0)
+    epoch = models.BigIntegerField(_("epoch"), default=0)
+    # The approval a `tool_started` row consumes: repeated from its payload for the unique constraint.
+    consumes = models.UUIDField(_("consumed approval"), null=True)
+    payload = CanonicalField(_("payload"))
+    prev_hash = models.CharField(max_length=64)
+    hash = models.CharField(max_length=64)
+    created_at = models.DateTimeField(_("created at"))
+
+    class Meta:
+        verbose_name = _("journal row")
+        verbose_name_plural = _("journal rows")
+        default_permissions = ("view",)
+        ordering = ["session", "seq"]
+        constraints = [
+            models.UniqueConstraint(fields=["session", "seq"], name="agentruns_session_seq"),
+            models.UniqueConstraint(
+                fields=["run", "call_id"],
+                condition=Q(kind="tool_result"),
+                name="agentruns_one_result",
+            ),
+            models.UniqueConstraint(
+                fields=["run", "call_id", "attempt"],
+                condition=Q(kind="tool_started"),
+                name="agentruns_one_start",
+            ),
+            models.UniqueConstraint(
+                fields=["consumes"],
+                condition=Q(consumes__isnull=False),
+                name="agentruns_single_use",
+            ),
+        ]
+        indexes = [models.Index(fields=["run", "seq"], name="agentruns_run_seq")]
+
+    def __str__(self) -> str:
+        return f"{self.seq} {self.kind}"

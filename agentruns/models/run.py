@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.ids import uuid7
+from agentruns.models.definition import Definition
+from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.session import Session
+from agentruns.querysets import RunQuerySet
+
+
+class Run(models.Model):
+    """One task given to one agent in a session."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued", _("queued")
+        RUNNING = "running", _("running")
+        AWAITING_APPROVAL = "awaiting-approval", _("awaiting approval")
+        ORPHANED = "orphaned", _("orphaned")
+        PAUSED = "paused", _("paused")
+        COMPLETED = "completed", _("completed")
+        FAILED = "failed", _("failed")
+        CANCELLED = "cancelled", _("cancelled")
+
+    ENDED = ("completed", "failed", "cancelled")
+    UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    session = models.ForeignKey(
+        Session, verbose_name=_("session"), on_delete=models.PROTECT, related_name="runs"
+    )
+    # A copy of the session's, for the unique constraints on the idempotency key.
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("owner"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        related_name="agentruns_runs",
+    )
+    owner_name = models.CharField(_("requester"), max_length=200, default="")
+    agent = models.CharField(_("agent"), max_length=100)
+    version = models.CharField(_("version"), max_length=64)
+    definition = models.ForeignKey(
+        Definition, verbose_name=_("definition"), on_delete=models.PROTECT, related_name="runs"
+    )
+    idempotency_key = models.CharField(_("idempotency key"), max_length=200, default="")
+    input = EscapedTextField(_("input"))
+
+    # Folded columns: a cache of the journal, equal to its fold after every append.
+    status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.QUEUED)
+    step = models.PositiveIntegerField(_("step"), default=0)
+    usage = CanonicalField(_("usage"), default=dict)
+    pending_calls = CanonicalField(_("pending calls"), default=list)
+    output = EscapedTextField(_("output"), null=True)
+    error = EscapedTextField(_("error"), default="")
+
+    # Who drives, not what happened: never folded.
+    lease_owner = models.CharField(_("lease owner"), max_length=64, default="")
+    lease_epoch = models.BigIntegerField(_("lease epoch"), default=0)
+    lease_expires_at = models.DateTimeField(_("lease expires at"), null=True)
+    not_before = models.DateTimeField(_("not before"), null=True)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    blocked_reason = EscapedTextField(_("why it is blocked"), default="")
+
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    updated_at = models.DateTimeField(_("updated at"), auto_now=True)
+
+    objects = RunQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("run")
+        verbose_name_plural = _("runs")
+        default_permissions = ("view",)
+        permissions = [
+            ("resume_run", _("Can resume runs")),
+            ("cancel_run", _("Can cancel runs")),
+            ("pause_run", _("Can pause runs")),
+            ("resolve_orphan", _("Can give the verdict on a call in doubt")),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session"],
+                condition=Q(status__in=["queued", "running", "awaiting-approval", "orphaned", "paused"]),
+                name="agentruns_one_unfinished_run",
+            ),
+            models.UniqueConstraint(
+                fields=["owner", "idempotency_key"],
+                condition=Q(owner__isnull=False) & ~Q(idempotency_key=""),
+                name="agentruns_key_per_owner",
+            ),
+            models.UniqueConstraint(
+                fields=["idempotency_key"],
+                condition=Q(owner__isnull=True) & ~Q(idempotency_key=""),
+                name="agentruns_key_unowned",
+            ),
+        ]
+        indexes = [
+            # The sweep's one question, on the few rows it can concern.
+            models.Index(
+                fields=["created_at"],
+                condition=Q(status__in=["queued", "running"]),
+                name="agentruns_runnable",
+            ),
+            models.Index(fields=["-updated_at", "-id"], name="agentruns_run_newest"),
+            models.Index(fields=["status", "-updated_at"], name="agentruns_run_status"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.agent} {self.id}"
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the run has reached a terminal status."""
+        return self.status in self.ENDED

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.canonical import GENESIS
+from agentruns.ids import uuid7
+
+
+class Session(models.Model):
+    """A conversation, found by the caller's own key; the head of its journal's hash chain."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    key = models.CharField(_("key"), max_length=200, unique=True)
+    # No constraint and no cascade: the journal outlives the user, who may live in another database.
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("owner"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        related_name="agentruns_sessions",
+    )
+    owner_name = models.CharField(_("owner's name"), max_length=200, default="")
+    next_seq = models.BigIntegerField(default=1)
+    head = models.CharField(max_length=64, default=GENESIS)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("session")
+        verbose_name_plural = _("sessions")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.key

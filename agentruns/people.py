@@ -1,0 +1,55 @@
+"""Who may do what. Every service asks here, so admin, API and commands cannot differ.
+
+`None` is the program itself, which may do everything; admin and API never pass it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentruns.conf import settings
+from agentruns.exceptions import PermissionDeniedError
+from agentruns.models import Approval, Run
+
+
+def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
+    """Raise PermissionDeniedError unless the actor has `permission`, or owns the run where that is enough."""
+    if actor is None:
+        return
+    if actor.is_active and (actor.has_perm(permission) or (owner_may and owns(actor, run))):
+        return
+    raise PermissionDeniedError(
+        f"{actor.get_username()} may not do this to run {run.pk}: permission {permission} is missing."
+    )
+
+
+def owns(actor: Any, run: Run) -> bool:
+    """Whether the run was started by, or for, this user."""
+    return run.owner_id is not None and run.owner_id == actor.pk
+
+
+def why_not_decide(actor: Any, approval: Approval) -> str:
+    """Return why this user cannot decide this approval, or "" if they can."""
+    if actor is None:
+        return ""
+    name = actor.get_username()
+    if not actor.is_active:
+        return f"{name} is not active."
+    if not actor.has_perm("agentruns.decide_approval"):
+        return f"{name} lacks the permission agentruns.decide_approval."
+    if approval.approvers and not _is_among(actor, approval.approvers):
+        return f"{approval.tool_name} is decided by {approval.approvers}; {name} is not among them."
+    if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):
+        return f"{name} requested this run, and requesters may not decide about their own."
+    rule = settings.can_decide
+    if rule is not None and not rule(actor, approval):
+        return f"The project's own rule does not let {name} decide this."
+    return ""
+
+
+def _is_among(actor: Any, approvers: str) -> bool:
+    if actor.is_superuser:
+        return True
+    if "." in approvers:
+        return bool(actor.has_perm(approvers))
+    return bool(actor.groups.filter(name=approvers).exists())

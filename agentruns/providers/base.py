@@ -1,0 +1,158 @@
+"""What every model is asked and answers, and how its failures are told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from agentruns import canonical
+from agentruns.exceptions import AgentRunsError
+
+Disposition = Literal["retry", "pause", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One question to a model, in the provider's form.
+
+    `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
+    `step`: the number of replies this run has had.
+    """
+
+    model: str
+    system: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
+    run_id: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """One complete reply: `content` is a list of provider blocks as plain dicts, kept verbatim."""
+
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    usage: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    request_id: str = ""
+
+
+class ProviderError(AgentRunsError):
+    """A model gave no usable reply. The text never holds a secret.
+
+    `disposition` says what becomes of the run: asked again later, held for staff, or failed.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        disposition: Disposition = "fail",
+        type: str = "",  # the providers' own word for it
+        code: str = "",
+        status: int | None = None,
+        retry_after: float | None = None,
+        request_id: str = "",
+        usage: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.disposition = disposition
+        self.type = type
+        self.code = code
+        self.status = status
+        self.retry_after = retry_after
+        self.request_id = request_id
+        self.usage = usage
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Anything with `propose`; it may be a coroutine function."""
+
+    def propose(self, request: ModelRequest) -> ModelReply | Awaitable[ModelReply]:
+        """Return the reply; raises ProviderError."""
+        ...
+
+
+def call_model(model: Model, request: ModelRequest) -> ModelReply:
+    """Ask a model and return its reply, checked; raises ProviderError, or what the model itself raises."""
+    reply = model.propose(request)
+    return check_reply(_wait(reply) if inspect.isawaitable(reply) else reply)
+
+
+def check_reply(reply: Any) -> ModelReply:
+    """Return `reply` if it can be journaled and acted on; raises ProviderError."""
+    if not isinstance(reply, ModelReply):
+        raise _unusable(f"propose() returned {type(reply).__name__}, not a ModelReply")
+    if reply.stop_reason is None:
+        raise ProviderError(
+            "The reply was cut off: it has no stop_reason.",
+            disposition="retry",
+            type="incomplete_reply",
+            request_id=reply.request_id,
+            usage=reply.usage or None,
+        )
+    if not isinstance(reply.stop_reason, str):
+        raise _unusable("its stop_reason is not a string")
+    if not isinstance(reply.usage, dict):
+        raise _unusable("its usage is not a dict")
+    if not isinstance(reply.content, list):
+        raise _unusable("its content is not a list")
+    for position, block in enumerate(reply.content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise _unusable(f"block {position} of its content is not a dict with a type")
+    try:
+        canonical.dumps([reply.content, reply.usage])
+    except (TypeError, ValueError, RecursionError):
+        raise _unusable("its content or usage is not JSON") from None
+    return reply
+
+
+def model_identity(model: Model | str) -> str:
+    """Return what the Definition knows a model by.
+
+    A model's name; of an object its `identity` attribute if that is a string, else its class path.
+    """
+    if isinstance(model, str):
+        return model
+    identity = getattr(model, "identity", None)
+    if isinstance(identity, str) and identity:
+        return identity
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def resolve(model: Model | str) -> Model:
+    """Return the object to ask: a name is a Claude model, one client per name and process."""
+    return _anthropic(model) if isinstance(model, str) else model
+
+
+@cache
+def _anthropic(name: str) -> Model:
+    from agentruns.providers.anthropic import AnthropicModel
+
+    return AnthropicModel(name)
+
+
+def _unusable(why: str) -> ProviderError:
+    text = f"The model's reply cannot be used: {why}."
+    return ProviderError(text, disposition="fail", type="invalid_reply")
+
+
+def _wait(awaitable: Awaitable[ModelReply]) -> ModelReply:
+    async def finish() -> ModelReply:
+        return await awaitable
+
+    # In a thread of its own: this one may be running a loop already.
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-model")
+    try:
+        return thread.submit(copy_context().run, asyncio.run, finish()).result()
+    finally:
+        thread.shutdown(wait=False)

@@ -1,0 +1,111 @@
+"""A model that follows a script: for tests and demos, without a network."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
+
+Turn = dict[str, Any] | ModelReply | Callable[[ModelRequest], Any]
+
+_SPOKEN = frozenset({"text", "tools", "stop_reason", "usage"})
+_RAW = frozenset({"content", "stop_reason", "usage"})
+_TOOL = frozenset({"name", "input", "id"})
+
+
+class ScriptedModel:
+    """A model whose n-th reply in a run is the n-th turn, so that a fresh process goes on where one died.
+
+    A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as
+    `{"content": [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply,
+    or a function of the ModelRequest that returns a turn. Raises ValueError for anything else.
+    """
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self.turns = list(turns)
+        for number, turn in enumerate(self.turns):
+            if not callable(turn):
+                _check(turn, number)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ScriptedModel:
+        """Return the model of a JSON file: a list of turns, or an object with `turns`."""
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        turns = value.get("turns") if isinstance(value, dict) else value
+        if not isinstance(turns, list):
+            raise ValueError(f"{path}: expected a list of turns, or an object with a list under 'turns'.")
+        try:
+            return cls(turns)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"<ScriptedModel of {len(self.turns)} turns>"
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Return the turn number `request.step`; raises ProviderError when the script is over."""
+        number = request.step
+        if number >= len(self.turns):
+            raise ProviderError(
+                f"The script has {len(self.turns)} turns and was asked for number {number + 1}.",
+                disposition="fail",
+                type="script_exhausted",
+            )
+        turn: Any = self.turns[number]
+        if callable(turn):
+            turn = turn(request)
+            _check(turn, number)
+        return turn if isinstance(turn, ModelReply) else _reply(turn, number, request.run_id)
+
+
+def _reply(turn: dict[str, Any], number: int, run_id: str) -> ModelReply:
+    turn = copy.deepcopy(turn)
+    content = turn["content"] if "content" in turn else _blocks(turn, number, run_id)
+    uses_tools = any(block.get("type") == "tool_use" for block in content)
+    stop_reason = turn.get("stop_reason", "tool_use" if uses_tools else "end_turn")
+    return ModelReply(content, stop_reason, turn.get("usage") or {}, model="scripted")
+
+
+def _blocks(turn: dict[str, Any], number: int, run_id: str) -> list[dict[str, Any]]:
+    # Two runs of one session follow the same script, and ids have to be unique in a session.
+    prefix = f"toolu_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}_" if run_id else "toolu_"
+    text = turn.get("text")
+    return [
+        *([{"type": "text", "text": text}] if text is not None else []),
+        *(
+            {
+                "type": "tool_use",
+                "id": each.get("id", f"{prefix}{number}_{position}"),
+                "name": each["name"],
+                "input": each.get("input", {}),
+            }
+            for position, each in enumerate(turn.get("tools", []))
+        ),
+    ]
+
+
+def _check(turn: Any, number: int) -> None:
+    if isinstance(turn, ModelReply):
+        return
+    where = f"Turn {number + 1}"
+    if not isinstance(turn, dict):
+        raise ValueError(f"{where} is a {type(turn).__name__}, not an object.")
+    known = _RAW if "content" in turn else _SPOKEN
+    if turn.keys() - known or not turn.keys() & {"text", "tools", "content"}:
+        raise ValueError(
+            f"{where} has {', '.join(sorted(turn)) or 'nothing'}: it needs text and/or tools, or content "
+            "alone, and beside them only stop_reason and usage."
+        )
+    if "text" in turn and (not isinstance(turn["text"], str) or not turn["text"].strip()):
+        raise ValueError(f"{where}: text must be a string that is not empty.")
+    blocks = turn.get("content", turn.get("tools", []))
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise ValueError(f"{where}: tools and content are lists of objects.")
+    for block in turn.get("tools", []):
+        if block.keys() - _TOOL or not isinstance(block.get("name"), str):
+            raise ValueError(f"{where}: a tool is an object with name, input and perhaps id, not {block!r}.")

@@ -1,0 +1,54 @@
+"""The questions others ask of runs and approvals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+if TYPE_CHECKING:
+    from agentruns.models import Approval, Run  # noqa: F401
+
+UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    def unfinished(self) -> Self:
+        """Runs that have not ended."""
+        return self.filter(status__in=UNFINISHED)
+
+    def runnable(self) -> Self:
+        """Runs a worker may claim now, by the database clock: nobody holds them and nothing delays them."""
+        return self.filter(
+            Q(status__in=["queued", "running"]),
+            Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
+            Q(not_before__isnull=True) | Q(not_before__lte=Now()),
+        )
+
+    def live(self) -> Self:
+        """Runs that a process is driving at this moment."""
+        return self.filter(status="running", lease_expires_at__gte=Now())
+
+    def for_user(self, user: Any) -> Self:
+        """Runs `user` may see: their own; all of them with the view permission."""
+        if user.has_perm("agentruns.view_run"):
+            return self
+        return self.filter(owner_id=user.pk)
+
+
+class ApprovalQuerySet(models.QuerySet["Approval"]):
+    def pending(self) -> Self:
+        """Approvals that wait for a person."""
+        return self.filter(status="pending")
+
+    def expired(self) -> Self:
+        """Pending approvals whose time is over, by the database clock."""
+        return self.pending().filter(expires_at__lte=Now())
+
+    def for_user(self, user: Any) -> Self:
+        """Approvals `user` may see: those of their own runs; all of them with the view permission."""
+        if user.has_perm("agentruns.view_approval") or user.has_perm("agentruns.decide_approval"):
+            return self
+        return self.filter(run__owner_id=user.pk)

@@ -1,0 +1,180 @@
+"""Starting a run: the session, the idempotency key, and the same task asked for twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from agentruns import transitions
+from agentruns.agents import Agent
+from agentruns.conf import settings
+from agentruns.crashpoints import reached
+from agentruns.dispatch import ring_on_commit
+from agentruns.exceptions import NotDurableError, RunStateError, SessionAccessDeniedError, SessionBusyError
+from agentruns.ids import uuid7
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.leases import Lease, later, uptime
+from agentruns.models import Definition, Run, Session, Tombstone
+from agentruns.stores import DatabaseStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a caller asked for."""
+
+    agent: Agent
+    text: str
+    session: str
+    actor: Any = None
+    key: str = ""
+
+    def is_for(self, run: Run) -> bool:
+        """Whether `run` is the same agent and input."""
+        return run.agent == self.agent.name and run.input == self.text
+
+
+def place(order: Order, *, leased: bool = False) -> tuple[Run, Lease | None]:
+    """Insert the run, or find the one that this order is already; the lease is None for a found one.
+
+    Rows join the caller's transaction: if that rolls back, nothing happened.
+    """
+    if not order.session:
+        raise NotDurableError(
+            "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
+        )
+    if not order.text.strip():
+        raise ValueError("The input is empty; say what the agent is to do.")
+    alias = settings.DATABASE
+    with transaction.atomic(using=alias):
+        run, lease = _place(alias, order, leased)
+        if run.status == Run.Status.QUEUED:
+            ring_on_commit(alias, run.pk)
+        reached("before_start_commit")
+    reached("after_start")
+    return run, lease
+
+
+def _place(alias: str, order: Order, leased: bool) -> tuple[Run, Lease | None]:
+    found = _by_key(alias, order, order.actor.pk if order.actor is not None else None)
+    if found is not None:
+        return found, None
+    session = _session(alias, order)
+    transitions.lock_session(alias, session.pk)
+    # Again: under the lock, and by the session's owner, for whom the program may start runs too.
+    found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
+    if found is not None:
+        return found, None
+    run, lease = _new_run(alias, session, order, leased)
+    # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
+    Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
+    if not Run.objects.using(alias).filter(pk=run.pk).exists():
+        found = _by_key(alias, order, session.owner_id)
+        if found is None:
+            raise SessionBusyError(f"Session {order.session!r} was taken by another run; try again.")
+        return found, None
+    _first_rows(alias, session, run, order, lease)
+    return transitions.find_run(run.pk), lease
+
+
+def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:
+    """Return the run an idempotency key already stands for."""
+    if not order.key:
+        return None
+    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=order.key).first()
+    if run is None:
+        _refuse_pruned(alias, order)
+        return None
+    if not order.is_for(run):
+        raise RunStateError(
+            f"Idempotency key {order.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
+            "input. Use a new key for a new task."
+        )
+    return run
+
+
+def _refuse_pruned(alias: str, order: Order) -> None:
+    tombstone = Tombstone.objects.using(alias).filter(key=order.session).first()
+    pruned = tombstone.idempotency_keys.get(order.key) if tombstone else None
+    if pruned:
+        raise RunStateError(
+            f"Idempotency key {order.key!r} belongs to run {pruned}, which was pruned. Its task was done; "
+            "use a new key for a new task."
+        )
+
+
+def _session(alias: str, order: Order) -> Session:
+    owner = order.actor
+    name = owner.get_username() if owner is not None else ""
+    session = Session(key=order.session, owner_id=owner.pk if owner is not None else None, owner_name=name)
+    sessions = Session.objects.using(alias)
+    sessions.bulk_create([session], ignore_conflicts=True)
+    session = sessions.get(key=order.session)
+    if owner is not None and session.owner_id != owner.pk:
+        raise SessionAccessDeniedError(f"There is no session {order.session!r}.")
+    return session
+
+
+def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
+    """Return the session's unfinished run if this order is that run; refuse if it is another."""
+    run = Run.objects.using(alias).unfinished().filter(session=session).first()
+    if run is None:
+        return None
+    keys_differ = bool(order.key and run.idempotency_key and order.key != run.idempotency_key)
+    if order.is_for(run) and not keys_differ:
+        return run
+    why = "another idempotency key" if order.is_for(run) else "another agent or input"
+    raise SessionBusyError(
+        f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}) with {why}. "
+        "Wait for it, cancel it, or use another session.",
+        str(run.pk),
+        run.lease_expires_at,
+    )
+
+
+def _new_run(alias: str, session: Session, order: Order, leased: bool) -> tuple[Run, Lease | None]:
+    agent = order.agent
+    definition = Definition(hash=agent.definition_hash, body=agent.definition())
+    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)
+    run = Run(
+        session_id=session.pk,
+        owner_id=session.owner_id,
+        owner_name=session.owner_name,
+        agent=agent.name,
+        version=agent.version,
+        definition_id=agent.definition_hash,
+        idempotency_key=order.key,
+        input=order.text,
+    )
+    if not leased:
+        return run, None
+    lease = Lease(alias, run.pk, session.pk, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
+    run.status = Run.Status.RUNNING
+    run.lease_owner, run.lease_epoch = uuid7().hex, lease.epoch
+    run.lease_expires_at = later(settings.LEASE_SECONDS)
+    return run, lease
+
+
+def _first_rows(alias: str, session: Session, run: Run, order: Order, lease: Lease | None) -> None:
+    store = DatabaseStore(alias)
+    batch = Batch(store.load(session.pk, run.pk), lease.epoch if lease else 0)
+    write_start(batch, order)
+    store.append(batch)
+
+
+def write_start(batch: Batch, order: Order) -> None:
+    """Add the first two rows of a run."""
+    batch.add(
+        events.RUN_STARTED,
+        {
+            "agent": order.agent.name,
+            "version": order.agent.version,
+            "definition": order.agent.definition_hash,
+            "actor": events.actor_ref(order.actor),
+            "idempotency_key": order.key,
+            "session": order.session,
+        },
+    )
+    batch.add(events.USER, {"content": [{"type": "text", "text": order.text}]})

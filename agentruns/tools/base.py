@@ -1,0 +1,196 @@
+"""Tool: a function the model may call, as the engine handles it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from functools import update_wrapper
+from io import IOBase
+from typing import Any, Generic
+
+from typing_extensions import ParamSpec, TypeVar
+
+from agentruns import canonical
+from agentruns.tools import arguments as tool_arguments
+from agentruns.tools.arguments import InvalidArguments
+from agentruns.tools.calling import call
+from agentruns.tools.card import call_text, one_line
+from agentruns.tools.context import ToolContext
+from agentruns.tools.options import Options, Recovery
+from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
+from agentruns.tools.results import to_jsonable
+from agentruns.tools.signature import Signature
+
+logger = logging.getLogger("agentruns.tools")
+
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+
+
+class Tool(Generic[P, R]):
+    """A declared tool. Called directly it is the plain function, for unit tests.
+
+    The options of `@tool` are attributes of the same names; `timeout` is in seconds, `sensitive` sorted.
+    """
+
+    def __init__(
+        self, fn: Callable[P, R], name: str, description: str, signature: Signature, options: Options
+    ) -> None:
+        update_wrapper(self, fn)
+        self.fn = fn
+        self.name = name
+        self.description = description
+        self.signature = signature
+        self.input_schema = signature.schema
+        self.requires_approval = options.requires_approval
+        self.approvers = options.approvers
+        self.approvals = options.approvals
+        self.expires_in = options.expires_in
+        self.risk = options.risk
+        self.describe = options.describe
+        self.preview = options.preview
+        self.safe_to_retry = options.safe_to_retry
+        self.transactional = options.transactional
+        self.reconcile = options.reconcile
+        self.parallel = options.parallel
+        self.timeout = options.timeout
+        self.sensitive = options.sensitive
+        self.recovery: Recovery = options.recovery
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function as it was written; a coroutine function returns its coroutine."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}>"
+
+    # What the model and the Definition are told
+
+    def provider_schema(self) -> dict[str, Any]:
+        """Return what the provider is told: name, description, input_schema."""
+        schema = copy.deepcopy(self.input_schema)
+        return {"name": self.name, "description": self.description, "input_schema": schema}
+
+    def policy(self) -> dict[str, Any]:
+        """Return what the Definition of a run keeps of this tool, as JSON."""
+        asks = self.requires_approval
+        return {
+            **self.provider_schema(),
+            "requires_approval": asks if isinstance(asks, bool) else "predicate",
+            "approvers": self.approvers,
+            "approvals": self.approvals,
+            "expires_in": self.expires_in.total_seconds() if self.expires_in else None,
+            "risk": self.risk,
+            "safe_to_retry": self.safe_to_retry,
+            "transactional": self.transactional,
+            "reconcile": self.reconcile is not None,
+            "parallel": self.parallel,
+            "timeout": self.timeout,
+            "sensitive": list(self.sensitive),
+        }
+
+    # A call's life
+
+    def effective(self, raw: Any) -> dict[str, Any]:
+        """Return the effective arguments of a model's input; raises InvalidArguments, fit for the model."""
+        return tool_arguments.effective(self.signature.model, raw)
+
+    def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
+        """Return whether a person has to approve; a gate that raises or does not answer means yes."""
+        gate = self.requires_approval
+        if isinstance(gate, bool):
+            return gate
+        try:
+            answer = call(gate, copy.deepcopy(arguments), ctx)
+            # None is a forgotten `return`, and would open the gate in silence.
+            return True if answer is None else bool(answer)
+        except Exception:
+            logger.warning("requires_approval of %s failed; a person is asked", self.name, exc_info=True)
+            return True
+
+    def title(self, arguments: dict[str, Any]) -> str:
+        """Return one line that says what the call does; sensitive arguments are masked in the fallback."""
+        if self.describe is not None:
+            try:
+                text = self.describe(copy.deepcopy(arguments))
+                if isinstance(text, str) and text.strip():
+                    return one_line(text)
+            except Exception:
+                logger.warning("describe of %s failed", self.name, exc_info=True)
+        return call_text(self.name, arguments, self.sensitive)
+
+    def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what `preview` shows of the call, as JSON, or None; never raises."""
+        if self.preview is None:
+            return None
+        try:
+            shown = call(self.preview, copy.deepcopy(arguments))
+        except Exception:
+            logger.warning("preview of %s failed", self.name, exc_info=True)
+            return None
+        return to_jsonable(shown)[0] if isinstance(shown, dict) else None
+
+    def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
+        """Enter the handler with effective arguments, once, and return what it gave.
+
+        Raises InvalidArguments before the handler is entered if the arguments are not effective ones;
+        what the handler raises comes through unchanged. After its return nothing raises.
+        """
+        model = tool_arguments.validate(self.signature.model, arguments)
+        if canonical.dumps(tool_arguments.dump(model)) != canonical.dumps(arguments):
+            raise InvalidArguments("These are not effective arguments: validating them changes them.")
+        values = {name: getattr(model, field) for name, field in self.signature.parameters.items()}
+        if self.signature.context is not None:
+            values[self.signature.context] = ctx
+        result = call(self.fn, **values)
+        if isinstance(result, Iterator) and not isinstance(result, IOBase):
+            result = list(result)  # a generator is handler code still to be run; its errors are the handler's
+        return self.output(result)
+
+    def output(self, result: Any) -> ToolOutput:
+        """Return what a handler returned as JSON; always succeeds."""
+        flags: dict[str, Any] = {}
+        adapter = self.signature.returns
+        if adapter is not None:
+            try:
+                fitting = adapter.validate_python([result])
+            except Exception as error:
+                flags["misfit"] = _misfit(error)
+            else:
+                try:
+                    content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
+                    canonical.dumps(content)
+                    return ToolOutput(content)
+                except Exception:
+                    logger.debug("The result of %s is stored without its annotation", self.name)
+        content, stringified = to_jsonable(result)
+        if stringified:
+            flags["stringified"] = True
+        return ToolOutput(content, flags)
+
+    def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
+        """Ask `reconcile` whether the call happened; whatever is no clear answer is Unknown.
+
+        The result of Occurred is made JSON, as if the handler had returned it.
+        """
+        if self.reconcile is None:
+            return Unknown(f"{self.name} declares no reconcile function.")
+        try:
+            verdict = call(self.reconcile, ctx, copy.deepcopy(arguments))
+        except Exception as error:
+            logger.warning("reconcile of %s failed", self.name, exc_info=True)
+            return Unknown(one_line(f"reconcile raised {type(error).__name__}: {to_jsonable(error)[0]}"))
+        if isinstance(verdict, Occurred):
+            return Occurred(self.output(verdict.result).content)
+        if isinstance(verdict, NotOccurred | Unknown):
+            return verdict
+        kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
+        return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
+
+
+def _misfit(error: Exception) -> str:
+    try:
+        return tool_arguments.misfit(error)
+    except Exception:
+        return type(error).__name__

@@ -1,0 +1,141 @@
+"""What a tool declares about its effects and its gate, checked at declaration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+Risk = Literal["low", "normal", "high"]
+Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
+Gate = bool | Callable[[dict[str, Any], Any], Any]
+
+
+class ToolKeywords(TypedDict, total=False):
+    """The keyword arguments of `@tool`, for type checkers."""
+
+    name: str | None
+    description: str | None
+    requires_approval: Gate
+    approvers: str | None
+    approvals: int
+    expires_in: timedelta | None
+    risk: Risk
+    describe: Callable[[dict[str, Any]], str] | None
+    preview: Callable[[dict[str, Any]], dict[str, Any]] | None
+    safe_to_retry: bool
+    transactional: bool
+    reconcile: Callable[[Any, dict[str, Any]], Any] | None
+    parallel: bool
+    timeout: float | timedelta | None
+    sensitive: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The declarations of one tool; `timeout` in seconds, `sensitive` sorted."""
+
+    requires_approval: Gate
+    approvers: str | None
+    approvals: int
+    expires_in: timedelta | None
+    risk: Risk
+    describe: Callable[[dict[str, Any]], str] | None
+    preview: Callable[[dict[str, Any]], dict[str, Any]] | None
+    safe_to_retry: bool
+    transactional: bool
+    reconcile: Callable[[Any, dict[str, Any]], Any] | None
+    parallel: bool
+    timeout: float | None
+    sensitive: tuple[str, ...]
+
+    @property
+    def recovery(self) -> Recovery:
+        """What becomes of a call that was started and has no result."""
+        if self.transactional:
+            return "transactional"
+        if self.safe_to_retry:
+            return "safe_to_retry"
+        return "reconcile" if self.reconcile is not None else "nothing"
+
+    def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
+        """Raise TypeError for an option of the wrong kind, or for two that contradict each other."""
+        self._check_kinds(name)
+        self._check_gate(name)
+        unknown = sorted(set(self.sensitive) - set(parameters))
+        if unknown:
+            raise TypeError(f"Tool {name!r}: sensitive names {', '.join(unknown)}, which it does not take.")
+        self._check_contradictions(name, is_async=is_async)
+
+    def _check_kinds(self, name: str) -> None:
+        for flag in ("safe_to_retry", "transactional", "parallel"):
+            if not isinstance(getattr(self, flag), bool):
+                raise TypeError(f"Tool {name!r}: {flag} must be True or False, not {getattr(self, flag)!r}.")
+        for hook in ("describe", "preview", "reconcile"):
+            value = getattr(self, hook)
+            if value is not None and not callable(value):
+                raise TypeError(f"Tool {name!r}: {hook} must be a function, not {value!r}.")
+        timeout = self.timeout
+        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+            raise TypeError(f"Tool {name!r}: timeout must be positive, not {timeout!r}.")
+
+    def _check_gate(self, name: str) -> None:
+        asks = self.requires_approval
+        if not isinstance(asks, bool) and not callable(asks):
+            raise TypeError(f"Tool {name!r}: requires_approval must be a bool or a function, not {asks!r}.")
+        who = self.approvers
+        if who is not None and (not isinstance(who, str) or not who):
+            raise TypeError(f"Tool {name!r}: approvers must be a permission or a group name, not {who!r}.")
+        count = self.approvals
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise TypeError(f"Tool {name!r}: approvals must be a whole number from 1, not {count!r}.")
+        lifetime = self.expires_in
+        if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
+            raise TypeError(f"Tool {name!r}: expires_in must be a positive timedelta, not {lifetime!r}.")
+        if self.risk not in ("low", "normal", "high"):
+            raise TypeError(f"Tool {name!r}: risk must be 'low', 'normal' or 'high', not {self.risk!r}.")
+
+    def _check_contradictions(self, name: str, *, is_async: bool) -> None:
+        forbidden = {
+            "an async function": is_async,
+            "parallel": self.parallel,
+            "timeout": self.timeout is not None,
+            "reconcile": self.reconcile is not None,
+            "safe_to_retry": self.safe_to_retry,
+        }
+        for other, declared in forbidden.items():
+            if self.transactional and declared:
+                raise TypeError(
+                    f"Tool {name!r}: transactional and {other} contradict each other. A transactional "
+                    "handler commits with its result in one transaction of one thread, or not at all."
+                )
+        if self.safe_to_retry and self.reconcile is not None:
+            raise TypeError(
+                f"Tool {name!r}: safe_to_retry and reconcile contradict each other. A call that is safe to "
+                "repeat is repeated; nobody is asked whether it happened."
+            )
+        if self.parallel and not self.safe_to_retry:
+            raise TypeError(
+                f"Tool {name!r}: parallel requires safe_to_retry. Calls that run together can all be in "
+                "doubt after a crash."
+            )
+
+
+def as_seconds(timeout: object) -> float | None:
+    """Return a time-out in seconds; raises TypeError for anything but a number or a timedelta."""
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
+        return timeout
+    raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}.")
+
+
+def as_names(sensitive: object) -> tuple[str, ...]:
+    """Return parameter names, sorted; raises TypeError for a bare string, whose letters nobody means."""
+    if isinstance(sensitive, Iterable) and not isinstance(sensitive, str):
+        names = list(sensitive)
+        if all(isinstance(each, str) for each in names):
+            return tuple(sorted(set(names)))
+    raise TypeError(f"sensitive must be a list of parameter names, not {sensitive!r}.")

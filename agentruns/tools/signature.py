@@ -1,0 +1,221 @@
+"""Read a function's signature: the JSON Schema the model sees and the pydantic model behind it."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, TypeAdapter, create_model
+from pydantic.fields import FieldInfo
+
+from agentruns.tools import docstring
+from agentruns.tools.context import ToolContext
+from agentruns.tools.results import result_adapter
+
+_ARGUMENTS = ConfigDict(
+    extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
+)
+_UNSTABLE = (set, frozenset, collections.abc.Set)
+_SECRET = (SecretStr, SecretBytes, Secret)
+_MAPS = ("properties", "$defs", "patternProperties", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a tool takes and gives.
+
+    `parameters`: parameter name -> field of `model` (they differ where pydantic reserves the name);
+    `context`: the parameter annotated ToolContext, or None; `returns` validates a list of one result.
+    """
+
+    model: type[BaseModel]
+    parameters: dict[str, str]
+    context: str | None
+    description: str
+    schema: dict[str, Any]
+    returns: TypeAdapter[Any] | None
+
+
+def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
+    """Return the signature of `fn`; raises TypeError naming the tool and what is wrong with it."""
+    hints = _hints(fn, name, local_names)
+    context: str | None = None
+    definitions: dict[str, Any] = {}
+    parameters: dict[str, str] = {}
+    for parameter in inspect.signature(fn).parameters.values():
+        annotation = _annotation(parameter, hints, name)
+        if _is_context(annotation):
+            if context is not None:
+                raise TypeError(f"Tool {name!r} takes two ToolContext parameters; one is enough.")
+            context = parameter.name
+            continue
+        _refuse_unstable(annotation, f"parameter {parameter.name!r} of tool {name!r}")
+        _check_default(parameter, annotation, name)
+        field = _field_name(parameter.name, len(parameters))
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if field != parameter.name:
+            annotation = Annotated[annotation, Field(alias=parameter.name)]
+        definitions[field] = (annotation, default)
+        parameters[parameter.name] = field
+    description, texts = docstring.parse(fn.__doc__)
+    try:
+        model = create_model(name, __config__=_ARGUMENTS, **definitions)
+        schema = _schema(model, texts)
+    except Exception as error:
+        raise TypeError(f"Tool {name!r} cannot be described to a model: {error}") from error
+    _refuse_aliases(model, parameters, name)
+    return Signature(model, parameters, context, description, schema, _returns(hints))
+
+
+def _hints(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> dict[str, Any]:
+    inner = inspect.unwrap(fn)
+    # ToolContext is often imported under TYPE_CHECKING only.
+    names = {"ToolContext": ToolContext, **getattr(inner, "__globals__", {})}
+    try:
+        return get_type_hints(fn, names, dict(local_names), include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"Tool {name!r}: an annotation cannot be resolved ({error}). Import that name at module level, "
+            "not under TYPE_CHECKING: the schema is made from it."
+        ) from error
+
+
+def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        raise TypeError(
+            f"Tool {name!r} takes {str(parameter)!r}: a model passes arguments by name, so every parameter "
+            "needs a name and may not be positional-only."
+        )
+    if parameter.name not in hints:
+        raise TypeError(
+            f"Parameter {parameter.name!r} of tool {name!r} has no annotation: the schema is made from it "
+            "(Any if anything goes; ToolContext for the context; a method has to be bound)."
+        )
+    return hints[parameter.name]
+
+
+def _is_context(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _is_context(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_is_context(part) for part in get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, ToolContext)
+
+
+def _field_name(name: str, position: int) -> str:
+    reserved = name.startswith("_") or hasattr(BaseModel, name)
+    return f"parameter_{position}_{name.strip('_')}" if reserved else name
+
+
+def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> None:
+    default = parameter.default
+    if default is parameter.empty or isinstance(default, FieldInfo):
+        return
+    try:
+        TypeAdapter(annotation).validate_python(default)
+    except ValueError:
+        raise TypeError(
+            f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, does not fit its "
+            "annotation (write `| None` if None is allowed)."
+        ) from None
+    except Exception:  # noqa: S110  # not a type pydantic can validate: create_model says so, and why
+        pass
+
+
+def _refuse_aliases(model: type[BaseModel], parameters: dict[str, str], name: str) -> None:
+    for parameter, field in parameters.items():
+        info = model.model_fields[field]
+        names = {info.alias, info.validation_alias, info.serialization_alias} - {None, parameter}
+        if names:
+            raise TypeError(
+                f"Parameter {parameter!r} of tool {name!r} has an alias: rename the parameter instead, its "
+                "name is what the model, the operator and the handler see."
+            )
+
+
+def _refuse_unstable(annotation: Any, where: str) -> None:
+    for kind in _kinds(annotation, set()):
+        if issubclass(kind, _SECRET):
+            raise TypeError(
+                f"{where} contains {kind.__name__}: it is masked when stored, so the handler would be given "
+                "asterisks. Use str and name the parameter in `sensitive`."
+            )
+        if issubclass(kind, _UNSTABLE):
+            raise TypeError(
+                f"{where} contains {kind.__name__}: its order differs between processes, and with it the "
+                "digest a person approved. Use list."
+            )
+
+
+def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
+    """Yield every class an annotation is made of, through models, dataclasses and typed dicts."""
+    if id(annotation) in seen or isinstance(annotation, str):
+        return
+    seen.add(id(annotation))
+    annotation = getattr(annotation, "__value__", annotation)  # a `type` alias
+    origin = get_origin(annotation)
+    if isinstance(origin, type):
+        yield origin
+    for part in get_args(annotation) if origin is not typing.Literal else ():
+        yield from _kinds(part, seen)
+    if isinstance(annotation, type):
+        yield annotation
+        for part in _members(annotation):
+            yield from _kinds(part, seen)
+
+
+def _members(kind: type) -> list[Any]:
+    if issubclass(kind, BaseModel):
+        return [field.annotation for field in kind.model_fields.values()]
+    if not (is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields")):
+        return []
+    try:
+        return list(get_type_hints(kind, include_extras=True).values())
+    except Exception:
+        return [field.type for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _schema(model: type[BaseModel], texts: dict[str, str]) -> dict[str, Any]:
+    schema: dict[str, Any] = _untitled(model.model_json_schema())
+    schema.pop("description", None)
+    schema.setdefault("properties", {})
+    for name, property_schema in schema["properties"].items():
+        if texts.get(name):
+            property_schema.setdefault("description", texts[name])
+    return schema
+
+
+def _untitled(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: value for key, value in schema.items() if key != "title"}
+    for key, value in result.items():
+        if key in _MAPS and isinstance(value, dict):
+            result[key] = {name: _untitled(part) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            result[key] = [_untitled(part) for part in value]
+        elif key in _SINGLES:
+            result[key] = _untitled(value)
+    return result
+
+
+def _returns(hints: dict[str, Any]) -> TypeAdapter[Any] | None:
+    annotation = hints.get("return", Any)
+    if annotation in (Any, Never, NoReturn):
+        return None
+    if get_origin(annotation) in (collections.abc.Iterator, collections.abc.Generator):
+        annotation = list[(get_args(annotation) or (Any,))[0]]  # type: ignore[misc]  # run to its end
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return result_adapter(annotation)
+    except Exception:
+        return None  # not a type pydantic knows: the result is stored as it comes

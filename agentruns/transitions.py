@@ -1,0 +1,72 @@
+"""How a service changes a run: lock, read, decide on what is true now, append, all in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from django.db import OperationalError, connections, transaction
+from django.db.models import F, Q
+
+from agentruns.conf import settings
+from agentruns.dispatch import ring_on_commit
+from agentruns.exceptions import DurableRunNotFoundError, JournalConflictError
+from agentruns.journal.batch import Batch
+from agentruns.leases import take
+from agentruns.models import Run, Session
+from agentruns.stores import DatabaseStore
+
+Change = Callable[[Run, Batch], None]
+
+TRIES = 10
+
+
+def find_run(run_id: UUID | str) -> Run:
+    """Return a run, or raise DurableRunNotFoundError."""
+    try:
+        return Run.objects.using(settings.DATABASE).get(pk=UUID(str(run_id)))
+    except (Run.DoesNotExist, ValueError):
+        raise DurableRunNotFoundError(f"There is no run {run_id}.") from None
+
+
+def write(
+    run_id: UUID, change: Change, *, takes_lease: bool = False, guard: Q | None = None, closed: bool = False
+) -> Run:
+    """Let `change` look at a locked run and add rows; store them; return the run as it is then.
+
+    `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
+    engine rows; a live worker keeps its lease. What `change` raises leaves nothing behind. May run inside
+    the caller's transaction; outside of one, serialization failures and deadlocks are retried.
+    """
+    alias = settings.DATABASE
+    for attempt in range(1, TRIES + 1):
+        try:
+            with transaction.atomic(using=alias):
+                return _write(alias, run_id, change, takes_lease, guard, closed)
+        except (JournalConflictError, OperationalError):
+            if connections[alias].in_atomic_block or attempt == TRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+def lock_session(alias: str, session_id: UUID) -> None:
+    """Lock a session for the open transaction; an UPDATE locks on every database, SELECT does not."""
+    Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))
+
+
+def _write(alias: str, run_id: UUID, change: Change, takes_lease: bool, guard: Q | None, closed: bool) -> Run:
+    run = find_run(run_id)
+    lock_session(alias, run.session_id)
+    epoch = take(alias, run.pk) if takes_lease else 0
+    run = find_run(run_id)
+    store = DatabaseStore(alias)
+    batch = Batch(store.load(run.session_id, run.pk), epoch)
+    batch.release = bool(epoch)
+    change(run, batch)
+    if batch.rows:
+        store.append(batch, guard=guard, closed=closed)
+    elif epoch:
+        raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
+    if batch.state.run.status == "active":
+        ring_on_commit(alias, run.pk)
+    return find_run(run_id)

@@ -1,0 +1,82 @@
+"""Claim one run and drive it: what the sweep, a Celery task and a caller who waits all do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from agentruns.agents import Agent, definition_difference, get_agent
+from agentruns.driver import Driver, require_no_transaction
+from agentruns.engine import drive
+from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, UnknownAgentError
+from agentruns.leases import Lease, claim
+from agentruns.models import Definition, Run
+from agentruns.stores import DatabaseStore
+
+logger = logging.getLogger("agentruns.worker")
+
+
+def agent_for(run: Run, alias: str) -> Agent:
+    """Return the registered agent a run was started with.
+
+    Raises DurableConfigMismatchError with the parts that differ; the run is left as it is.
+    """
+    try:
+        agent = get_agent(run.agent, run.version)
+    except UnknownAgentError as error:
+        raise DurableConfigMismatchError(f"Run {run.pk} cannot go on here: {error}", ("agent",)) from error
+    if agent.definition_hash == run.definition_id:
+        return agent
+    stored = Definition.objects.using(alias).values_list("body", flat=True).get(pk=run.definition_id)
+    parts = tuple(definition_difference(stored, agent.definition()))
+    raise DurableConfigMismatchError(
+        f"Run {run.pk} was started with another definition of agent {run.agent!r} version {run.version}: "
+        f"{', '.join(parts)} differ. Serve the old definition beside the new one under its own version.",
+        parts,
+    )
+
+
+def advance(
+    run: Run,
+    alias: str,
+    *,
+    caller: Any = None,
+    asked: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Claim a run and drive it until it ends, waits or is stopped; return whether it could be claimed.
+
+    Raises what the drive raised, after the lease was given back, and DurableConfigMismatchError.
+    """
+    require_no_transaction(alias)
+    agent = agent_for(run, alias)
+    lease = claim(alias, run.pk)
+    if lease is None:
+        return False
+    drive_claimed(run, agent, lease, caller=caller, asked=asked, should_stop=should_stop)
+    return True
+
+
+def drive_claimed(
+    run: Run,
+    agent: Agent,
+    lease: Lease,
+    *,
+    caller: Any = None,
+    asked: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Drive a run whose lease this process holds. A lease lost on the way is logged: another one goes on."""
+    store = DatabaseStore(lease.alias)
+    try:
+        state = store.load(lease.session_id, lease.run_id)
+        session_key = run.session.key
+    except BaseException:
+        lease.release(failed=True)
+        raise
+    driver = Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=should_stop)
+    try:
+        drive(driver, caller=caller, asked=asked)
+    except LeaseLostError as error:
+        logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)

@@ -1,0 +1,62 @@
+"""Starting child processes, waiting for what they do outside, and killing them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from django.db import connection
+
+from agentruns.models import Run
+
+LEASE = 1
+ROOT = Path(__file__).parents[2]
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a child on this test's database."""
+    env = {
+        **os.environ,
+        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+        "AGENTRUNS_TEST_LEASE": str(LEASE),
+        **environment,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.child", *arguments],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(child: subprocess.Popen[str]) -> None:
+    """Wait for a child that is to end well."""
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, f"{out}\n{err}"
+
+
+def run_and_die(*arguments: str, **environment: str) -> None:
+    """Run a child that is to be killed by SIGKILL."""
+    child = start(*arguments, **environment)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL, f"exit {child.returncode}\n{err}"
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for: {what}"
+        time.sleep(0.02)
+
+
+def expire_lease(run: Run) -> None:
+    """Wait until the dead worker's lease has run out by the database clock."""
+    wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire", LEASE + 10)

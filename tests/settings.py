@@ -1,0 +1,86 @@
+"""A host project that is not ours: proves that agentruns needs nothing but INSTALLED_APPS."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+DATABASE = os.environ.get("AGENTRUNS_TEST_DATABASE", "sqlite")
+
+
+def sqlite(name: str) -> dict[str, Any]:
+    """Return a database in a file: threads and child processes share it, memory they cannot."""
+    scratch = Path(tempfile.gettempdir()) / f"agentruns-{os.getpid()}-{name}.sqlite3"
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+        "TEST": {"NAME": str(scratch)},
+        "OPTIONS": {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL",
+        },
+    }
+
+
+def postgres(name: str) -> dict[str, Any]:
+    """Return a database on the server that `python -m tests.servers` started."""
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "HOST": os.environ["AGENTRUNS_TEST_PG_HOST"],
+        "PORT": os.environ["AGENTRUNS_TEST_PG_PORT"],
+        "USER": os.environ["AGENTRUNS_TEST_PG_USER"],
+    }
+
+
+database = {"sqlite": sqlite, "postgres": postgres}[DATABASE]
+DATABASES = {"default": database("agentruns"), "other": database("agentruns_other")}
+
+# A child process of a test works on the test's own database.
+if name := os.environ.get("AGENTRUNS_TEST_DB_NAME"):
+    DATABASES["default"]["NAME"] = name
+
+SECRET_KEY = "only for tests"
+USE_TZ = True
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "agentruns",
+    "tests.shop",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+# Short enough that a test may wait for a dead worker's lease to run out.
+AGENTRUNS_LEASE_SECONDS = float(os.environ.get("AGENTRUNS_TEST_LEASE", "60"))
+AGENTRUNS_HEARTBEAT_SECONDS = AGENTRUNS_LEASE_SECONDS / 4

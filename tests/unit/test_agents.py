@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import agentruns
+import pytest
+from agentruns import canonical
+from agentruns.agents import (
+    Agent,
+    autodiscover,
+    definition_difference,
+    get_agent,
+    isolated_registry,
+    register,
+    registered,
+)
+from agentruns.exceptions import UnknownAgentError
+from agentruns.providers.scripted import ScriptedModel
+from agentruns.tools import tool
+
+
+@pytest.fixture(autouse=True)
+def _own_registry() -> Iterator[None]:
+    with isolated_registry():
+        yield
+
+
+@tool
+def refund(order: str) -> None:
+    """Refund."""
+
+
+@tool(requires_approval=True)
+def ship(order: str) -> None:
+    """Ship."""
+
+
+def make(name: str = "support", **changes: Any) -> Agent:
+    return Agent(name, **{"instructions": "Help.", "model": "claude-sonnet-5-5", **changes})
+
+
+def elsewhere(source: str, module: str = "shop.agents") -> ModuleType:
+    """Import `source` as another module would be."""
+    code = ModuleType(module)
+    exec(compile("from agentruns.agents import Agent\n" + source, module, "exec"), code.__dict__)
+    return code
+
+
+def test_defaults() -> None:
+    agent = make()
+    assert (agent.version, agent.max_steps, agent.on_orphan) == ("1", 50, "hold")
+    assert (agent.tools, agent.token_budget, agent.deadline, agent.model_params) == ({}, None, None, {})
+    assert agent.module == __name__
+    assert repr(agent) == "<Agent support version 1>"
+
+
+def test_tools_by_name() -> None:
+    assert make(tools=[refund, ship]).tools == {"refund": refund, "ship": ship}
+    assert make("b", tools=iter((refund,))).tools == {"refund": refund}
+
+
+def test_plain_functions_are_refused() -> None:
+    def plain() -> None: ...
+
+    with pytest.raises(TypeError, match=r"plain is not a tool; decorate it with @tool"):
+        make(tools=[refund, plain])
+    with pytest.raises(TypeError, match="decorate"):
+        make(tools=["refund"])
+    assert registered() == []
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two tools named 'refund'"):
+        make(tools=[refund, tool(ship.fn, name="refund")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"name": ""}, ValueError, "name"),
+        ({"name": 3}, TypeError, "name"),
+        ({"name": "a\nb"}, ValueError, "printable"),
+        ({"name": "x" * 101}, ValueError, "100"),
+        ({"version": 2}, TypeError, "version"),
+        ({"instructions": None}, TypeError, "instructions"),
+        ({"instructions": lambda: "x"}, TypeError, "instructions"),
+        ({"model": None}, TypeError, "propose"),
+        ({"model": ""}, TypeError, "propose"),
+        ({"model": ScriptedModel}, TypeError, "propose"),
+        ({"max_steps": 0}, ValueError, "max_steps"),
+        ({"max_steps": "5"}, TypeError, "max_steps"),
+        ({"max_steps": True}, TypeError, "max_steps"),
+        ({"max_steps": None}, TypeError, "max_steps"),
+        ({"token_budget": 0}, ValueError, "token_budget"),
+        ({"token_budget": 1.5}, TypeError, "token_budget"),
+        ({"deadline": 60}, TypeError, "deadline"),
+        ({"deadline": timedelta(0)}, ValueError, "deadline"),
+        ({"on_orphan": "guess"}, ValueError, "on_orphan"),
+        ({"model_params": [1]}, TypeError, "model_params"),
+        ({"model_params": {"a": object()}}, TypeError, "model_params"),
+    ],
+)
+def test_wrong_options_are_refused(changes: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make(**changes)
+    assert registered() == []
+
+
+def test_the_definition_is_json_part_by_part() -> None:
+    agent = make(
+        tools=[refund],
+        model=ScriptedModel([]),
+        model_params={"max_tokens": 5, "stop_sequences": ("a",)},
+        deadline=timedelta(hours=1),
+        token_budget=100,
+        on_orphan="surface",
+    )
+    definition = agent.definition()
+    assert definition == {
+        "agent": "support",
+        "version": "1",
+        "model": "agentruns.providers.scripted.ScriptedModel",
+        "model_params": {"max_tokens": 5, "stop_sequences": ["a"]},
+        "instructions": "Help.",
+        "tools": {"refund": refund.policy()},
+        "on_orphan": "surface",
+        "max_steps": 50,
+        "token_budget": 100,
+        "deadline": 3600.0,
+    }
+    assert canonical.loads(canonical.dumps(definition)) == definition
+    assert agent.definition_hash == canonical.digest(definition)
+
+
+def test_the_hash_does_not_depend_on_the_order_of_tools() -> None:
+    assert make(tools=[refund, ship]).definition_hash == make(tools=[ship, refund]).definition_hash
+    assert make().definition_hash != make(tools=[ship]).definition_hash
+
+
+def test_model_params_are_copied() -> None:
+    params = {"metadata": {"user_id": "1"}}
+    agent = make(model_params=params)
+    params["metadata"]["user_id"] = "2"
+    assert agent.model_params == {"metadata": {"user_id": "1"}}
+
+
+def test_differences_are_named_part_by_part() -> None:
+    other = tool(refund.fn, risk="high", description="Other.")
+    old = make(tools=[refund, ship]).definition()
+    new = make(
+        tools=[other, tool(ship.fn, name="send")],
+        instructions="Else.",
+        model_params={"max_tokens": 1},
+        max_steps=3,
+    ).definition()
+    assert definition_difference(old, old) == []
+    assert definition_difference(old, new) == [
+        "instructions",
+        "max_steps",
+        "model_params",
+        "tools.refund.description",
+        "tools.refund.risk",
+        "tools.send (added)",
+        "tools.ship (removed)",
+    ]
+
+    @tool(name="refund")
+    def narrower(order: int) -> None:
+        """Refund."""
+
+    assert definition_difference(make(tools=[refund]).definition(), make(tools=[narrower]).definition()) == [
+        "tools.refund.input_schema"
+    ]
+
+
+def test_differences_to_a_definition_of_another_release() -> None:
+    old = make(tools=[refund]).definition()
+    del old["on_orphan"], old["tools"]["refund"]["sensitive"]
+    old["tools"]["refund"]["colour"] = 1
+    assert definition_difference(old, make(tools=[refund]).definition()) == [
+        "on_orphan",
+        "tools.refund.colour",
+        "tools.refund.sensitive",
+    ]
+    assert definition_difference({"a": True}, {"a": 1}) == ["a"]
+    assert definition_difference({}, {}) == []
+
+
+def test_the_one_registered_last_is_found_by_name_alone() -> None:
+    one, two, other = make(), make(version="2"), make("other")
+    assert get_agent("support") is two
+    assert get_agent("support", "1") is one
+    assert get_agent(one) is one
+    assert get_agent(one, "1") is one
+    assert get_agent(one, "2") is two
+    assert registered() == [one, two, other]
+    again = make()
+    assert get_agent("support") is again
+    assert registered() == [two, other, again]
+
+
+def test_unknown_agents_list_the_known_ones() -> None:
+    make(), make(version="2")
+    with pytest.raises(UnknownAgentError, match=r"'sales' .*support version 1, support version 2") as caught:
+        get_agent("sales")
+    assert isinstance(caught.value, LookupError)
+    with pytest.raises(UnknownAgentError, match="version '3'"):
+        get_agent("support", "3")
+    with isolated_registry(), pytest.raises(UnknownAgentError, match="none"):
+        get_agent("support")
+
+
+def test_a_module_may_replace_its_own_agent() -> None:
+    make()
+    changed = make(instructions="Changed.")
+    assert get_agent("support") is changed
+    assert registered() == [changed]
+
+
+def test_the_same_definition_from_two_modules_is_no_conflict() -> None:
+    make()
+    theirs = elsewhere('a = Agent("support", instructions="Help.", model="claude-sonnet-5-5")').a
+    assert theirs.module == "shop.agents"
+    assert get_agent("support") is theirs
+
+
+def test_a_different_one_from_another_module_is_a_conflict() -> None:
+    mine = make()
+    with pytest.raises(ValueError) as caught:
+        elsewhere('a = Agent("support", instructions="Else.", model="claude-sonnet-5-5")')
+    text = str(caught.value)
+    assert all(word in text for word in ("shop.agents", __name__, "instructions", "another version"))
+    assert get_agent("support") is mine
+
+
+def test_the_isolated_registry_comes_and_goes() -> None:
+    outer = make()
+    with pytest.raises(RuntimeError), isolated_registry():
+        assert registered() == []
+        make("inner")
+        raise RuntimeError
+    assert registered() == [outer]
+    with isolated_registry():
+        register(outer)
+        assert get_agent("support") is outer
+
+
+def test_autodiscover_imports_agents_of_installed_apps() -> None:
+    before = sys.modules.pop("tests.shop.agents", None)
+    try:
+        autodiscover()
+        assert "tests.shop.agents" in sys.modules
+    finally:
+        if before is not None:
+            sys.modules["tests.shop.agents"] = before
+
+
+def test_run_and_start_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def record(name: str) -> Any:
+        def service(*args: Any, **options: Any) -> str:
+            calls.append((name, args, options))
+            return name
+
+        return service
+
+    for name in ("run_agent", "start_run"):
+        monkeypatch.setattr(agentruns, name, record(name), raising=False)
+    agent = make()
+    result: Any = agent.run("hi", "s", actor=1, idempotency_key="k", store="m")
+    assert result == "run_agent"
+    result = agent.start("hi", "s")
+    assert result == "start_run"
+    result = asyncio.run(agent.arun("hi"))
+    assert result == "run_agent"
+    result = asyncio.run(agent.astart("hi", "s", actor=2))
+    assert result == "start_run"
+    options = {"actor": None, "idempotency_key": None}
+    assert calls == [
+        ("run_agent", (agent, "hi", "s"), {"store": "m", "actor": 1, "idempotency_key": "k"}),
+        ("start_run", (agent, "hi", "s"), options),
+        ("run_agent", (agent, "hi", None), {"store": None, **options}),
+        ("start_run", (agent, "hi", "s"), {**options, "actor": 2}),
+    ]

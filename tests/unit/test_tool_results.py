@@ -1,0 +1,436 @@
+import asyncio
+import contextvars
+import math
+import sys
+import typing
+from collections import OrderedDict, UserDict, deque, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import UUID
+
+import pytest
+from asgiref.sync import sync_to_async
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from agentruns import canonical
+from agentruns.tools import ToolContext, ToolOutput, to_jsonable, tool
+
+CONTEXT = ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k")
+
+
+class Colour(Enum):
+    RED = "red"
+    MIX = (1, Decimal("2"))
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Word(StrEnum):
+    YES = "yes"
+
+
+class Order(BaseModel):
+    number: str
+    total: Decimal = Decimal("0")
+    extra: Any = None
+
+
+@dataclass
+class Parcel:
+    weight: Any
+
+
+class Loud:
+    def __str__(self) -> str:
+        raise RuntimeError("no str")
+
+    __repr__ = __str__
+
+
+class OnlyRepr:
+    def __str__(self) -> str:
+        raise RuntimeError("no str")
+
+    def __repr__(self) -> str:
+        return "<OnlyRepr>"
+
+
+class NotText:
+    def __str__(self) -> str:
+        return 3  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "other"
+
+
+class Number(int):
+    def __int__(self) -> int:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+class BadDict(dict[Any, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+Point = namedtuple("Point", "x y")
+
+
+def returning(value: Any) -> ToolOutput:
+    def fn() -> Any:
+        return value
+
+    return tool(fn).invoke(CONTEXT, {})
+
+
+def kind(value: Any) -> str:
+    # pytest would print the values, and some of them cannot be.
+    return type(value).__name__
+
+
+def same(one: Any, other: Any) -> bool:
+    return canonical.dumps(one) == canonical.dumps(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        (None, None),
+        (True, True),
+        (1e16, 1e16),
+        (-0.0, -0.0),
+        (math.nan, math.nan),
+        ({"a": [math.inf, -math.inf]}, {"a": [math.inf, -math.inf]}),
+        ("\x00\ud800\x10", "\x00\ud800\x10"),
+        (Text("text"), "text"),
+        (Level.HIGH, 3),
+        (Word.YES, "yes"),
+        (Colour.RED, "red"),
+        (Colour.MIX, [1, "2"]),
+        (b"caf\xc3\xa9", "café"),
+        (b"\xff\xfe", "//4="),
+        (bytearray(b"ab"), "ab"),
+        (memoryview(b"ab"), "ab"),
+        ((1, [2], (3,)), [1, [2], [3]]),
+        ({1}, [1]),
+        (deque([1, 2]), [1, 2]),
+        (Point(1, Decimal("1.10")), [1, "1.10"]),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (UserDict(a=1), {"a": 1}),
+        (Decimal("1.10"), "1.10"),
+        (datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), "2026-01-02T03:04:05.000006Z"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (timedelta(hours=1), "PT1H"),
+        (UUID(int=1), str(UUID(int=1))),
+        (Path("/tmp/x"), "/tmp/x"),
+        (Order(number="1", extra=math.nan), {"number": "1", "total": "0", "extra": math.nan}),
+        (1 + 2j, "1+2j"),
+        (Parcel(math.nan), {"weight": math.nan}),
+        (Parcel(Order(number="1")), {"weight": {"number": "1", "total": "0", "extra": None}}),
+        ({1: "a", 2.5: "b", None: "c", False: "d"}, {"1": "a", "2.5": "b", "null": "c", "false": "d"}),
+        ({UUID(int=1): 1, Word.YES: 2, b"k": 3}, {str(UUID(int=1)): 1, "yes": 2, "k": 3}),
+        (10**4000, 10**4000),
+    ],
+    ids=kind,
+)
+def test_what_json_can_say_is_said_without_a_flag(value: Any, content: Any) -> None:
+    converted, stringified = to_jsonable(value)
+    assert same(converted, content)
+    assert stringified is False
+    assert type(converted) in (type(None), bool, int, float, str, list, dict)
+    output = returning(value)
+    assert same(output.content, content) and output.flags == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        (10**5000, hex(10**5000)),
+        (Loud(), "<unprintable Loud>"),
+        (OnlyRepr(), "<OnlyRepr>"),
+        ({"a": Loud(), "b": 1}, {"a": "<unprintable Loud>", "b": 1}),
+        (ValueError("x"), "x"),
+        ({(1, 2): 3}, {"(1, 2)": 3}),
+        ({1: "a", "1": "b"}, {"1": "a", "1 (2)": "b"}),
+        ({1: "a", "1": "b", b"1": "c"}, {"1": "a", "1 (2)": "b", "1 (3)": "c"}),
+        (Parcel(object), {"weight": "<class 'object'>"}),
+    ],
+    ids=kind,
+)
+def test_what_needs_text_is_flagged(value: Any, content: Any) -> None:
+    assert to_jsonable(value) == (content, True)
+    output = returning(value)
+    assert output == ToolOutput(content, {"stringified": True})
+
+
+def circular() -> list[Any]:
+    mine: list[Any] = [1]
+    mine.append({"again": mine})
+    parcel = Parcel(1)
+    parcel.weight = [parcel]
+    order = Order(number="1")
+    order.extra = order
+    return [mine, parcel, order]
+
+
+def nested(depth: int, value: Any = 0) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def chain(depth: int) -> Any:
+    value: Any = None
+    for _ in range(depth):
+        value = Parcel(value)
+    return value
+
+
+def endless() -> Iterator[int]:
+    while True:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *circular(),
+        nested(150),
+        nested(100_000),
+        {"deep": nested(5_000, {"a": 1})},
+        chain(300),
+        chain(50_000),
+        BadDict(a=1),
+        NotText(),
+        [iter([1])],
+        sys.stdout,
+        lambda: 1,
+        {"a": {Loud(): 1}},
+        type,
+    ],
+    ids=kind,
+)
+def test_nothing_is_too_odd_to_store(value: Any) -> None:
+    content, stringified = to_jsonable(value)
+    assert stringified is True
+    assert canonical.loads(canonical.dumps(content)) == content
+    assert returning(value).flags == {"stringified": True}
+
+
+def test_numbers_and_texts_that_resist_are_taken_as_what_they_are() -> None:
+    assert to_jsonable([Number(5), Text("a")]) == ([5, "a"], False)
+    assert type(to_jsonable(Text("a"))[0]) is str
+
+
+def test_an_endless_iterator_is_not_consumed() -> None:
+    assert to_jsonable({"a": endless()})[1] is True
+
+
+def test_it_works_near_the_recursion_limit() -> None:
+    def deeper(left: int) -> Any:
+        return to_jsonable({"a": [Decimal(1)]}) if left == 0 else deeper(left - 1)
+
+    for depth in range(0, 1000, 10):
+        try:
+            content, _ = deeper(depth)
+        except RecursionError:
+            break  # the test itself has no room left
+        canonical.dumps(content)
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters())
+    | st.binary()
+    | st.decimals()
+    | st.datetimes()
+    | st.timedeltas()
+    | st.uuids()
+    | st.complex_numbers()
+    | st.builds(object)
+    | st.builds(Loud),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.booleans() | st.tuples(st.integers()), inner)
+        | st.builds(Parcel, inner)
+    ),
+    max_leaves=15,
+)
+
+
+@given(anything)
+def test_any_value_becomes_json(value: Any) -> None:
+    content, _ = to_jsonable(value)
+    text = canonical.dumps(content)
+    assert canonical.dumps(canonical.loads(text)) == text
+    assert same(to_jsonable(content)[0], content)
+    assert to_jsonable(content)[1] is False
+    assert same(returning(value).content, content)
+
+
+# Return annotations
+
+
+def test_a_result_is_validated_and_dumped_by_its_annotation() -> None:
+    @tool
+    def order() -> Order:
+        return {"number": "1", "total": "2.50", "extra": math.nan}  # type: ignore[return-value]
+
+    @tool
+    def number() -> int:
+        return "5"  # type: ignore[return-value]
+
+    @tool
+    def nothing() -> None:
+        return None
+
+    output = order.invoke(CONTEXT, {})
+    assert same(output.content, {"number": "1", "total": "2.50", "extra": math.nan}) and not output.flags
+    assert number.invoke(CONTEXT, {}) == ToolOutput(5)
+    assert nothing.invoke(CONTEXT, {}) == ToolOutput(None)
+
+
+def test_a_result_that_does_not_fit_is_stored_as_returned() -> None:
+    @tool
+    def order() -> list[Order]:
+        return [{"number": 1, "note": "x" * 100_000}]  # type: ignore[list-item]
+
+    output = order.invoke(CONTEXT, {})
+    assert output.content == [{"number": 1, "note": "x" * 100_000}]
+    assert output.flags == {"misfit": "0.number: Input should be a valid string"}
+
+    @tool
+    def nothing() -> None:
+        return {"a": Loud()}  # type: ignore[return-value]
+
+    output = nothing.invoke(CONTEXT, {})
+    assert output.content == {"a": "<unprintable Loud>"}
+    assert output.flags == {"misfit": "result: Input should be None", "stringified": True}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "flags"),
+    [
+        (dict, {"a": math.nan, "b": "\ud800\x00"}, {}),
+        (bytes, b"\xff", {}),
+        (dict[str, object], {"a": Loud()}, {"stringified": True}),
+        (int, 10**5000, {"stringified": True}),
+        (Loud, Loud(), {"stringified": True}),
+        (list[Any], nested(5_000), {"stringified": True}),
+        (NoReturn, 5, {}),
+        (Iterator[int], [1, 2], {}),
+        ("Unheard", 5, None),
+        (Iterator[Decimal], map(Decimal, "12"), {}),
+        (typing.Iterator, map(Decimal, "12"), {}),
+    ],
+    ids=kind,
+)
+def test_odd_results_with_an_annotation_are_stored_too(annotation: Any, value: Any, flags: Any) -> None:
+    def fn() -> Any:
+        return value
+
+    fn.__annotations__["return"] = annotation
+    if flags is None:
+        with pytest.raises(TypeError, match="Unheard"):
+            tool(fn)
+        return
+    output = tool(fn).invoke(CONTEXT, {})
+    assert output.flags == flags
+    canonical.dumps(output.content)
+
+
+def test_a_generator_is_run_to_its_end_as_part_of_the_handler() -> None:
+    @tool
+    def count(to: int) -> Iterator[int]:
+        yield from range(to)
+        if to > 2:
+            raise LookupError("too many")
+
+    assert count.invoke(CONTEXT, {"to": 2}) == ToolOutput([0, 1])
+    with pytest.raises(LookupError, match="too many"):
+        count.invoke(CONTEXT, {"to": 3})
+
+
+# Handlers
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), MemoryError(), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+)
+def test_what_a_handler_raises_comes_through_unchanged(error: BaseException) -> None:
+    @tool
+    def sync_fail() -> None:
+        raise error
+
+    @tool
+    async def async_fail() -> None:
+        raise error
+
+    for each in (sync_fail, async_fail):
+        with pytest.raises(type(error)):
+            each.invoke(CONTEXT, {})
+
+
+variable = contextvars.ContextVar("variable", default="unset")
+
+
+@tool
+async def sleepy(ctx: ToolContext, a: int) -> list[Any]:
+    await asyncio.sleep(0)
+    return [ctx.call_id, a, variable.get()]
+
+
+def test_async_tools_run_without_a_loop() -> None:
+    variable.set("set")
+    assert sleepy.invoke(CONTEXT, {"a": 1}).content == ["c", 1, "set"]
+
+
+def test_async_tools_run_inside_a_running_loop() -> None:
+    async def outside() -> ToolOutput:
+        variable.set("inner")
+        return sleepy.invoke(CONTEXT, {"a": 1})
+
+    assert asyncio.run(outside()).content == ["c", 1, "inner"]
+
+
+def test_async_tools_run_below_sync_to_async() -> None:
+    async def outside() -> ToolOutput:
+        return await sync_to_async(sleepy.invoke)(CONTEXT, {"a": 1})
+
+    assert asyncio.run(outside()).content[:2] == ["c", 1]
+
+
+def test_the_sync_part_of_an_async_tool_runs_in_the_calling_thread() -> None:
+    import threading
+
+    @tool
+    async def orm() -> int:
+        return await sync_to_async(threading.get_ident)()
+
+    assert orm.invoke(CONTEXT, {}).content == threading.get_ident()
+
+
+def test_a_sync_function_that_returns_an_awaitable_is_awaited() -> None:
+    @tool
+    def hidden(a: int) -> Any:
+        return sleepy(CONTEXT, a)
+
+    assert hidden.invoke(CONTEXT, {"a": 4}).content[:2] == ["c", 4]

@@ -1,0 +1,840 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypedDict
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    Secret,
+    SecretBytes,
+    SecretStr,
+    Strict,
+    computed_field,
+)
+
+from agentruns import canonical
+from agentruns.tools import (
+    InvalidArguments,
+    NotOccurred,
+    Occurred,
+    Tool,
+    ToolContext,
+    Unknown,
+    tool,
+)
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForTypeCheckers
+
+
+class Size(Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+class Line(BaseModel):
+    sku: str
+    price: Decimal
+    at: datetime | None = None
+    note: Any = None
+
+
+class Node(BaseModel):
+    title: str
+    children: list[Node] = []
+
+
+class Hidden(BaseModel):
+    tokens: list[SecretStr]
+
+
+class Basket(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lines: list[Line]
+
+    @computed_field
+    def total(self) -> Decimal:
+        return sum((line.price for line in self.lines), Decimal(0))
+
+
+class StrictLine(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    due: datetime
+    amount: Decimal
+
+
+@dataclass
+class Parcel:
+    weight: float
+    tags: set[str]
+
+
+class Typed(TypedDict):
+    tags: frozenset[str]
+
+
+def context(**changes: Any) -> ToolContext:
+    given: dict[str, Any] = {"run_id": "r", "call_id": "c", "tool_name": "t", "idempotency_key": "k"}
+    return ToolContext(**{**given, **changes})
+
+
+# Declaration
+
+
+def test_a_tool_is_still_the_function() -> None:
+    @tool
+    def add(a: int, b: int = 2) -> int:
+        """Add."""
+        return a + b
+
+    assert isinstance(add, Tool)
+    assert add(1) == 3
+    assert add(a=1, b=1) == 2
+    assert add.__name__ == "add"
+    assert add.__doc__ == "Add."
+    assert repr(add) == "<Tool add>"
+
+
+def test_a_coroutine_function_called_directly_gives_its_coroutine() -> None:
+    @tool
+    async def later(a: int) -> int:
+        return a
+
+    assert asyncio.run(later(3)) == 3
+
+
+def test_schema_and_descriptions_come_from_signature_and_docstring() -> None:
+    @tool
+    def refund(
+        ctx: ToolContext,
+        order_id: str,
+        cents: Annotated[int, Field(gt=0, description="from Field")],
+        reason: Literal["late", "broken"] = "late",
+        title: str | None = None,
+    ) -> None:
+        """Refund an order.
+
+        Only once.
+
+        Args:
+            ctx: not shown
+            order_id (str): the shop's number,
+                as printed: on the invoice
+            cents: ignored, Field wins
+            title: of the letter
+
+        Returns:
+            nothing
+        """
+
+    assert refund.description == "Refund an order.\n\nOnly once."
+    assert refund.input_schema == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["order_id", "cents"],
+        "properties": {
+            "order_id": {"type": "string", "description": "the shop's number, as printed: on the invoice"},
+            "cents": {"type": "integer", "exclusiveMinimum": 0, "description": "from Field"},
+            "reason": {"type": "string", "enum": ["late", "broken"], "default": "late"},
+            "title": {
+                "anyOf": [{"type": "string"}, {"type": "null"}],
+                "default": None,
+                "description": "of the letter",
+            },
+        },
+    }
+    assert refund.provider_schema() == {
+        "name": "refund",
+        "description": refund.description,
+        "input_schema": refund.input_schema,
+    }
+
+
+def test_titles_go_and_properties_called_title_stay() -> None:
+    @tool
+    def plant(tree: Node, options: dict[str, str] = {"title": "x"}) -> None:  # noqa: B006
+        """Plant."""
+
+    text = canonical.dumps(plant.input_schema)
+    assert set(plant.input_schema["$defs"]["Node"]["properties"]) == {"title", "children"}
+    assert plant.input_schema["properties"]["options"]["default"] == {"title": "x"}
+    assert '"title":"' not in text.replace('"title":"x"', "")
+
+
+def test_no_parameters_and_no_docstring() -> None:
+    @tool
+    def ping() -> str:
+        return "pong"
+
+    assert ping.input_schema == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert ping.description == ""
+    assert ping.effective({}) == {}
+
+
+def test_name_and_description_can_be_given() -> None:
+    @tool(name="shop-refund", description="Given.")
+    def refund() -> None:
+        """Read."""
+
+    assert (refund.name, refund.description) == ("shop-refund", "Given.")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é", "x" * 65, "a.b", "a\n"])
+def test_names_providers_refuse_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="cannot be named"):
+        tool(name=name)(lambda: None)
+
+
+def test_lambdas_classes_and_tools_are_refused() -> None:
+    with pytest.raises(TypeError, match="<lambda>"):
+        tool(lambda: None)
+    with pytest.raises(TypeError, match="declares a function"):
+        tool(Line)
+    with pytest.raises(TypeError, match="tool already"):
+        tool(tool(lambda: None, name="x"))
+
+
+def test_the_context_is_found_by_annotation_anywhere() -> None:
+    @tool
+    def first(c: ToolContext, a: int) -> Any:
+        return c.call_id, a
+
+    @tool
+    def last(a: int, *, c: Annotated[ToolContext | None, "any"] = None) -> Any:
+        return c and c.call_id, a
+
+    for each in (first, last):
+        assert set(each.input_schema["properties"]) == {"a"}
+        assert each.invoke(context(call_id="x"), {"a": 1}).content == ["x", 1]
+
+
+def test_two_contexts_are_one_too_many() -> None:
+    with pytest.raises(TypeError, match="two ToolContext"):
+
+        @tool
+        def both(a: ToolContext, b: ToolContext) -> None: ...
+
+
+def test_types_local_to_a_function_are_found() -> None:
+    class Local(BaseModel):
+        a: int
+
+    @tool(risk="high")
+    def use(local: Local) -> int:
+        return local.a
+
+    assert use.invoke(context(), {"local": {"a": 1}}).content == 1
+
+
+def test_a_name_imported_for_type_checkers_only_is_explained() -> None:
+    with pytest.raises(TypeError, match=r"OnlyForTypeCheckers.*TYPE_CHECKING"):
+
+        @tool
+        def pay(amount: OnlyForTypeCheckers) -> None: ...
+
+
+def test_parameters_a_model_cannot_fill_are_refused() -> None:
+    def rest(*args: int) -> None: ...
+    def keywords(**options: int) -> None: ...
+    def positional(a: int, /) -> None: ...
+    def bare(a) -> None: ...  # type: ignore[no-untyped-def]
+
+    for fn in (rest, keywords, positional, bare):
+        with pytest.raises(TypeError, match=f"tool {fn.__name__!r}|Tool {fn.__name__!r}"):
+            tool(fn)
+
+
+def test_parameters_no_schema_describes_are_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be described"):
+
+        @tool
+        def call_me(back: Callable[[], int]) -> None: ...
+
+    with pytest.raises(TypeError, match="cannot be described"):
+
+        @tool
+        def take(what: inspect.Signature) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        set[int],
+        frozenset[str],
+        set,
+        AbstractSet[int],
+        list[set[int]],
+        dict[str, set[int] | None],
+        Annotated[set[int], "x"],
+        SecretStr,
+        SecretBytes,
+        Secret[int],
+        list[SecretStr] | None,
+        Hidden,
+        list[Hidden],
+        Parcel,
+        Typed,
+        dict[str, Annotated[list[Hidden], "x"]],
+    ],
+)
+def test_sets_and_secrets_are_refused_however_deep(annotation: Any) -> None:
+    def fn(value: Any) -> None: ...
+
+    fn.__annotations__["value"] = annotation
+    with pytest.raises(TypeError, match="parameter 'value' of tool 'fn'"):
+        tool(fn)
+
+
+def test_recursive_models_are_fine() -> None:
+    @tool
+    def walk(node: Node) -> str:
+        return node.children[0].title
+
+    assert walk.invoke(context(), walk.effective({"node": {"title": "a", "children": [{"title": "b"}]}}))
+
+
+def test_aliases_are_refused() -> None:
+    with pytest.raises(TypeError, match="alias"):
+
+        @tool
+        def a(x: Annotated[int, Field(alias="y")]) -> None: ...
+
+
+def test_a_default_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"default of parameter 'a'.*None"):
+
+        @tool
+        def bad(a: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+
+def test_an_async_generator_is_refused() -> None:
+    with pytest.raises(TypeError, match="async generator"):
+
+        @tool
+        async def stream() -> AsyncIterator[int]:
+            yield 1
+
+
+def always(args: Any, ctx: Any) -> bool:
+    return True
+
+
+async def coroutine() -> None: ...
+
+
+def function() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "words"),
+    [
+        (function, {"parallel": True}, ["parallel", "safe_to_retry"]),
+        (coroutine, {"transactional": True}, ["transactional", "async"]),
+        (
+            function,
+            {"transactional": True, "parallel": True, "safe_to_retry": True},
+            ["transactional", "parallel"],
+        ),
+        (function, {"transactional": True, "timeout": 1}, ["transactional", "timeout"]),
+        (function, {"transactional": True, "reconcile": always}, ["transactional", "reconcile"]),
+        (function, {"transactional": True, "safe_to_retry": True}, ["transactional", "safe_to_retry"]),
+        (function, {"safe_to_retry": True, "reconcile": always}, ["safe_to_retry", "reconcile"]),
+        (function, {"safe_to_retry": "yes"}, ["safe_to_retry", "'yes'"]),
+        (function, {"transactional": 1}, ["transactional", "1"]),
+        (function, {"parallel": None}, ["parallel", "None"]),
+        (function, {"approvals": 0}, ["approvals", "0"]),
+        (function, {"approvals": True}, ["approvals", "True"]),
+        (function, {"approvals": 1.5}, ["approvals", "1.5"]),
+        (function, {"risk": "huge"}, ["risk", "'huge'"]),
+        (function, {"sensitive": ["card"]}, ["sensitive", "card"]),
+        (function, {"sensitive": "card"}, ["sensitive", "'card'"]),
+        (function, {"timeout": 0}, ["timeout", "0"]),
+        (function, {"timeout": timedelta(seconds=-1)}, ["timeout", "-1"]),
+        (function, {"timeout": float("nan")}, ["timeout", "nan"]),
+        (function, {"timeout": "5"}, ["timeout", "'5'"]),
+        (function, {"timeout": True}, ["timeout", "True"]),
+        (function, {"expires_in": 5}, ["expires_in", "5"]),
+        (function, {"expires_in": timedelta(0)}, ["expires_in"]),
+        (function, {"requires_approval": "yes"}, ["requires_approval", "'yes'"]),
+        (function, {"approvers": 3}, ["approvers", "3"]),
+        (function, {"describe": "text"}, ["describe", "'text'"]),
+        (function, {"reconcile": True}, ["reconcile", "True"]),
+    ],
+)
+def test_contradictions_are_type_errors_that_name_both(fn: Any, options: Any, words: list[str]) -> None:
+    with pytest.raises(TypeError) as caught:
+        tool(fn, **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"approvers": "shop.refund", "approvals": 2, "expires_in": timedelta(hours=1)},
+        {"parallel": True, "safe_to_retry": True, "requires_approval": True},
+        {"transactional": True, "requires_approval": always, "risk": "high"},
+        {"reconcile": always, "timeout": timedelta(minutes=1)},
+    ],
+)
+def test_what_does_not_contradict_is_allowed(options: Any) -> None:
+    tool(function, **options)
+
+
+def test_recovery() -> None:
+    assert tool(function).recovery == "nothing"
+    assert tool(function, transactional=True).recovery == "transactional"
+    assert tool(function, safe_to_retry=True).recovery == "safe_to_retry"
+    assert tool(function, reconcile=always).recovery == "reconcile"
+
+
+def test_policy_is_json_and_complete() -> None:
+    @tool(
+        requires_approval=always,
+        approvers="Support leads",
+        approvals=2,
+        expires_in=timedelta(hours=2),
+        risk="high",
+        reconcile=always,
+        timeout=timedelta(minutes=1),
+        sensitive=("card", "b"),
+    )
+    def pay(b: int, card: str) -> None:
+        """Pay."""
+
+    policy = pay.policy()
+    assert canonical.loads(canonical.dumps(policy)) == policy
+    assert policy == {
+        **pay.provider_schema(),
+        "requires_approval": "predicate",
+        "approvers": "Support leads",
+        "approvals": 2,
+        "expires_in": 7200.0,
+        "risk": "high",
+        "safe_to_retry": False,
+        "transactional": False,
+        "reconcile": True,
+        "parallel": False,
+        "timeout": 60.0,
+        "sensitive": ["b", "card"],
+    }
+    assert tool(function).policy()["requires_approval"] is False
+
+
+# Effective arguments
+
+
+@tool
+def everything(
+    amount: Decimal,
+    when: datetime,
+    line: Line,
+    kind: Literal["a", "b"],
+    size: Size,
+    id: UUID,
+    maybe: Optional[int] = None,  # noqa: UP045
+    lines: list[Line] = Field(default_factory=list),  # noqa: B008
+    span: timedelta = timedelta(hours=1),
+    pair: tuple[int, date] | None = None,
+    raw: bytes = b"",
+    anything: Any = None,
+    parsed: Json[list[int]] = "[1]",  # type: ignore[assignment]
+) -> str:
+    assert isinstance(amount, Decimal) and isinstance(when, datetime) and isinstance(line, Line)
+    assert isinstance(size, Size) and isinstance(id, UUID) and isinstance(span, timedelta)
+    assert isinstance(line.price, Decimal) and parsed == [1]
+    return f"{amount} {when:%Y} {line.price} {kind} {size.name} {maybe} {len(lines)} {pair} {raw!r}"
+
+
+def test_values_are_coerced_dumped_and_given_back_as_python_objects() -> None:
+    raw = {
+        "amount": "1.10",
+        "when": "2026-01-02T03:04:05.678901Z",
+        "line": {"sku": "x", "price": 2},
+        "kind": "a",
+        "size": "l",
+        "id": str(uuid4()),
+        "pair": [1, "2026-01-02"],
+        "raw": "né",
+    }
+    effective = everything.effective(raw)
+    assert effective == {
+        **raw,
+        "line": {"sku": "x", "price": "2", "at": None, "note": None},
+        "maybe": None,
+        "lines": [],
+        "span": "PT1H",
+        "anything": None,
+        "parsed": "[1]",
+    }
+    assert everything.effective(effective) == effective
+    said = everything.invoke(context(), effective).content
+    assert said.startswith("1.10 2026 2 a LARGE None 0 (1, datetime.date(2026, 1, 2))")
+
+
+def test_defaults_and_factories_are_frozen_into_the_effective_arguments() -> None:
+    made: list[UUID] = []
+
+    def make() -> UUID:
+        made.append(uuid4())
+        return made[-1]
+
+    @tool
+    def book(ref: Annotated[UUID, Field(default_factory=make)], at: Decimal = 0) -> str:  # type: ignore[assignment]
+        return str(ref)
+
+    effective = book.effective({})
+    assert effective == {"ref": str(made[0]), "at": "0"}
+    assert book.invoke(context(), effective).content == str(made[0])
+    assert len(made) == 1
+
+
+def test_reserved_names_work_as_parameters() -> None:
+    @tool(sensitive=["_private"])
+    def odd(copy: int, _private: int, model_config: str, schema: int = 1, validate: bool = False) -> Any:
+        return [copy, _private, model_config, schema, validate]
+
+    effective = odd.effective({"copy": 1, "_private": 2, "model_config": "x"})
+    assert effective == {"copy": 1, "_private": 2, "model_config": "x", "schema": 1, "validate": False}
+    assert odd.invoke(context(), effective).content == [1, 2, "x", 1, False]
+    assert odd.title(effective) == "odd(copy=1, _private=***, model_config='x', schema=1, validate=False)"
+
+
+def test_computed_and_strict_fields_read_back() -> None:
+    @tool
+    def pay(basket: Basket, line: StrictLine, n: Annotated[int, Strict()]) -> str:
+        return f"{basket.total} {line.amount}"
+
+    raw = {
+        "basket": {"lines": [{"sku": "a", "price": "1.5"}]},
+        "line": {"due": "2026-01-01T00:00:00Z", "amount": "3"},
+        "n": 1,
+    }
+    assert pay.invoke(context(), pay.effective(raw)).content == "1.5 3"
+    with pytest.raises(InvalidArguments, match="n:"):
+        pay.effective({**raw, "n": "1"})
+
+
+@pytest.mark.parametrize("raw", [None, "text", 3, [], [{"a": 1}], True, float("nan"), object()])
+def test_what_is_no_object_is_refused(raw: Any) -> None:
+    with pytest.raises(InvalidArguments, match="must be a JSON object"):
+        everything.effective(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {},
+        {"a": 1, "b": 2},
+        {"a": object()},
+        {1: 2},
+        {"a": None},
+        {"a": 10**5000},
+        {"a": "\ud800"},
+        {"a": float("nan")},
+    ],
+    ids=lambda raw: type(raw.get("a")).__name__,
+)
+def test_invalid_input_is_always_invalid_arguments(raw: Any) -> None:
+    @tool
+    def take(a: int) -> None: ...
+
+    with pytest.raises(InvalidArguments):
+        take.effective(raw)
+    with pytest.raises(ValueError):
+        take.effective(raw)
+
+
+def test_deep_and_circular_input_is_refused() -> None:
+    @tool
+    def take(a: Any) -> None: ...
+
+    circle: list[Any] = []
+    circle.append(circle)
+    deep: Any = 0
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (circle, deep):
+        with pytest.raises(InvalidArguments):
+            take.effective({"a": value})
+
+
+def test_the_text_goes_field_by_field_and_stays_short() -> None:
+    @tool
+    def take(a: int, lines: list[Line]) -> None: ...
+
+    huge = "x" * 1_000_000
+    with pytest.raises(InvalidArguments) as caught:
+        take.effective({"a": huge, "lines": [{"sku": huge, "price": huge}], huge: huge})
+    text = str(caught.value)
+    assert len(text) < 600
+    assert "- a: " in text and "- lines.0.price: " in text and "Parameters: a, lines." in text
+    with pytest.raises(InvalidArguments) as caught:
+        take.effective({"a": 1, "lines": [{}] * 1000})
+    assert "and 1990 more" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_coercer_that_is_no_fixed_point_is_refused() -> None:
+    @tool
+    def post(text: Annotated[str, BeforeValidator(lambda value: f"{value}!")], other: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"^text: .*read back"):
+        post.effective({"text": "a"})
+
+
+def test_a_validator_that_breaks_is_refused() -> None:
+    def explode(value: Any) -> Any:
+        raise ZeroDivisionError(f"secret {value}")
+
+    @tool
+    def post(text: Annotated[str, BeforeValidator(explode)]) -> None: ...
+
+    with pytest.raises(InvalidArguments, match="ZeroDivisionError") as caught:
+        post.effective({"text": "a"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), 1e16, 1e-7, -0.0, 10**30, "\x00", "\ud800", "\x10", "é", True, None],
+)
+def test_odd_values_survive(value: Any) -> None:
+    seen = []
+
+    @tool
+    def take(a: Any) -> None:
+        seen.append(a)
+
+    effective = take.effective({"a": value})
+    assert canonical.dumps(effective) == canonical.dumps({"a": value})
+    take.invoke(context(), effective)
+    assert canonical.dumps(seen) == canonical.dumps([value])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_any_json_is_effective_as_it_is(value: Any) -> None:
+    effective = anything_goes.effective({"a": value})
+    assert canonical.dumps(effective) == canonical.dumps({"a": value})
+    assert anything_goes.effective(effective).keys() == {"a"}
+
+
+@given(json_values)
+def test_any_input_is_effective_or_invalid(value: Any) -> None:
+    for raw in (value, {"amount": value, "line": value, "kind": value}):
+        try:
+            effective = everything.effective(raw)
+        except InvalidArguments as error:
+            assert len(str(error)) < 3000
+        else:
+            assert canonical.dumps(everything.effective(effective)) == canonical.dumps(effective)
+
+
+@tool
+def anything_goes(a: Any) -> Any:
+    return a
+
+
+def test_invoke_refuses_arguments_that_are_not_effective() -> None:
+    entered = []
+
+    @tool
+    def take(a: int, b: int = 2) -> None:
+        entered.append(a)
+
+    for arguments in ({"a": "1", "b": 2}, {"a": 1}, {"a": "x", "b": 2}):
+        with pytest.raises(InvalidArguments):
+            take.invoke(context(), arguments)
+    assert not entered
+
+
+# Gates, titles, previews
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asks"), [(True, True), (False, False), (1, True), (0, False), ("", False), (None, True)]
+)
+def test_a_predicate_decides(verdict: Any, asks: bool) -> None:
+    @tool(requires_approval=lambda args, ctx: verdict)
+    def pay(a: int) -> None: ...
+
+    assert pay.asks({"a": 1}, context()) is asks
+
+
+def test_a_plain_flag_decides() -> None:
+    assert tool(function, requires_approval=True).asks({}, context()) is True
+    assert tool(function).asks({}, context()) is False
+
+
+class Undecided:
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+def broken(args: Any, ctx: Any) -> Any:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize("gate", [broken, lambda args, ctx: Undecided(), lambda args: False])
+def test_a_gate_that_fails_asks(gate: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="agentruns.tools"):
+        assert tool(function, requires_approval=gate).asks({}, context()) is True
+    assert "a person is asked" in caplog.text
+
+
+def test_an_async_gate_is_awaited() -> None:
+    async def gate(args: Any, ctx: Any) -> bool:
+        return bool(args["a"] > 5)
+
+    @tool(requires_approval=gate)
+    def pay(a: int) -> None: ...
+
+    assert [pay.asks({"a": a}, context()) for a in (1, 9)] == [False, True]
+
+
+def test_hooks_get_a_copy() -> None:
+    def spoil(*found: Any) -> Any:
+        for each in found:
+            if isinstance(each, dict):
+                each["a"].append("spoilt")
+        return "ok"
+
+    @tool(requires_approval=spoil, describe=spoil, preview=spoil, reconcile=spoil)
+    def take(a: list[int]) -> None: ...
+
+    arguments: dict[str, Any] = {"a": [1]}
+    take.asks(arguments, context())
+    take.title(arguments)
+    take.preview_of(arguments)
+    take.run_reconcile(context(), arguments)
+    assert arguments == {"a": [1]}
+
+
+def test_titles() -> None:
+    @tool(describe=lambda args: f"Refund  {args['a']}\nnow\u202e\x00", sensitive=["b"])
+    def pay(a: Any, b: str = "") -> None: ...
+
+    assert pay.title({"a": 5}) == "Refund 5 now\ufffd\ufffd"
+    for wrong in (broken, lambda args: 3, lambda args: "  ", lambda args: 1 / 0):
+        other = tool(pay.fn, describe=wrong, sensitive=["b"])
+        assert other.title({"a": "x", "b": "4242"}) == "pay(a='x', b=***)"
+    assert len(pay.title({"a": "y" * 10_000})) == 200
+
+
+def test_fallback_titles_never_raise_and_stay_short() -> None:
+    deep: Any = 1
+    for _ in range(50_000):
+        deep = [deep]
+    values = [10**5000, "x" * 10**6, deep, {"a": {"b": {"c": {}}}}, "a\nb", "\ud800", float("nan"), [1] * 9]
+    for value in values:
+        title = tool(anything_goes.fn).title({"a": value})
+        assert title.startswith("anything_goes(a=") and len(title) <= 200 and title.isprintable()
+
+
+def test_previews() -> None:
+    @tool(preview=lambda args: {"before": Decimal("1.5"), "after": args["a"], "links": []})
+    def set_price(a: int) -> None: ...
+
+    assert set_price.preview_of({"a": 2}) == {"before": "1.5", "after": 2, "links": []}
+    assert tool(set_price.fn).preview_of({"a": 2}) is None
+    assert tool(set_price.fn, preview=lambda args: "no dict").preview_of({"a": 2}) is None  # type: ignore[arg-type, return-value]
+    assert tool(set_price.fn, preview=lambda args: 1 / 0).preview_of({"a": 2}) is None  # type: ignore[arg-type, return-value]
+
+
+# Reconcile
+
+
+class Rude(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_reconcile_answers() -> None:
+    seen = []
+
+    def ask(ctx: ToolContext, args: dict[str, Any]) -> Any:
+        seen.append((ctx.idempotency_key, args))
+        return answer
+
+    async def ask_later(ctx: ToolContext, args: dict[str, Any]) -> Any:
+        return answer
+
+    @tool(reconcile=ask)
+    def pay(a: int) -> dict[str, Decimal]:
+        return {}
+
+    for answer in (Occurred({"a": Decimal("1.5")}), NotOccurred(), Unknown("no idea"), Occurred()):
+        for each in (pay, tool(pay.fn, reconcile=ask_later)):
+            verdict = each.run_reconcile(context(), {"a": 1})
+            assert type(verdict) is type(answer)
+            if isinstance(verdict, Unknown):
+                assert verdict.reason == "no idea"
+    assert seen[0] == ("k", {"a": 1})
+    answer = Occurred({"a": Decimal("1.50")})
+    assert pay.run_reconcile(context(), {"a": 1}) == Occurred({"a": "1.50"})
+
+
+@pytest.mark.parametrize("answer", [None, True, "occurred", Occurred, NotOccurred, {}])
+def test_any_other_answer_is_unknown(answer: Any) -> None:
+    verdict = tool(function, reconcile=lambda ctx, args: answer).run_reconcile(context(), {})
+    assert isinstance(verdict, Unknown) and "reconcile returned" in verdict.reason
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), Rude(), TimeoutError()])
+def test_a_reconcile_that_fails_is_unknown(error: Exception) -> None:
+    def ask(ctx: Any, args: Any) -> Any:
+        raise error
+
+    verdict = tool(function, reconcile=ask).run_reconcile(context(), {})
+    assert isinstance(verdict, Unknown) and type(error).__name__ in verdict.reason
+
+
+def test_without_reconcile_nothing_is_known() -> None:
+    assert isinstance(tool(function).run_reconcile(context(), {}), Unknown)
+
+
+# The context
+
+
+def test_the_context_does_nothing_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = context()
+    assert ctx.is_cancelled() is False
+    ctx.heartbeat()
+    with caplog.at_level(logging.INFO, logger="agentruns.tools"):
+        ctx.progress("half way")
+    assert "half way" in caplog.text
+    with pytest.raises(AttributeError):
+        ctx.attempt = 2  # type: ignore[misc]
+
+
+def test_the_context_asks_the_engine() -> None:
+    beats: list[str] = []
+    ctx = context(_is_cancelled=lambda: True, _heartbeat=lambda: beats.append("beat"), _progress=beats.append)
+    ctx.heartbeat()
+    ctx.progress("x")
+    assert ctx.is_cancelled() and beats == ["beat", "x"]
+    assert datetime.now(UTC) and ctx == context()
