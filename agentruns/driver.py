@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, connections
 
 from agentruns.agents import Agent
 from agentruns.conf import settings
@@ -84,7 +84,7 @@ class Driver:
                 return batch
             before = uptime()
             try:
-                self._append(batch, joined)
+                self.store.append(batch, durable=not joined)
                 break
             except RETRIED as error:
                 if joined and not isinstance(error, JournalConflictError):
@@ -137,13 +137,6 @@ class Driver:
         return rows.filter(
             session_id=lease.session_id, seq=batch.rows[0].seq, hash=batch.rows[0].hash
         ).exists()
-
-    def _append(self, batch: Batch, joined: bool) -> None:
-        if joined or not self.store.durable:
-            self.store.append(batch)
-            return
-        with transaction.atomic(using=self.alias, durable=True):
-            self.store.append(batch)
 
     def _stored(self, batch: Batch, before: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}

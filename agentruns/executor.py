@@ -34,6 +34,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         driver.commit(lambda batch: _each(batch, [call], recovery.decided))
         return
     refusal = _refusal(driver, call)
+    if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
+        _orphan(driver, call, f"It cannot go on here: {refusal}.", asked=True)
+        return
     if refusal:
         text = NOT_AS_APPROVED.format(why=refusal)
         driver.commit(lambda batch: _refuse(driver, batch, call.id, text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +24,9 @@ NOBODY = "Not executed: this call needs a person's approval, and nobody can be a
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome: it may have happened already."
 
+_ID = re.compile("[a-zA-Z0-9_-]+")
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+
 
 @dataclass(slots=True)
 class Intent:
@@ -35,7 +39,7 @@ class Intent:
     digest: str = ""
     parallel: bool = False
     verdict: str = "run"
-    original_id: str | None = None
+    original: dict[str, Any] = field(default_factory=dict)
     card: dict[str, Any] | None = None
     refusal: dict[str, Any] | None = None
 
@@ -50,7 +54,7 @@ class Intent:
             "parallel": self.parallel,
             "verdict": self.verdict,
         }
-        return kept if self.original_id is None else {**kept, "original_id": self.original_id}
+        return {**kept, "original": self.original} if self.original else kept
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
         """Settle the call without running it."""
@@ -64,24 +68,33 @@ def call_digest(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def judge(driver: Driver, reply: ModelReply) -> tuple[list[dict[str, Any]], list[Intent]]:
-    """Return the reply's content with ids that are unique in the session, and an intent for each call."""
+    """Return the reply's content as it can be sent back, and an intent for each call.
+
+    A `tool_use` whose id, name or input no provider would take back is mended, the original kept beside it.
+    """
     content, intents = [], []
     seen = set(driver.state.tool_use_ids)
     for block in reply.content:
         if block.get("type") != "tool_use":
             content.append(block)
             continue
-        original = block.get("id")
-        provider_id = original if isinstance(original, str) and original and original not in seen else ""
-        provider_id = provider_id or f"toolu_{uuid7().hex}"
-        seen.add(provider_id)
-        intent = Intent(str(uuid7()), provider_id, str(block.get("name", ""))[:64])
-        if provider_id != original:
-            intent.original_id = str(original)
+        mended = _mend(block, seen)
+        seen.add(mended["id"])
+        intent = Intent(str(uuid7()), mended["id"], mended["name"])
+        intent.original = {key: block.get(key) for key in mended if block.get(key) != mended[key]}
         _decide(driver, intent, block.get("input"), reply.stop_reason)
-        content.append({**block, "id": provider_id})
+        content.append({**block, **mended})
         intents.append(intent)
     return content, intents
+
+
+def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
+    provider_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not isinstance(provider_id, str) or not _ID.fullmatch(provider_id) or provider_id in seen:
+        provider_id = f"toolu_{uuid7().hex}"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
+    return {"id": provider_id, "name": name, "input": given if isinstance(given, dict) else {}}
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:

@@ -21,7 +21,9 @@ class Store(Protocol):
 
     durable: ClassVar[bool]
 
-    def append(self, batch: Batch, *, guard: Q | None = None, closed: bool = False) -> None:
+    def append(
+        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
+    ) -> None:
         """Store a batch, or raise and leave nothing of it."""
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
@@ -36,12 +38,15 @@ class DatabaseStore:
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias or settings.DATABASE
 
-    def append(self, batch: Batch, *, guard: Q | None = None, closed: bool = False) -> None:
+    def append(
+        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
+    ) -> None:
         """Store rows, folded columns and approvals in one transaction (a savepoint inside another).
 
-        Raises JournalConflictError when the writer did not know the whole journal.
+        `durable` insists that no transaction is open, so that the commit is real. Raises
+        JournalConflictError when the writer did not know the whole journal.
         """
-        with transaction.atomic(using=self.alias):
+        with transaction.atomic(using=self.alias, durable=durable):
             append(self.alias, batch, closed=closed)
             project(self.alias, batch, guard)
 
@@ -55,7 +60,9 @@ class MemoryStore:
 
     durable: ClassVar[bool] = False
 
-    def append(self, batch: Batch, *, guard: Q | None = None, closed: bool = False) -> None:
+    def append(
+        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
+    ) -> None:
         """Accept a batch: its state is folded already."""
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:

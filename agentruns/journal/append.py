@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field
 
@@ -33,7 +33,7 @@ _MESSAGE = Message._meta.db_table
 
 
 def append(alias: str, batch: Batch, *, closed: bool = False) -> None:
-    """Store a batch in the transaction that is open, or raise and leave nothing of it.
+    """Store a batch in the transaction that is open, which a refusal leaves to be rolled back.
 
     Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
     unless `closed` says that they change no status. Raises JournalConflictError when the writer did not
@@ -53,8 +53,7 @@ def append(alias: str, batch: Batch, *, closed: bool = False) -> None:
         batch.first_seq,
         batch.first_head,
     ]
-    # A savepoint where a transaction is open already: a refused append must leave it usable.
-    with transaction.atomic(using=alias), connection.cursor() as cursor:
+    with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             sql = _cte(len(batch.rows), sets, where)
             cursor.execute(sql, [*session_values, *run_values, *guard, *_rows(connection, batch)])

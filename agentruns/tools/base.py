@@ -113,7 +113,7 @@ class Tool(Generic[P, R]):
         """Return one line that says what the call does; sensitive arguments are masked in the fallback."""
         if self.describe is not None:
             try:
-                text = self.describe(copy.deepcopy(arguments))
+                text = call(self.describe, copy.deepcopy(arguments))
                 if isinstance(text, str) and text.strip():
                     return one_line(text)
             except Exception:

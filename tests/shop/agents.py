@@ -117,3 +117,5 @@ shop_agent(
     "posts-in-the-middle",
     {"tools": [call("lookup", number="A1"), call("post", text="hello"), call("charge", cents=700)]},
 )
+
+shop_agent("asks-and-searches", {"tools": [call("refund", cents=5000), call("search", query="refunds")]})

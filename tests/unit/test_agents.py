@@ -7,8 +7,9 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-import agentruns
 import pytest
+
+import agentruns
 from agentruns import canonical
 from agentruns.agents import (
     Agent,

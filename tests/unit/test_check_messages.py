@@ -3,6 +3,7 @@ import math
 from typing import Any
 
 import pytest
+
 from agentruns.testing import InvalidMessages, check_messages
 
 

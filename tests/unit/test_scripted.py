@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, call_model, model_identity
 from agentruns.providers.scripted import ScriptedModel
 from agentruns.testing import ScriptedModel as FromTesting

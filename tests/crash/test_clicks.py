@@ -1,0 +1,124 @@
+"""A person clicks while a tool is at work in another process: nothing is lost, nothing runs that may not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agentruns import approve, cancel_run, deny, pause_run, resolve_orphan, resume_run
+from agentruns.exceptions import ApprovalStateError, RunStateError, SessionBusyError
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Message, Run
+from agentruns.sweep import sweep
+from tests.crash.processes import expire_lease, finish, start, wait_for
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class SlowTool:
+    """A child that runs an agent and stops inside a tool until it is let go."""
+
+    def __init__(self, agent: str, at: str, effects: Effects, gate: Path, lease: str = "60") -> None:
+        gate.touch()
+        self.gate = gate
+        self.child = start("run", agent, "s1", SHOP_SLOW=at, SHOP_GATE=str(gate), AGENTRUNS_TEST_LEASE=lease)
+        wait_for(lambda: effects.count(f"at:{at}") > 0, f"{agent} to reach {at}")
+        self.run = Run.objects.get()
+
+    def let_go(self) -> Run:
+        self.gate.unlink()
+        finish(self.child)
+        assert problems(self.run.session_id) == []
+        return Run.objects.get(pk=self.run.pk)
+
+
+def outcomes(run: Run) -> list[str]:
+    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
+    return [payload["outcome"] for payload in rows.values_list("payload", flat=True)]
+
+
+def test_cancel_keeps_the_result_and_starts_nothing_more(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("posts-in-the-middle", "post:after", effects, tmp_path / "gate")
+    assert cancel_run(slow.run.pk, reason="stop").status == "running"
+    run = slow.let_go()
+    assert run.status == "cancelled"
+    assert outcomes(run) == ["ok", "ok", "cancelled"]
+    assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post"]
+
+
+def test_pause_keeps_the_result_and_resume_runs_the_rest(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("posts-in-the-middle", "post:after", effects, tmp_path / "gate")
+    pause_run(slow.run.pk, reason="lunch")
+    run = slow.let_go()
+    assert (run.status, outcomes(run)) == ("paused", ["ok", "ok"])
+    assert sweep().found == 0
+    assert resume_run(run.pk).status == "completed"
+    assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post", "charge"]
+
+
+@pytest.mark.parametrize("word", ["approve", "deny"])
+def test_a_decision_while_a_sibling_is_at_work_goes_on_without_a_sweep(
+    word: str, effects: Effects, tmp_path: Path
+) -> None:
+    slow = SlowTool("asks-and-searches", "search:after", effects, tmp_path / "gate")
+    card = Approval.objects.get()
+    if word == "approve":
+        approve(card.pk, None, digest=card.digest)
+    else:
+        deny(card.pk, None, "not today")
+    run = slow.let_go()
+    assert run.status == "completed"
+    assert [line["tool"] for line in effects.lines() if line.get("tool") == "refund"] == ["refund"] * (
+        word == "approve"
+    )
+    assert sorted(outcomes(run)) == sorted(["ok", "ok" if word == "approve" else "denied"])
+
+
+def test_a_run_that_is_live_elsewhere_is_left_alone(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("calls-post", "post:before", effects, tmp_path / "gate")
+    with pytest.raises(SessionBusyError) as busy:
+        resume_run(slow.run.pk)
+    assert busy.value.lease_expires_at is not None
+    assert sweep().found == 0
+    assert slow.let_go().status == "completed"
+    assert effects.count() == 2  # the mark and the one post
+
+
+def test_the_heartbeat_keeps_a_slow_tool_alive(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("calls-post", "post:before", effects, tmp_path / "gate", lease="1")
+    first = slow.run.lease_expires_at
+    wait_for(lambda: Run.objects.get().lease_expires_at > first, "the heartbeat to extend the lease")
+    assert slow.let_go().status == "completed"
+
+
+def test_a_zombie_that_wakes_writes_evidence_and_no_engine_row(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("calls-post", "post:after", effects, tmp_path / "gate", lease="1")
+    os.kill(slow.child.pid, signal.SIGSTOP)
+    expire_lease(slow.run)
+    sweep()
+    assert Run.objects.get().status == "orphaned"
+    before = Message.objects.count()
+    os.kill(slow.child.pid, signal.SIGCONT)
+    run = slow.let_go()
+    new = list(Message.objects.order_by("seq").values_list("kind", "epoch")[before:])
+    assert new == [("late_result", 0)]
+    call_id = Message.objects.get(kind="late_result").call_id
+    with pytest.raises(RunStateError, match="did happen"):
+        resolve_orphan(run.pk, call_id, "not_occurred", None)
+    resolve_orphan(run.pk, call_id, "occurred", None, result="posted, says the late result")
+    assert sweep().completed == 1
+    assert [line.get("tool") for line in effects.lines()] == ["post", None]
+
+
+def test_a_decision_after_cancel_is_refused(effects: Effects, tmp_path: Path) -> None:
+    slow = SlowTool("asks-and-searches", "search:after", effects, tmp_path / "gate")
+    cancel_run(slow.run.pk)
+    with pytest.raises(ApprovalStateError, match="cancelled"):
+        approve(Approval.objects.get().pk, None)
+    run = slow.let_go()
+    assert (run.status, Approval.objects.get().status) == ("cancelled", "cancelled")
+    assert "refund" not in {line.get("tool") for line in effects.lines()}

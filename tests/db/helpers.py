@@ -1,0 +1,57 @@
+"""What the database tests ask again and again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.db.models.functions import Now
+
+from agentruns import RunResult, run_agent
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from tests.shop.agents import shop_agent
+
+
+def run_turns(*turns: object, text: str = "do it", session: str = "s1", **options: Any) -> RunResult:
+    """Run a new agent whose model says `turns`, then "all done"."""
+    agent = shop_agent(f"agent-{session}", *turns, **options)
+    return run_agent(agent, text, session, idempotency_key=session)
+
+
+def the_run(result: RunResult) -> Run:
+    """Return the run of a result, its journal checked."""
+    run = Run.objects.get(pk=result.run_id)
+    assert problems(run.session_id) == []
+    return run
+
+
+def payloads(run: Run, kind: str) -> list[dict[str, Any]]:
+    """Return the payloads of a run's rows of one kind."""
+    rows = Message.objects.filter(run=run, kind=kind).order_by("seq")
+    return list(rows.values_list("payload", flat=True))
+
+
+def outcomes(run: Run) -> list[str]:
+    """Return the outcomes of a run's calls in the order they were settled."""
+    return [payload["outcome"] for payload in payloads(run, "tool_result")]
+
+
+def user(name: str, *permissions: str, **fields: Any) -> User:
+    """Make a user with agentruns permissions."""
+    made = User.objects.create_user(name, password="secret", **fields)
+    made.user_permissions.set(
+        Permission.objects.filter(content_type__app_label="agentruns", codename__in=permissions)
+    )
+    return User.objects.get(pk=made.pk)
+
+
+def forget_backoff(run: Run) -> None:
+    """Let a run that waits for its provider be claimed now."""
+    Run.objects.filter(pk=run.pk).update(not_before=Now() - timedelta(seconds=1))
+
+
+def kill(run: Run) -> None:
+    """Let the lease of a run look like that of a worker long dead."""
+    Run.objects.filter(pk=run.pk).update(lease_expires_at=Now() - timedelta(seconds=1))

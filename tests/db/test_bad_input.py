@@ -1,0 +1,257 @@
+"""Each kind of bad input gets its typed error, which says what to do next, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from agentruns import (
+    Agent,
+    MemoryStore,
+    approve,
+    cancel_run,
+    deny,
+    get_run,
+    pause_run,
+    resume_run,
+    run_agent,
+    start_run,
+)
+from agentruns.agents import isolated_registry
+from agentruns.exceptions import (
+    ApprovalStateError,
+    DurableConfigMismatchError,
+    DurableRunNotFoundError,
+    MemoryStoreNotDurableError,
+    NotDurableError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionAccessDeniedError,
+    SessionBusyError,
+    UnknownAgentError,
+)
+from agentruns.models import Message, Run, Session
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel, check_messages
+from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Untouched(ScriptedModel):
+    """A model that must not be asked."""
+
+    def propose(self, request: object) -> object:  # type: ignore[override]
+        raise AssertionError("the model was asked")
+
+
+def test_unknown_agent(agents: None) -> None:
+    shop_agent("known")
+    with pytest.raises(UnknownAgentError, match="known"):
+        start_run("unknown", "do it", "s1")
+    assert Session.objects.count() == 0
+
+
+@pytest.mark.parametrize("run_id", ["018f0000-0000-7000-8000-000000000000", "nonsense", "", 7])
+def test_unknown_run(run_id: str) -> None:
+    for service in (get_run, resume_run):
+        with pytest.raises(DurableRunNotFoundError, match="There is no run"):
+            service(run_id)
+    with pytest.raises(DurableRunNotFoundError):
+        approve(run_id, None)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"tools": [call("post", text=["not", "text"])]},
+        {"tools": [call("post")]},
+        {"tools": [call("post", text="x", colour="red")]},
+        {"tools": [{"name": "post", "input": "not an object"}]},
+        {"tools": [call("nothing_like_it")]},
+        {"tools": [call("not a name at all! " * 9)]},
+        {"content": [{"type": "tool_use", "name": "post"}], "stop_reason": "tool_use"},
+        {"content": [{"type": "tool_use", "id": 7, "name": None, "input": 1}], "stop_reason": "tool_use"},
+        {"tools": [call("broken")]},
+    ],
+)
+def test_a_call_that_cannot_run_is_told_to_the_model(
+    turn: dict[str, object], effects: Effects, agents: None
+) -> None:
+    result = run_turns(turn, {"tools": [call("lookup", number="A1")]})
+    run = the_run(result)
+    assert (run.status, outcomes(run)) == ("completed", ["error", "ok"])
+    assert payloads(run, "tool_result")[0]["is_error"] is True
+    check_messages(result.messages)
+
+
+def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects, agents: None) -> None:
+    run = the_run(run_turns({"tools": [call("broken")]}))
+    told = payloads(run, "tool_result")[0]["content"]
+    assert "ValueError: the printer is on fire" in told
+    assert "may or may not have happened" in told
+    assert effects.count() == 1
+
+
+def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects, agents: None) -> None:
+    cut = {
+        "content": [{"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "he"}}],
+        "stop_reason": "max_tokens",
+    }
+    result = run_turns(cut)
+    run = the_run(result)
+    assert (run.status, effects.count(), outcomes(run)) == ("completed", 0, ["error"])
+    check_messages(result.messages)
+
+
+def test_text_cut_at_max_tokens_completes_and_is_flagged(effects: Effects, agents: None) -> None:
+    cut = {"content": [{"type": "text", "text": "half a sen"}], "stop_reason": "max_tokens"}
+    run = the_run(run_turns(cut))
+    assert (run.status, run.output) == ("completed", "half a sen")
+    assert payloads(run, "run_completed")[0]["truncated"] is True
+
+
+@pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded", "something_new"])
+def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(
+    stop: str, effects: Effects, agents: None
+) -> None:
+    block = {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}}
+    run = the_run(run_turns({"content": [block], "stop_reason": stop}))
+    assert (run.status, effects.count()) == ("failed", 0)
+    again = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
+    assert again.status == "completed"
+    check_messages(again.messages)
+
+
+def test_an_approval_decided_twice(effects: Effects, agents: None) -> None:
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
+    approve(card.pk, ann)
+    with pytest.raises(ApprovalStateError, match="approved already: decided by ann, 20"):
+        deny(card.pk, bob, "no")
+    assert sweep().completed == 1
+    with pytest.raises(ApprovalStateError, match="consumed already: decided by ann"):
+        approve(card.pk, bob)
+    assert effects.count() == 1
+
+
+def test_a_decision_on_something_else_than_what_was_seen(effects: Effects, agents: None) -> None:
+    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
+    with pytest.raises(ApprovalStateError, match="Look at it again"):
+        approve(card.pk, None, digest="0" * 64)
+    approve(card.pk, None, digest=card.digest)
+
+
+@pytest.mark.parametrize("decide", [approve, lambda pk, actor: deny(pk, actor, "no")])
+def test_a_decision_needs_the_permission(decide: object, effects: Effects, agents: None) -> None:
+    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
+    with pytest.raises(PermissionDeniedError, match="decide_approval"):
+        decide(card.pk, user("eve", "view_approval"))  # type: ignore[operator]
+    assert Message.objects.filter(kind="approval_decided").count() == 0
+
+
+def test_a_denial_needs_a_reason(effects: Effects, agents: None) -> None:
+    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
+    with pytest.raises(ApprovalStateError, match="needs a reason"):
+        deny(card.pk, None, "  ")
+
+
+def test_a_session_of_somebody_else(effects: Effects, agents: None) -> None:
+    ann, eve = user("ann"), user("eve")
+    agent = shop_agent("hers")
+    start_run(agent, "do it", "s1", actor=ann)
+    with pytest.raises(SessionAccessDeniedError) as denied:
+        start_run(agent, "do it", "s1", actor=eve)
+    assert str(denied.value) == "There is no session 's1'."
+    assert Run.objects.count() == 1
+
+
+def test_an_unowned_session_cannot_be_taken_over(effects: Effects, agents: None) -> None:
+    agent = shop_agent("nobodys")
+    start_run(agent, "do it", "s1")
+    with pytest.raises(SessionAccessDeniedError):
+        start_run(agent, "do it", "s1", actor=user("mallory"))
+    assert Session.objects.get().owner_id is None
+
+
+def test_another_task_in_a_busy_session(effects: Effects, agents: None) -> None:
+    agent = shop_agent("busy")
+    run = start_run(agent, "do it", "s1", idempotency_key="k1")
+    with pytest.raises(SessionBusyError, match=str(run.pk)) as busy:
+        start_run(agent, "do something else", "s1", idempotency_key="k2")
+    assert busy.value.run_id == str(run.pk)
+    with pytest.raises(SessionBusyError, match="another idempotency key"):
+        start_run(agent, "do it", "s1", idempotency_key="k2")
+    assert start_run(agent, "do it", "s1") == run
+
+
+def test_an_idempotency_key_used_for_another_task(effects: Effects, agents: None) -> None:
+    agent = shop_agent("keyed")
+    run = start_run(agent, "do it", "s1", idempotency_key="k1")
+    with pytest.raises(RunStateError, match=str(run.pk)):
+        start_run(agent, "do something else", "s2", idempotency_key="k1")
+    assert Session.objects.count() == 1
+
+
+def test_a_call_inside_an_outer_transaction(effects: Effects, agents: None) -> None:
+    agent = shop_agent("inner", {"tools": [call("post", text="hi")]})
+    with transaction.atomic(), pytest.raises(NotDurableError, match=r"agent\.start\(\)"):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert (Run.objects.count(), effects.count()) == (0, 0)
+    run = start_run(agent, "do it", "s1", idempotency_key="k")
+    with transaction.atomic(), pytest.raises(NotDurableError):
+        resume_run(run.pk)
+    with transaction.atomic(), pytest.raises(NotDurableError):
+        sweep()
+
+
+def test_a_session_with_a_store_that_forgets(agents: None) -> None:
+    agent = Agent("forgetful", instructions="Forget.", tools=TOOLS, model=Untouched([]))
+    for service in (run_agent, start_run):
+        with pytest.raises(MemoryStoreNotDurableError):
+            service(agent, "do it", "s1", store=MemoryStore())
+    assert Session.objects.count() == 0
+
+
+@pytest.mark.parametrize("session", ["", None])
+def test_a_durable_call_without_a_session(session: str, agents: None) -> None:
+    with pytest.raises(NotDurableError, match="session"):
+        start_run(shop_agent("homeless"), "do it", session)
+
+
+def test_an_empty_input(agents: None) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        start_run(shop_agent("silent"), " ", "s1")
+    assert Session.objects.count() == 0
+
+
+def test_a_run_that_has_ended_refuses_everything(effects: Effects, agents: None) -> None:
+    run = the_run(run_turns())
+    for service in (resume_run, cancel_run, pause_run):
+        with pytest.raises(RunStateError, match="has ended"):
+            service(run.pk)
+    assert the_run(run_turns()).pk == run.pk
+
+
+def test_another_definition_than_the_run_was_started_with(effects: Effects, agents: None) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("drift"), "do it", "s1", idempotency_key="k")
+    with isolated_registry():
+        shop_agent("drift", max_steps=7)
+        before = Run.objects.values().get()
+        with pytest.raises(DurableConfigMismatchError) as mismatch:
+            resume_run(run.pk)
+        assert mismatch.value.parts == ("max_steps",)
+        assert Run.objects.values().get() == before
+        assert sweep().blocked == 1
+        blocked = Run.objects.get()
+        assert ("max_steps" in blocked.blocked_reason, blocked.attempts, blocked.status) == (
+            True,
+            0,
+            "queued",
+        )
+    with isolated_registry():
+        shop_agent("drift")
+        assert resume_run(run.pk).status == "completed"

@@ -1,0 +1,49 @@
+"""What a step costs: commits and queries, counted; flat, however long the history is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from agentruns import run_agent
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def cost(turns: list[Any], session: str) -> tuple[int, int]:
+    """Return commits that insert journal rows, and all statements, of a whole run."""
+    agent = shop_agent(f"cost-{session}", *turns)
+    with CaptureQueriesContext(connection) as captured:
+        assert run_agent(agent, "do it", session, idempotency_key=session).status == "completed"
+    statements = [query["sql"] for query in captured.captured_queries]
+    return sum('INTO "agentruns_message"' in sql for sql in statements), len(statements)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_step_of_n_calls_costs_n_plus_one_commits(calls: int, effects: Effects, agents: None) -> None:
+    empty, _ = cost([], "empty")
+    commits, _ = cost([{"tools": [call("post", text=str(n)) for n in range(calls)]}], "full")
+    assert empty == 2, "start, and the final reply together with run_completed"
+    assert commits - empty == calls + 1
+
+
+def test_parallel_calls_start_in_one_commit(effects: Effects, agents: None) -> None:
+    empty, _ = cost([], "empty")
+    commits, _ = cost([{"tools": [call("search", query=str(n)) for n in range(4)]}], "full")
+    assert commits - empty == 1 + 1 + 4
+
+
+def test_the_cost_of_a_step_does_not_grow_with_the_history(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("lookup", number="A1")]}
+    _, short = cost([turn] * 2, "short")
+    _, longer = cost([turn] * 4, "longer")
+    _, longest = cost([turn] * 40, "longest")
+    per_step = (longer - short) / 2
+    assert longest - longer == 36 * per_step
+    limit = {"sqlite": 10, "postgresql": 6}[connection.vendor]  # two commits: BEGIN, statements, COMMIT
+    assert per_step <= limit

@@ -1,0 +1,183 @@
+"""Calls nobody knows the outcome of: who is asked, who is told, and what may run after them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agentruns import Agent, approve, deny, resolve_orphan, resume_run, run_agent, tool
+from agentruns.exceptions import PermissionDeniedError, RunStateError, ToolDurabilityError
+from agentruns.journal.fold import fold
+from agentruns.journal.read import run_rows
+from agentruns.models import Approval, Message, Run
+from agentruns.runs import result_of
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel, check_messages
+from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@tool
+def wire(text: str) -> str:
+    """Send a wire that may or may not have gone out."""
+    Effects.from_environment().record("wire", text=text)
+    raise ToolDurabilityError("the bank's answer was lost")
+
+
+def held_run(*turns: object, **options: object) -> Run:
+    """Run until a wire is in doubt and the run is held."""
+    return the_run(run_turns(*turns, tools=[*TOOLS, wire], **options))
+
+
+def orphan_of(run: Run) -> str:
+    state = fold(run.pk, run_rows("default", run.pk))
+    (call_id,) = [one.id for one in state.open_calls() if one.orphan == "held"]
+    return call_id
+
+
+def test_a_handler_that_does_not_know_is_held_for_staff(effects: Effects, agents: None) -> None:
+    run = held_run({"tools": [call("wire", text="x"), call("post", text="y"), call("search", query="z")]})
+    assert (run.status, outcomes(run)) == ("orphaned", ["ok"])
+    assert [line.get("tool", line["key"]) for line in effects.lines()] == ["wire", "search"]
+    assert sweep().found == 0
+
+
+def test_an_agent_may_prefer_to_be_told(effects: Effects, agents: None) -> None:
+    run = held_run({"tools": [call("wire", text="x"), call("post", text="y")]}, on_orphan="surface")
+    assert (run.status, outcomes(run)) == ("completed", ["unknown", "cancelled"])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ends", "effects_after"),
+    [("occurred", ["ok", "ok"], 2), ("not_occurred", ["ok"], 2), ("unknown", ["unknown", "cancelled"], 1)],
+)
+def test_a_verdict_of_staff(
+    verdict: str, ends: list[str], effects_after: int, effects: Effects, agents: None
+) -> None:
+    run = held_run({"tools": [call("wire", text="x"), call("post", text="y")]})
+    staff = user("staff", "resolve_orphan")
+    resolve_orphan(
+        run.pk, orphan_of(run), verdict, staff, result="went out at noon", evidence="the bank says"
+    )
+    assert payloads(run, "orphan_resolved")[0]["actor"]["name"] == "staff"
+    sweep()
+    run = Run.objects.get(pk=run.pk)
+    if verdict == "not_occurred":  # the wire was sent again, with the same key, and is in doubt again
+        assert run.status == "orphaned"
+        keys = [one["key"] for one in payloads(run, "tool_started")]
+        assert (len(keys), len(set(keys))) == (2, 1)
+        assert effects.count() == 2
+        return
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ends, effects_after)
+
+
+def test_a_verdict_needs_the_permission_and_a_call_in_doubt(effects: Effects, agents: None) -> None:
+    run = held_run({"tools": [call("wire", text="x")]})
+    with pytest.raises(PermissionDeniedError, match="resolve_orphan"):
+        resolve_orphan(run.pk, orphan_of(run), "occurred", user("eve"))
+    with pytest.raises(RunStateError, match="not in doubt"):
+        resolve_orphan(run.pk, "018f0000-0000-7000-8000-000000000000", "occurred", None)
+    with pytest.raises(ValueError, match="occurred, not_occurred, unknown"):
+        resolve_orphan(run.pk, orphan_of(run), "maybe", None)
+
+
+def test_while_a_call_is_in_doubt_its_tool_asks_a_person(effects: Effects, agents: None) -> None:
+    """Also for other arguments, since models re-word them, and in the session's later runs."""
+    again = {"tools": [call("wire", text="x, please"), call("post", text="meanwhile")]}
+    run = held_run({"tools": [call("wire", text="x")]}, again)
+    result = resume_run(run.pk)
+    assert result.status == "awaiting-approval"
+    card = Approval.objects.get()
+    assert (card.tool_name, "unknown outcome" in card.why) == ("wire", True)
+    deny(card.pk, None, "it did arrive")
+    assert sweep().completed == 1
+    assert effects.count("wire") == 1
+
+    model = ScriptedModel([{"tools": [call("wire", text="other")]}, {"text": "ok"}])
+    next_agent = Agent("next", instructions="Go on.", tools=[wire], model=model)
+    later = run_agent(next_agent, "and this one", "s1", idempotency_key="k2")
+    assert later.status == "awaiting-approval"
+    check_messages(later.messages[:-1])  # the last turn still waits for its results
+
+
+@pytest.mark.parametrize(("verdict", "asked"), [("occurred", 0), ("not_occurred", 0), ("unknown", 1)])
+def test_a_late_verdict_only_records_and_lifts_the_doubt(
+    verdict: str, asked: int, effects: Effects, agents: None
+) -> None:
+    run = held_run({"tools": [call("wire", text="x")]})
+    call_id = orphan_of(run)
+    assert resume_run(run.pk).status == "completed"
+    before = Message.objects.count()
+    resolve_orphan(run.pk, call_id, verdict, None, evidence="the statement")
+    assert Message.objects.count() == before + 1
+    the_run(result_of(run.pk))
+    model = ScriptedModel([{"tools": [call("wire", text="y")]}, {"text": "ok"}])
+    agent = Agent("next", instructions="Go on.", tools=[wire], model=model, on_orphan="surface")
+    later = run_agent(agent, "another", "s1", idempotency_key="k2")
+    assert len(later.pending) == asked
+
+
+def test_surfacing_cancels_what_was_approved_after_it(effects: Effects, agents: None) -> None:
+    """Later calls are not run, also approved ones; a denied one keeps its denial."""
+    turn = {
+        "tools": [
+            call("wire", text="x"),
+            call("refund", cents=5000),
+            call("refund", cents=6000),
+            call("refund", cents=7000),
+        ]
+    }
+    run = held_run(turn)
+    approved, denied, pending = Approval.objects.order_by("requested_at", "id")
+    approve(approved.pk, None)
+    deny(denied.pk, None, "too much")
+    result = resume_run(run.pk)
+    assert result.status == "completed"
+    assert outcomes(the_run(result)) == ["unknown", "cancelled", "denied", "cancelled"]
+    assert {card.status for card in Approval.objects.filter(pk__in=[approved.pk, pending.pk])} == {
+        "cancelled"
+    }
+    assert effects.count() == 1
+    check_messages(result.messages)
+
+
+@tool(timeout=0.2)
+def slow(text: str) -> str:
+    """Take longer than allowed."""
+    Effects.from_environment().record("slow")
+    time.sleep(1)
+    return "too late"
+
+
+def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects, agents: None) -> None:
+    agent = shop_agent("slow", {"tools": [call("slow", text="x")]}, tools=[slow])
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert (result.status, effects.count()) == ("orphaned", 1)
+    deadline = time.monotonic() + 10
+    while not Message.objects.filter(kind="late_result").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert Message.objects.get(kind="late_result").payload["content"] == "too late"
+    with pytest.raises(RunStateError, match="did happen"):
+        resolve_orphan(result.run_id, result.orphans[0], "not_occurred", None)
+    the_run(result)
+
+
+@tool(timeout=0.2, safe_to_retry=True)
+def sluggish(text: str) -> str:
+    """Take longer than allowed, and say that this is safe."""
+    Effects.from_environment().record("sluggish")
+    if Effects.from_environment().count() < 2:
+        time.sleep(1)
+    return "in time"
+
+
+def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects, agents: None) -> None:
+    agent = shop_agent("sluggish", {"tools": [call("sluggish", text="x")]}, tools=[sluggish])
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert (result.status, effects.count()) == ("completed", 2)
+    assert [one["attempt"] for one in Message.objects.filter(kind="tool_started").values("attempt")] == [1, 2]

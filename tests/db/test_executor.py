@@ -1,0 +1,170 @@
+"""The executor checks everything again, and in doubt does not run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from pydantic import AfterValidator
+
+from agentruns import approve, run_agent, tool
+from agentruns.agents import isolated_registry
+from agentruns.models import Approval, Message, Run
+from agentruns.sweep import sweep
+from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIMIT = {"cents": 100}
+
+
+def within(value: int) -> int:
+    if value > LIMIT["cents"]:
+        raise ValueError(f"more than {LIMIT['cents']}")
+    return value
+
+
+@tool(requires_approval=True)
+def pay(cents: Annotated[int, AfterValidator(within)]) -> str:
+    """Pay."""
+    Effects.from_environment().record("pay")
+    return "paid"
+
+
+@tool(requires_approval=True, safe_to_retry=True)
+def read(cents: Annotated[int, AfterValidator(within)]) -> str:
+    """Read."""
+    Effects.from_environment().record("read")
+    return "read"
+
+
+@pytest.fixture(autouse=True)
+def _limit() -> object:
+    yield
+    LIMIT["cents"] = 100
+
+
+def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, agents: None) -> None:
+    agent = shop_agent("payer", {"tools": [call("pay", cents=50)]}, tools=[pay])
+    result = run_agent(agent, "pay", "s1", idempotency_key="k")
+    LIMIT["cents"] = 10
+    approve(result.pending[0].pk, None)
+    assert sweep().completed == 1
+    run = the_run(result)
+    assert (outcomes(run), effects.count()) == (["error"], 0)
+    assert "more than 10" in payloads(run, "tool_result")[0]["content"]
+
+
+def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
+    effects: Effects, agents: None
+) -> None:
+    agent = shop_agent("reader", {"tools": [call("read", cents=50)]}, tools=[read])
+    result = run_agent(agent, "read", "s1", idempotency_key="k")
+    approve(result.pending[0].pk, None)
+    with pytest.MonkeyPatch.context() as patch:  # the process dies between tool_started and the handler
+        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
+        patch.setattr("agentruns.executor.reached", lambda point: 1 / 0 if point == "before_tool" else None)
+        sweep()
+    run = Run.objects.get()
+    assert Message.objects.filter(kind="tool_started").count() == 1
+    kill(run)
+    LIMIT["cents"] = 10
+    sweep()
+    run = the_run(result)
+    assert (run.status, outcomes(run)) == ("orphaned", [])
+
+
+def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents: None) -> None:
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    card = result.pending[0]
+    decided = approve(card.pk, None, digest=card.digest, arguments={"cents": "4000"})
+    assert (decided.arguments, decided.digest != card.digest) == ({"cents": 4000}, True)
+    assert sweep().completed == 1
+    run = the_run(result)
+    assert [line["cents"] for line in effects.lines()] == [4000]
+    row = payloads(run, "tool_result")[0]
+    assert row["edited"] == {"cents": 4000}
+    sent = run_agent("agent-s1", "do it", "s1", idempotency_key="s1").messages[2]["content"][0]["content"]
+    assert sent.startswith('Executed with the arguments a person set: {"cents":4000}')
+
+
+def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -> None:
+    from agentruns.exceptions import ApprovalStateError
+    from tests.db.helpers import user
+
+    @tool(requires_approval=True, approvals=2)
+    def launch() -> str:
+        """Launch."""
+        Effects.from_environment().record("launch")
+        return "launched"
+
+    agent = shop_agent("launcher", {"tools": [call("launch")]}, tools=[launch])
+    result = run_agent(agent, "launch", "s1", idempotency_key="k")
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    card = approve(result.pending[0].pk, ann)
+    assert (card.status, card.approved_count) == ("pending", 1)
+    assert sweep().found == 0
+    with pytest.raises(ApprovalStateError, match="takes 2 people"):
+        approve(card.pk, ann)
+    assert approve(card.pk, bob).status == "approved"
+    assert sweep().completed == 1
+    assert effects.count() == 1
+    assert payloads(the_run(result), "tool_started")[0]["approved_by"] == ["ann", "bob"]
+
+
+def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=lambda args, ctx: args["no such"])
+    def odd() -> str:
+        """Do something odd."""
+        return "odd"
+
+    agent = shop_agent("odd", {"tools": [call("odd")]}, tools=[odd])
+    assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
+
+
+def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects, agents: None) -> None:
+    turn = {
+        "tools": [
+            call("post", text="first"),
+            call("refund", cents=5000),
+            call("post", text="second"),
+            call("search", query="x"),
+        ]
+    }
+    result = run_turns(turn)
+    assert result.status == "awaiting-approval"
+    assert [line["tool"] for line in effects.lines()] == ["post", "search"]
+    approve(Approval.objects.get().pk, None)
+    assert sweep().completed == 1
+    assert [line["tool"] for line in effects.lines()] == ["post", "search", "refund", "post"]
+    the_run(result)
+
+
+def test_equal_calls_in_one_reply_have_different_keys(effects: Effects, agents: None) -> None:
+    run_turns({"tools": [call("post", text="x"), call("post", text="x")]})
+    assert len({line["key"] for line in effects.lines()}) == 2
+
+
+def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects, agents: None) -> None:
+    block = {"type": "tool_use", "id": "same", "name": "post", "input": {"text": "x"}}
+    missing = {"type": "tool_use", "name": "post", "input": {"text": "y"}}
+    turn = {"content": [block, block, missing], "stop_reason": "tool_use"}
+    result = run_turns(turn, turn)
+    run = the_run(result)
+    calls = [one for reply in payloads(run, "assistant") for one in reply["calls"]]
+    assert len({one["provider_id"] for one in calls}) == len(calls) == 6
+    assert [one.get("original") for one in calls][:3] == [None, {"id": "same"}, {"id": None}]
+    assert effects.count() == 6
+
+
+def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Effects, agents: None) -> None:
+    turns = {"tools": [call("refund", cents=5000)]}
+    with isolated_registry():
+        result = run_agent(shop_agent("moved", turns), "do it", "s1", idempotency_key="k")
+    approve(result.pending[0].pk, None)
+    with isolated_registry():
+        shop_agent("moved", turns)
+        assert sweep().completed == 1
+    assert effects.count() == 1

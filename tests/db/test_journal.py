@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from agentruns import start_run
+from agentruns.exceptions import JournalConflictError
+from agentruns.journal import triggers
+from agentruns.journal.batch import Batch
+from agentruns.journal.read import load
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run, Session, Tombstone
+from agentruns.stores import DatabaseStore
+from tests.db.helpers import run_turns, the_run
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def run(effects: Effects, agents: None) -> Run:
+    return the_run(run_turns({"tools": [call("post", text="hi")]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.update(kind="user"),
+        lambda rows: rows.filter(seq=3).update(payload={}),
+        lambda rows: rows._raw_delete("default"),
+    ],
+)
+def test_the_database_refuses_to_change_the_journal(run: Run, change: object) -> None:
+    before = list(Message.objects.values_list("hash", flat=True))
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        change(Message.objects.filter(run=run))  # type: ignore[operator]
+    assert list(Message.objects.values_list("hash", flat=True)) == before
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no TRUNCATE")
+def test_postgresql_refuses_to_truncate_the_journal(run: Run) -> None:
+    with (
+        pytest.raises(DatabaseError, match="append-only"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("TRUNCATE agentruns_message")
+
+
+def test_a_tombstone_lets_one_session_be_deleted(run: Run) -> None:
+    other = the_run(run_turns(session="s2"))
+    Tombstone.objects.create(session_id=run.session_id, key="s1", head="")
+    with transaction.atomic():
+        Message.objects.filter(session_id=run.session_id)._raw_delete("default")
+    assert Message.objects.filter(run=other).exists()
+    with pytest.raises(DatabaseError), transaction.atomic():
+        Message.objects.filter(run=other)._raw_delete("default")
+
+
+def test_the_triggers_are_installed_again_after_migrate(run: Run) -> None:
+    triggers.remove(connection)
+    assert not triggers.installed(connection)
+    triggers.install_on_migrate(using="default")
+    assert triggers.installed(connection)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda rows: rows.filter(seq=2).update(payload={"v": 1, "content": []}), "seq 2 (user) was altered"),
+        (lambda rows: rows.filter(seq=4).update(tool_name="refund"), "seq 4 (tool_started) was altered"),
+        (lambda rows: rows.filter(seq=7)._raw_delete("default"), "its head is seq 7, the journal ends at 6"),
+        (lambda rows: rows.filter(seq=3)._raw_delete("default"), "seq 3 is missing"),
+    ],
+)
+def test_a_change_made_with_the_triggers_dropped_is_found(run: Run, change: object, found: str) -> None:
+    with triggers.lifted(connection):
+        change(Message.objects.filter(run=run))  # type: ignore[operator]
+    assert found in problems(run.session_id)[0]
+
+
+def test_a_changed_column_is_found(run: Run) -> None:
+    Run.objects.filter(pk=run.pk).update(output="something else")
+    assert "output is 'something else', the journal says 'all done'" in problems(run.session_id)[0]
+
+
+def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(
+    effects: Effects, agents: None
+) -> None:
+    run = start_run(shop_agent("stale"), "do it", "s1", idempotency_key="k")
+    store, stale = DatabaseStore(), load("default", run.session_id, run.pk)
+    for note in ("first", "second"):
+        batch = Batch(load("default", run.session_id, run.pk) if note == "first" else stale)
+        batch.add("run_pause_requested", {"reason": note})
+        if note == "first":
+            store.append(batch)
+            continue
+        with pytest.raises(JournalConflictError):
+            store.append(batch)
+    session = Session.objects.get()
+    assert (session.next_seq, Message.objects.count()) == (4, 3)
+    assert problems(session.pk) == []
+
+
+def test_an_engine_row_of_another_epoch_is_refused(effects: Effects, agents: None) -> None:
+    run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
+    Run.objects.update(lease_epoch=7)
+    batch = Batch(load("default", run.session_id, run.pk), epoch=6)
+    batch.add("model_failed", {"error": {"type": "x", "text": "y"}})
+    with pytest.raises(JournalConflictError):
+        DatabaseStore().append(batch)
+    assert (Message.objects.count(), Session.objects.get().next_seq) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "odd", ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
+)
+def test_odd_text_survives_on_every_database(odd: str, effects: Effects, agents: None) -> None:
+    result = run_turns({"text": odd, "tools": [call("post", text=odd)]}, {"text": odd}, text=f"say {odd}")
+    run = the_run(result)
+    row = Message.objects.get(run=run, kind="tool_started")
+    reply = Message.objects.filter(run=run, kind="assistant").first()
+    assert reply is not None
+    assert reply.payload["calls"][0]["arguments"] == {"text": odd}
+    assert reply.payload["calls"][0]["id"] == row.call_id
+    assert run.input == f"say {odd}"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT payload FROM agentruns_message")
+        assert all("\x00" not in text for (text,) in cursor.fetchall())
+
+
+def test_start_joins_the_callers_transaction(effects: Effects, agents: None) -> None:
+    agent = shop_agent("joined")
+    with pytest.raises(RuntimeError), transaction.atomic():
+        start_run(agent, "do it", "s1", idempotency_key="k")
+        raise RuntimeError("the order was refused")
+    assert (Run.objects.count(), Session.objects.count(), Message.objects.count()) == (0, 0, 0)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentruns import canonical
+
+TEXT = st.text(alphabet=st.characters(codec=None) | st.sampled_from("\x00\x10\ud800\udfff\\u0"))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def same(left: object, right: object) -> bool:
+    """Equality under which NaN is NaN and -0.0 is not 0.0."""
+    if isinstance(left, float) and isinstance(right, float):
+        return (math.isnan(left) and math.isnan(right)) or (left, math.copysign(1, left)) == (
+            right,
+            math.copysign(1, right),
+        )
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back(value: object) -> None:
+    text = canonical.dumps(value)
+    assert same(canonical.loads(text), value)
+    assert canonical.dumps(canonical.loads(text)) == text
+    text.encode()  # no lone surrogate is left
+    assert "\x00" not in text
+    assert "\\u0000" not in text.replace("\\\\", "")
+
+
+@given(VALUES)
+def test_what_the_provider_gets_is_strict_json(value: object) -> None:
+    text = json.dumps(canonical.legal(value), allow_nan=False, ensure_ascii=False)
+    assert "\\u0000" not in text.replace("\\\\", "")
+    text.encode()
+
+
+@given(st.dictionaries(TEXT, st.integers()), st.randoms())
+def test_the_order_of_keys_does_not_matter(value: dict[str, int], random: object) -> None:
+    items = list(value.items())
+    random.shuffle(items)  # type: ignore[attr-defined]
+    assert canonical.digest(dict(items)) == canonical.digest(value)
+
+
+@given(TEXT)
+def test_text_columns_hold_any_text(text: str) -> None:
+    stored = canonical.escape_text(text)
+    assert "\x00" not in stored
+    stored.encode()
+    assert canonical.unescape_text(stored) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"b": 1, "a": [1.5, "ü", None]}, '{"a":[1.5,"ü",null],"b":1}'),
+        (1e16, "1e+16"),
+        (-0.0, "-0.0"),
+        ("\x00", '"\\u00100000"'),
+        (math.nan, '"\\u0010NaN"'),
+        ("\x10NaN", '"\\u00100010NaN"'),
+    ],
+)
+def test_the_canonical_text_never_changes(value: object, text: str) -> None:
+    """Stored hashes depend on these texts: they may not change between releases."""
+    assert canonical.dumps(value) == text
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"bytes", {"a": object()}])
+def test_what_is_not_json_is_refused(value: object) -> None:
+    with pytest.raises(TypeError):
+        canonical.dumps(value)
+
+
+def test_a_circular_value_is_refused() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    with pytest.raises((ValueError, RecursionError)):
+        canonical.dumps(circle)

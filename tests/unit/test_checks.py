@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from agentruns.checks import check_database, check_settings
+
+
+def ids(found: Any) -> list[str]:
+    return [message.id for message in found]
+
+
+def test_the_settings_of_the_tests_are_fine() -> None:
+    assert check_settings(None) == []
+    assert ids(check_database(None, databases=["default"])) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"AGENTRUNS_LEASE_SECOND": 5}, "agentruns.W001"),
+        ({"AGENTRUNS_LEASE_SECONDS": 10, "AGENTRUNS_HEARTBEAT_SECONDS": 9}, "agentruns.E001"),
+        ({"USE_TZ": False}, "agentruns.E002"),
+        ({"AGENTRUNS_DATABASE": "nowhere"}, "agentruns.E003"),
+    ],
+)
+def test_a_setting_that_breaks_the_promise_is_found(changed: dict[str, Any], expected: str) -> None:
+    with override_settings(**changed):
+        (found,) = check_settings(None)
+    assert found.id == expected
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("vendor", "facts", "expected"),
+    [
+        ("mysql", {}, "agentruns.E004"),
+        ("postgresql", {"AUTOCOMMIT": False}, "agentruns.E005"),
+        ("sqlite", {"OPTIONS": {}}, "agentruns.W002"),
+    ],
+)
+def test_a_database_that_breaks_the_promise_is_found(
+    vendor: str, facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connections["default"]
+    monkeypatch.setattr(type(connection), "vendor", vendor)
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", True)
+    for name, value in facts.items():
+        monkeypatch.setitem(connection.settings_dict, name, value)
+    (found,) = check_database(None, databases=["default"])
+    assert found.id == expected
+    assert found.hint
+    assert check_database(None, databases=None) == []
