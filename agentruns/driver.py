@@ -116,9 +116,7 @@ class Driver:
                 pause = min(2 * pause, 2.0)
 
     def _reread(self, lease: Lease, batch: Batch | None) -> bool:
-        connection = connections[lease.alias]
-        if not connection.in_atomic_block:
-            connection.close_if_unusable_or_obsolete()
+        close_stale(lease.alias)
         self.state = self.store.load(lease.session_id, lease.run_id)
         if batch is not None and self._is_stored(lease, batch):
             return True
@@ -152,6 +150,12 @@ class Driver:
         if self.lease is None:
             raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
         return self.lease
+
+
+def close_stale(alias: str) -> None:
+    """Drop a connection that broke or is too old, so that the next query opens another."""
+    if not connections[alias].in_atomic_block:  # a TestCase's own transaction would go with it
+        connections[alias].close_if_unusable_or_obsolete()
 
 
 def require_no_transaction(alias: str) -> None:

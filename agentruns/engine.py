@@ -8,12 +8,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
 from agentruns import executor, gate, recovery
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
-from agentruns.driver import Driver
+from agentruns.driver import Driver, close_stale
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -64,7 +64,7 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
 
 def _loop(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
-        connections[driver.alias].close_if_unusable_or_obsolete()
+        close_stale(driver.alias)
         run = driver.run
         if run.cancel_requested:
             driver.commit(lambda batch: recovery.close_cancelled(batch, None, "cancel requested"))

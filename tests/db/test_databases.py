@@ -1,0 +1,61 @@
+"""The journal lives in the database that AGENTRUNS_DATABASE names, and every write goes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from agentruns import approve, cancel_run, list_runs, resolve_orphan, resume_run, run_agent, start_run
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Control, Definition, Message, Run, Session
+from agentruns.sweep import sweep
+from tests.db.helpers import user
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+MODELS = (Approval, Control, Definition, Message, Run, Session)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(settings: Any) -> None:
+    settings.AGENTRUNS_DATABASE = "other"
+
+
+def test_everything_goes_to_the_named_database(effects: Effects, agents: None) -> None:
+    staff = user("staff", "decide_approval", "resume_run", "cancel_run", "resolve_orphan")
+    turn = {"tools": [call("refund", cents=5000), call("post", text="x"), call("search", query="y")]}
+    result = run_agent(shop_agent("there", turn), "do it", "s1", actor=staff, idempotency_key="k")
+    approve(result.pending[0].pk, staff)
+    assert sweep().completed == 1
+    run = start_run(shop_agent("there-too"), "do it", "s2", actor=staff, idempotency_key="k2")
+    cancel_run(run.pk, staff, reason="no")
+    assert list_runs(owner=staff).count() == 2
+    for model in MODELS:
+        assert not model.objects.using("default").exists(), model
+        assert model.objects.using("other").exists(), model
+    for session in Session.objects.using("other"):
+        assert problems(session.pk, "other") == []
+
+
+def test_a_verdict_and_a_transactional_tool_go_there_too(effects: Effects, agents: None) -> None:
+    from tests.db.test_doubt import wire
+    from tests.shop.agents import TOOLS
+    from tests.shop.models import Order
+
+    Order.objects.using("other").create(number="A1", customer="Ada", total_cents=1)
+    agent = shop_agent("doubtful", {"tools": [call("wire", text="x")]}, tools=[*TOOLS, wire])
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    resolve_orphan(result.run_id, result.orphans[0], "occurred", None, result="it went out")
+    assert resume_run(result.run_id).status == "completed"
+    assert not Run.objects.using("default").exists()
+
+
+def test_a_transaction_on_another_database_is_no_obstacle(effects: Effects, agents: None) -> None:
+    agent = shop_agent("beside", {"tools": [call("post", text="x")]})
+    with transaction.atomic(using="default"):
+        assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "completed"
+    assert effects.count() == 1
