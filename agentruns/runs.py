@@ -84,19 +84,19 @@ def run_agent(
         return result_of(run.pk)
     if run.is_ended or run.status == Run.Status.PAUSED:  # a repeated call never un-pauses
         return result_of(run.pk)
-    return _go_on(run, actor, drive=True)
+    return _go_on(run, actor, drive=True, writes=run.status == Run.Status.ORPHANED)
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
     """Let a run go on: unpause it, and tell the model of calls in doubt instead of holding them.
 
-    `drive=False` records and queues only. A run that waits for approval, or is in back-off, is returned as
+    Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
     it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
     DurableConfigMismatchError, PermissionDeniedError.
     """
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.resume_run", run)
-    return _go_on(run, actor, drive=drive)
+    return _go_on(run, actor, drive=drive, writes=True)
 
 
 def get_run(run_id: UUID | str) -> Run:
@@ -135,15 +135,14 @@ def result_of(run_id: UUID) -> RunResult:
     )
 
 
-def _go_on(run: Run, actor: Any, *, drive: bool) -> RunResult:
+def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool) -> RunResult:
     alias = settings.DATABASE
     if run.status == Run.Status.AWAITING_APPROVAL:
         return result_of(run.pk)
     if drive and not run.is_ended:
         require_no_transaction(alias)
         agent_for(run, alias)
-    # A queued run, or one whose worker died, needs no word from a caller who drives it: recovery writes it.
-    if not drive or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):
+    if writes:
         run = transitions.write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
     if drive and not run.is_ended and not advance(run, alias, caller=actor, asked=True):
         _refuse_live(transitions.find_run(run.pk))

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from agentruns import approvals
+from agentruns.agents import registered
 from agentruns.conf import settings
 from agentruns.driver import require_no_transaction
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Control, Run
-from agentruns.worker import advance
+from agentruns.querysets import RunQuerySet
+from agentruns.worker import advance, agent_for
 
 logger = logging.getLogger("agentruns.sweep")
 
@@ -42,11 +45,26 @@ class Swept:
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """Return the runs that can be claimed now, oldest first."""
+    """Return the runs that can be claimed now and that this process serves, oldest first."""
+    return list(_runnable(run_id).filter(_served())[: limit or BATCH])
+
+
+def unserved(run_id: UUID | str | None = None) -> list[Run]:
+    """Return runs that could be claimed if this process served their definition, not yet said so of."""
+    return list(_runnable(run_id).exclude(_served()).filter(blocked_reason="")[:BATCH])
+
+
+def _runnable(run_id: UUID | str | None) -> RunQuerySet:
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
-    if run_id is not None:
-        runs = runs.filter(pk=run_id)
-    return list(runs[: limit or BATCH])
+    return runs if run_id is None else runs.filter(pk=run_id)
+
+
+def _served() -> Q:
+    # In the query and not after it: runs of a retired definition must never fill the whole batch.
+    served = Q(pk__in=[])
+    for agent in registered():
+        served |= Q(agent=agent.name, version=agent.version, definition_id=agent.definition_hash)
+    return served
 
 
 def sweep(
@@ -61,6 +79,8 @@ def sweep(
     require_no_transaction(alias)
     swept = Swept(expired=approvals.expire_due())
     Control.objects.using(alias).update_or_create(name=name, defaults={"seen_at": Now()})
+    for run in unserved(run_id):
+        swept.blocked += _block(run, alias)
     for run in candidates(run_id, limit):
         if should_stop():
             break
@@ -73,10 +93,6 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     try:
         if not advance(run, alias, should_stop=should_stop):
             return
-    except DurableConfigMismatchError as error:
-        swept.blocked += 1
-        _block(run, alias, str(error))
-        return
     except (DatabaseError, InterfaceError):
         raise
     except Exception:
@@ -90,7 +106,11 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     setattr(swept, name, getattr(swept, name) + 1)
 
 
-def _block(run: Run, alias: str, why: str) -> None:
-    """Say why a run is not claimed; it costs no attempt and is looked at again at the next sweep."""
-    rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
-    rows.exclude(blocked_reason=why).update(blocked_reason=why)
+def _block(run: Run, alias: str) -> int:
+    """Say why a run is not claimed here; it costs no attempt, and a process that serves it may claim it."""
+    try:
+        agent_for(run, alias)
+    except DurableConfigMismatchError as error:
+        rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
+        return rows.update(blocked_reason=str(error))
+    return 0

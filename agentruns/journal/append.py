@@ -122,7 +122,9 @@ def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, li
     elif batch.releases:
         sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
         values.append("queued" if status == "active" else status)
-        if batch.delay is not None:
+        if batch.delay is None:
+            sets.append("not_before = NULL")
+        else:
             later, later_values = clock(connection, batch.delay)
             sets.append(f"not_before = {later}")
             values += later_values

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from agentruns import approve, cancel_run, deny, run_agent, start_run
-from agentruns.exceptions import AgentRunsError, ApprovalStateError
+from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError
 from agentruns.journal.verify import problems
 from agentruns.leases import claim
 from agentruns.models import Message, Run, Session
@@ -117,5 +117,6 @@ def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects, agent
             assert not isinstance(one, Exception) or isinstance(one, AgentRunsError), outcome
         sweep()
         run = the_run(result)
-        assert run.status == "cancelled"
+        too_late = isinstance(outcome[2], RunStateError)  # the sweeps were quicker than the cancel
+        assert run.status == ("completed" if too_late else "cancelled")
     assert effects.count() <= 10

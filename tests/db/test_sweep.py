@@ -1,0 +1,127 @@
+"""The sweep takes what can go on and what this process serves, and never starves on the rest."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
+from agentruns.agents import isolated_registry
+from agentruns.exceptions import ApprovalStateError, RunStateError
+from agentruns.models import Approval, Control, Run
+from agentruns.runs import result_of
+from agentruns.sweep import BATCH, sweep
+from tests.db.helpers import outcomes, payloads, run_turns, the_run
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_runs_of_a_retired_definition_do_not_starve_the_others(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentruns.sweep.BATCH", 3)
+    assert BATCH > 3
+    with isolated_registry():
+        old = shop_agent("retired")
+        for number in range(5):
+            start_run(old, "do it", f"old-{number}")
+    start_run(shop_agent("served"), "do it", "new")
+    first = sweep()
+    assert (first.completed, first.blocked) == (1, 3)
+    assert sweep().blocked == 2
+    assert sweep().blocked == 0
+    assert Run.objects.filter(status="queued", attempts=0).exclude(blocked_reason="").count() == 5
+    with isolated_registry():
+        shop_agent("retired")
+        assert sweep().completed == 3
+        assert sweep().completed == 2
+    assert not Run.objects.exclude(blocked_reason="").exists()
+
+
+def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=True, expires_in=timedelta(hours=1))
+    def launch() -> str:
+        """Launch."""
+        effects.record("launch")
+        return "launched"
+
+    result = run_turns({"tools": [call("launch")]}, tools=[launch])
+    card = result.pending[0]
+    assert card.expires_at is not None
+    assert sweep().expired == 0
+    Approval.objects.update(expires_at=Now() - timedelta(seconds=1))
+    with pytest.raises(ApprovalStateError, match="expired"):
+        approve(card.pk, None)
+    swept = sweep()
+    assert (swept.expired, swept.completed, effects.count()) == (1, 1, 0)
+    run = the_run(result)
+    assert (outcomes(run), Approval.objects.get().status) == (["expired"], "expired")
+    assert "nobody answered" in payloads(run, "tool_result")[0]["content"]
+
+
+def test_the_sweeper_is_seen(agents: None) -> None:
+    sweep()
+    first = Control.objects.get(name="resume_runs").seen_at
+    sweep()
+    assert Control.objects.get(name="resume_runs").seen_at > first
+
+
+def test_one_run_that_raises_does_not_stop_the_others(effects: Effects, agents: None) -> None:
+    def fail(request: object) -> None:
+        raise KeyError("oops")
+
+    start_run(shop_agent("bad", fail), "do it", "bad")
+    start_run(shop_agent("good"), "do it", "good")
+    swept = sweep()
+    assert (swept.errors, swept.completed) == (1, 1)
+
+
+def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("post", text=str(n)) for n in range(4)]}
+    run = start_run(shop_agent("stopped", turn), "do it", "s1")
+    sweep(should_stop=lambda: effects.count() >= 2)
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, run.attempts, run.lease_expires_at, effects.count()) == ("queued", 0, None, 2)
+    assert sweep().completed == 1
+    assert effects.count() == 4
+    assert "run_resumed" not in run.messages.values_list("kind", flat=True)
+
+
+def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects, agents: None) -> None:
+    agent = shop_agent("parked", {"tools": [call("refund", cents=5000)]})
+    run = start_run(agent, "do it", "s1", idempotency_key="k")
+    assert pause_run(run.pk, reason="lunch").status == "paused"
+    with pytest.raises(RunStateError, match="is paused already"):
+        pause_run(run.pk)
+    assert sweep().found == 0
+    assert resume_run(run.pk).status == "awaiting-approval"
+    assert pause_run(run.pk).status == "paused"
+    assert resume_run(run.pk, drive=False).status == "awaiting-approval"
+    assert cancel_run(run.pk, reason="no").status == "cancelled"
+    assert Approval.objects.get().status == "cancelled"
+    the_run(result_of(run.pk))
+
+
+def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects, agents: None) -> None:
+    run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
+    pause_run(run.pk)
+    assert resume_run(run.pk, drive=False).status == "queued"
+    assert effects.count() == 0
+    assert sweep().completed == 1
+
+
+def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
+    sql, parameters = Run.objects.runnable().order_by("created_at").values("pk")[:1].query.sql_with_params()
+    with transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {sql}", parameters)
+            assert "agentruns_runnable" in str(cursor.fetchall())
+        else:  # SQLite cannot tell that bound parameters fit a partial index, and takes the one on status
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
+            assert "SEARCH agentruns_run USING INDEX" in str(cursor.fetchall())

@@ -1,0 +1,43 @@
+"""The README's own code, in a project made this minute."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def manage(folder: Path, *arguments: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "AGENTRUNS"))}
+    done = subprocess.run(
+        [sys.executable, "manage.py", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_ten_lines_add_an_agent_to_a_new_project(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "django", "startproject", "site_", tmp_path], check=True)
+    manage(tmp_path, "startapp", "shop")
+    (code,) = re.findall(r"```python\n(# shop/agents\.py\n.*?)```", README, re.DOTALL)
+    (tmp_path / "shop" / "agents.py").write_text(code)
+    settings = tmp_path / "site_" / "settings.py"
+    settings.write_text(settings.read_text() + '\nINSTALLED_APPS += ["agentruns", "shop"]\n')
+    manage(tmp_path, "makemigrations", "--check", "--dry-run", "agentruns")
+    manage(tmp_path, "migrate")
+
+    (command,) = re.findall(r"\$ python manage\.py (run_agent [^\n]*)", README)
+    arguments = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', command)]
+    for _ in range(2):  # the same command again is the same run
+        assert "Refunded." in manage(tmp_path, *arguments)
+    assert manage(tmp_path, "list_runs").count("completed") == 1
+
+
+def test_ten_lines_are_ten_lines() -> None:
+    (code,) = re.findall(r"```python\n# shop/agents\.py\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
