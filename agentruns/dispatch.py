@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 from uuid import UUID
 
@@ -29,4 +28,8 @@ class SweepDispatcher:
 def ring_on_commit(alias: str, run_id: UUID) -> None:
     """Ring when the open transaction commits; what the dispatcher raises is logged, never the caller's."""
     dispatcher: Dispatcher = import_string(settings.DISPATCHER)()
-    transaction.on_commit(partial(dispatcher.ring, run_id), using=alias, robust=True)
+
+    def ring() -> None:  # not functools.partial: Django logs the name of what failed
+        dispatcher.ring(run_id)
+
+    transaction.on_commit(ring, using=alias, robust=True)

@@ -13,6 +13,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.models import Case, DateTimeField, ExpressionWrapper, F, IntegerField, Q, Value, When
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
@@ -67,7 +68,7 @@ class Lease:
             lease_owner="",
             lease_expires_at=None,
             lease_epoch=F("lease_epoch") + 1,
-            updated_at=Now(),
+            updated_at=timezone.now(),
             **columns,
         )
 

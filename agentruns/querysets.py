@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 if TYPE_CHECKING:
     from agentruns.models import Approval, Run  # noqa: F401
 
+SEES_ALL_APPROVALS = ("view_approval", "view_run", "decide_approval")
 UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
 
@@ -32,7 +33,9 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.filter(status="running", lease_expires_at__gte=Now())
 
     def for_user(self, user: Any) -> Self:
-        """Runs `user` may see: their own; all of them with the view permission."""
+        """Runs `user` may see: their own; all of them with the view permission; nobody's for nobody."""
+        if not user.is_authenticated:
+            return self.none()
         if user.has_perm("agentruns.view_run"):
             return self
         return self.filter(owner_id=user.pk)
@@ -48,7 +51,9 @@ class ApprovalQuerySet(models.QuerySet["Approval"]):
         return self.pending().filter(expires_at__lte=Now())
 
     def for_user(self, user: Any) -> Self:
-        """Approvals `user` may see: those of their own runs; all of them with the view permission."""
-        if user.has_perm("agentruns.view_approval") or user.has_perm("agentruns.decide_approval"):
+        """Approvals `user` may see: those of runs they may see; all of them for those who decide."""
+        if not user.is_authenticated:
+            return self.none()
+        if any(user.has_perm(f"agentruns.{name}") for name in SEES_ALL_APPROVALS):
             return self
         return self.filter(run__owner_id=user.pk)

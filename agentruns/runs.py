@@ -53,7 +53,7 @@ def start_run(
     """
     _require_durable(store)
     order = Order(agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or "")
-    return place(order)[0]
+    return place(order).run
 
 
 def run_agent(
@@ -78,7 +78,7 @@ def run_agent(
     alias = settings.DATABASE
     require_no_transaction(alias)
     order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
-    run, lease = place(order, leased=True)
+    run, _, lease = place(order, leased=True)
     if lease is not None:
         drive_claimed(run, agent, lease)
         return result_of(run.pk)

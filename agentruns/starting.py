@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 
@@ -19,6 +19,8 @@ from agentruns.journal.batch import Batch
 from agentruns.leases import Lease, later, uptime
 from agentruns.models import Definition, Run, Session, Tombstone
 from agentruns.stores import DatabaseStore
+
+NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,16 @@ class Order:
         return run.agent == self.agent.name and run.input == self.text
 
 
-def place(order: Order, *, leased: bool = False) -> tuple[Run, Lease | None]:
-    """Insert the run, or find the one that this order is already; the lease is None for a found one.
+class Placed(NamedTuple):
+    """The run of an order: made for it, leased if that was asked, or found."""
+
+    run: Run
+    is_new: bool = False
+    lease: Lease | None = None
+
+
+def place(order: Order, *, leased: bool = False) -> Placed:
+    """Insert the run, or find the one that this order is already.
 
     Rows join the caller's transaction: if that rolls back, nothing happened.
     """
@@ -47,26 +57,37 @@ def place(order: Order, *, leased: bool = False) -> tuple[Run, Lease | None]:
         )
     if not order.text.strip():
         raise ValueError("The input is empty; say what the agent is to do.")
+    for what, name in (("session", order.session), ("idempotency key", order.key)):
+        _check_name(what, name)
     alias = settings.DATABASE
     with transaction.atomic(using=alias):
-        run, lease = _place(alias, order, leased)
-        if run.status == Run.Status.QUEUED:
-            ring_on_commit(alias, run.pk)
+        placed = _place(alias, order, leased)
+        if placed.run.status == Run.Status.QUEUED:
+            ring_on_commit(alias, placed.run.pk)
         reached("before_start_commit")
     reached("after_start")
-    return run, lease
+    return placed
 
 
-def _place(alias: str, order: Order, leased: bool) -> tuple[Run, Lease | None]:
+def _check_name(what: str, name: str) -> None:
+    # Databases disagree about these: what one stores another refuses, or cuts.
+    if len(name) > NAME_LENGTH or not name.isprintable():
+        raise ValueError(
+            f"The {what} must be at most {NAME_LENGTH} printable characters, not {len(name)}: {name[:50]!r}."
+        )
+
+
+def _place(alias: str, order: Order, leased: bool) -> Placed:
     found = _by_key(alias, order, order.actor.pk if order.actor is not None else None)
     if found is not None:
-        return found, None
+        return Placed(found)
     session = _session(alias, order)
     transitions.lock_session(alias, session.pk)
     # Again: under the lock, and by the session's owner, for whom the program may start runs too.
     found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
     if found is not None:
-        return found, None
+        _forget_if_empty(alias, session)
+        return Placed(found)
     run, lease = _new_run(alias, session, order, leased)
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
@@ -74,9 +95,17 @@ def _place(alias: str, order: Order, leased: bool) -> tuple[Run, Lease | None]:
         found = _by_key(alias, order, session.owner_id)
         if found is None:
             raise SessionBusyError(f"Session {order.session!r} was taken by another run; try again.")
-        return found, None
+        _forget_if_empty(alias, session)
+        return Placed(found)
     _first_rows(alias, session, run, order, lease)
-    return transitions.find_run(run.pk), lease
+    return Placed(transitions.find_run(run.pk), is_new=True, lease=lease)
+
+
+def _forget_if_empty(alias: str, session: Session) -> None:
+    """Take back a session made for an order that turned out to be a run of another session."""
+    unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
+    if not Run.objects.using(alias).filter(session_id=session.pk).exists():
+        unused.delete()
 
 
 def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:

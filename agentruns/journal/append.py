@@ -103,15 +103,16 @@ def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, lis
     """Return SQL for the database's clock plus `seconds`, with its parameters."""
     if connection.vendor == "postgresql":
         return "(clock_timestamp() + make_interval(secs => %s))", [seconds]
-    return "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s)", [f"{seconds:+.3f} seconds"]
+    # Six digits, as Django writes times: texts of unequal length compare wrongly.
+    return "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s)", [f"{seconds:+.3f} seconds"]
 
 
 def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, list[Any]]:
     """Return the SET clause of Run: folded columns, and what the lease becomes."""
     folded = batch.state.run.columns()
     status = folded.pop("status")
-    now, now_values = clock(connection)
-    sets, values = [f"updated_at = {now}"], [*now_values]
+    sets = ["updated_at = %s"]
+    values: list[Any] = [connection.ops.adapt_datetimefield_value(batch.rows[-1].created_at)]
     for name, value in folded.items():
         sets.append(f"{name} = %s")
         values.append(_prepared(connection, name, value))

@@ -1,0 +1,43 @@
+"""The JSON API: `router` to mount in a NinjaAPI of yours, or `agentruns.urls`, ready-made.
+
+    api = NinjaAPI()
+    api.add_router("/agents", router)
+    register_errors(api)  # errors as problem+json; your own routes keep their form
+
+Callers are users of the Django session, with CSRF. A mount with an `auth` of its own has to set
+`request.user`: whoever that is acts, and sees and may do what the admin would let them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ninja import NinjaAPI
+
+import agentruns
+from agentruns.api import approvals, health, runs  # noqa: F401 - importing puts their endpoints on the router
+from agentruns.api.auth import SessionAuth
+from agentruns.api.docs import Docs, RunsAPI, at_its_address
+from agentruns.api.errors import register_errors
+from agentruns.api.routing import refuse_other_methods, router
+
+__all__ = ["build_api", "register_errors", "router"]
+
+refuse_other_methods()
+
+
+@cache
+def build_api() -> NinjaAPI:
+    """Return the API that `agentruns.urls` serves: one per process, in the URL namespace "agentruns"."""
+    api = RunsAPI(
+        title="agentruns",
+        version=agentruns.__version__,
+        description="Durable agent runs, and the people who approve what they do.",
+        urls_namespace="agentruns",
+        docs=Docs(),
+        docs_decorator=at_its_address,
+        auth=SessionAuth(),
+    )
+    api.add_router("", router)
+    register_errors(api)
+    return api

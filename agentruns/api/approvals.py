@@ -1,0 +1,75 @@
+"""Endpoints of approvals. Deciding records; a worker executes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest
+
+from agentruns import approvals as services
+from agentruns.api import conflicts
+from agentruns.api.auth import user_of
+from agentruns.api.errors import Problem, documented
+from agentruns.api.pagination import page
+from agentruns.api.permissions import find_approval, visible_approvals
+from agentruns.api.routing import router
+from agentruns.api.schemas import ApprovalOut, ApprovalPage, Approve, Deny
+from agentruns.exceptions import ApprovalStateError
+from agentruns.models import Approval
+
+DECISION = documented(400, 401, 403, 404, 409, 422)
+
+
+@router.get("/approvals", response=ApprovalPage, openapi_extra=documented(400, 401, 422))
+def list_approvals(
+    request: HttpRequest, status: Approval.Status | None = None, cursor: str | None = None
+) -> ApprovalPage:
+    """List the approvals you may see or decide, the one requested last first."""
+    approvals = visible_approvals(user_of(request))
+    if status is not None:
+        approvals = approvals.filter(status=status)
+    found, following = page(approvals, "requested_at", cursor)
+    return ApprovalPage(items=[ApprovalOut.of(approval) for approval in found], next=following)
+
+
+@router.get("/approvals/{approval_id}", response=ApprovalOut, openapi_extra=documented(401, 404))
+def get_approval(request: HttpRequest, approval_id: str) -> ApprovalOut:
+    """Return one approval with its effective arguments and their digest."""
+    return ApprovalOut.of(find_approval(user_of(request), approval_id))
+
+
+@router.post("/approvals/{approval_id}/approve", response=ApprovalOut, openapi_extra=DECISION)
+def approve(request: HttpRequest, approval_id: str, body: Approve) -> ApprovalOut:
+    """Approve the call, with other `arguments` if given.
+
+    409, with who and when, if it was decided already or `digest` is not what it shows now; 422 if the
+    arguments do not fit the tool.
+    """
+    user = user_of(request)
+    return _decide(
+        user,
+        approval_id,
+        lambda approval: services.approve(
+            approval.pk, user, digest=body.digest, arguments=body.arguments, reason=body.reason
+        ),
+    )
+
+
+@router.post("/approvals/{approval_id}/deny", response=ApprovalOut, openapi_extra=DECISION)
+def deny(request: HttpRequest, approval_id: str, body: Deny) -> ApprovalOut:
+    """Deny the call; the model is told that it was not executed, and why. 409 as for approve."""
+    user = user_of(request)
+    return _decide(
+        user,
+        approval_id,
+        lambda approval: services.deny(approval.pk, user, body.reason, digest=body.digest),
+    )
+
+
+def _decide(user: Any, approval_id: str, decide: Callable[[Approval], Approval]) -> ApprovalOut:
+    approval = find_approval(user, approval_id)
+    try:
+        return ApprovalOut.of(decide(approval))
+    except ApprovalStateError as error:
+        raise Problem.of(error, **conflicts.of_approval(services.find_approval(approval.pk))) from error

@@ -1,0 +1,183 @@
+"""Every error as application/problem+json (RFC 9457): one table from exceptions to problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from http import HTTPStatus
+from http.client import responses
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, RawPostDataException
+from django.http.multipartparser import MultiPartParserError
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+
+from agentruns import canonical
+from agentruns import exceptions as core
+from agentruns.api.schemas import Problem as Body
+from agentruns.api.schemas import utc
+from agentruns.tools import InvalidArguments
+
+CONTENT_TYPE = "application/problem+json"
+URN = "urn:agentruns:"
+MARK = "_agentruns_api"
+
+# The nearest class of an exception decides. "Not yours" and "not there" are one type: they look alike.
+PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
+    core.DurableRunNotFoundError: (404, "not-found", "Not found"),
+    core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
+    core.PermissionDeniedError: (403, "permission-denied", "Not allowed"),
+    core.UnknownAgentError: (422, "unknown-agent", "Unknown agent"),
+    InvalidArguments: (422, "invalid-arguments", "The arguments do not fit the tool"),
+    core.ApprovalStateError: (409, "approval-state", "The approval is not what was decided on"),
+    core.RunStateError: (409, "run-state", "The run's state does not allow this"),
+    core.SessionBusyError: (409, "session-busy", "The session is busy"),
+    core.DurableConfigMismatchError: (409, "config-mismatch", "The agent's definition has changed"),
+    core.LeaseLostError: (409, "lease-lost", "Another process took the run over"),
+    core.JournalConflictError: (409, "journal-conflict", "The run changed meanwhile; try again"),
+    core.BudgetExceededError: (409, "budget-exceeded", "A budget of the run is used up"),
+    core.ToolDurabilityError: (409, "tool-durability", "The outcome of a call is not known"),
+    core.NotDurableError: (422, "not-durable", "Nothing can be made durable here"),
+    core.MemoryStoreNotDurableError: (422, "memory-store-not-durable", "The store forgets everything"),
+    core.PayloadError: (500, "payload", "What the journal points at is missing or was altered"),
+    core.AgentRunsError: (500, "error", "The request failed"),
+}
+
+# What an exception knows beside its text.
+FACTS = ("run_id", "lease_expires_at", "parts")
+
+
+class Problem(HttpError):
+    """An error with a status and a stable type; `extras` become members of the body."""
+
+    def __init__(self, status: int, type: str, title: str, detail: str, **extras: Any) -> None:
+        super().__init__(status, detail)
+        self.type = type
+        self.title = title
+        self.extras = extras
+
+    @classmethod
+    def of(cls, error: Exception, **extras: Any) -> Problem:
+        """Return the problem that an exception of agentruns is, with what else is known about it."""
+        if isinstance(error.__cause__, InvalidArguments):  # an edit that does not fit is no conflict
+            error = error.__cause__
+        status, name, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
+        known = {name: getattr(error, name, None) for name in FACTS}
+        facts = {name: value for name, value in known.items() if value}
+        return cls(status, URN + name, title, str(error), **{**facts, **extras})
+
+    def response(self) -> HttpResponse:
+        """Return the body as a client gets it."""
+        body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
+        extras = {
+            name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
+        }
+        response = JsonResponse(
+            canonical.legal({**extras, **body}), status=self.status_code, content_type=CONTENT_TYPE
+        )
+        if self.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response["Allow"] = ", ".join(self.extras["allowed"])
+        return response
+
+
+def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn what a service raises into a Problem, which any NinjaAPI answers with the right status."""
+
+    @wraps(view)
+    def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return view(request, *args, **kwargs)
+        except core.AgentRunsError as error:
+            raise Problem.of(error) from error
+
+    return translated
+
+
+def marked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark requests of our router, so that `register_errors` leaves the host's own requests alone."""
+
+    @wraps(run)
+    def marking(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        setattr(request, MARK, True)
+        return run(request, *args, **kwargs)
+
+    return marking
+
+
+def register_errors(api: NinjaAPI) -> None:
+    """Let `api`, to which our router was added, answer that router's errors as problem+json.
+
+    Call it once, after the API's own exception handlers are registered: what they do for the API's other
+    routes stays as it is. Exceptions of agentruns become problems on every route of the API. Without this
+    call the statuses are the same and the bodies are in the API's own form.
+    """
+    api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
+    kinds: dict[type[Exception], Callable[[Any], Problem]] = {
+        HttpError: _of_http_error,
+        ValidationError: _of_validation_error,
+        Http404: lambda error: Problem(404, URN + "not-found", "Not found", str(error) or "Not found."),
+        SuspiciousOperation: _of_bad_request,
+        MultiPartParserError: _of_bad_request,
+        RawPostDataException: _of_bad_request,
+    }
+    for kind, convert in kinds.items():
+        # ninja has no public way to ask for the handler that is there.
+        handlers = api._exception_handlers
+        api.add_exception_handler(kind, _ours_or(handlers.get(kind, handlers[Exception]), convert))
+
+
+def _ours_or(
+    theirs: Callable[[HttpRequest, Any], HttpResponse], convert: Callable[[Any], Problem]
+) -> Callable[[HttpRequest, Any], HttpResponse]:
+    def handle(request: HttpRequest, error: Any) -> HttpResponse:
+        if isinstance(error, Problem) or getattr(request, MARK, False):
+            return convert(_made(error)).response()
+        return theirs(request, error)
+
+    return handle
+
+
+def _made(error: Any) -> Any:
+    """Return an exception that a host may have raised as a class; ninja allows both."""
+    return error() if isinstance(error, type) else error
+
+
+def _of_http_error(error: HttpError) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, AuthenticationError):
+        return Problem(401, URN + "not-authenticated", "Not authenticated", "Sign in first.")
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return _of_bad_request(error)
+    title = responses.get(error.status_code, "Error")  # a host's own code may have no name
+    return Problem(error.status_code, "about:blank", title, error.message)
+
+
+def _of_bad_request(error: Exception) -> Problem:
+    if isinstance(error, RequestDataTooBig):
+        return Problem(413, URN + "too-large", "The request is too large", str(error))
+    return Problem(400, URN + "malformed", "The request cannot be read", f"{error}. Send JSON in UTF-8.")
+
+
+def _of_validation_error(error: ValidationError) -> Problem:
+    errors = [{"loc": _where(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors]
+    detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
+    return Problem(422, URN + "validation", "The request is not valid", detail, errors=errors)
+
+
+def _where(loc: tuple[Any, ...]) -> list[Any]:
+    """Return the place of an error as the client knows it, without the name of our parameter."""
+    return [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
+
+
+def documented(*statuses: int) -> dict[str, Any]:
+    """Return what OpenAPI is told of an operation's errors: ninja itself knows one media type only."""
+    content = {CONTENT_TYPE: {"schema": Body.model_json_schema()}}
+    return {
+        "responses": {
+            status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
+        }
+    }

@@ -1,0 +1,118 @@
+"""Endpoints of runs. They record and queue; a worker drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Status
+
+from agentruns import runs as services
+from agentruns.agents import get_agent
+from agentruns.api import conflicts, pagination
+from agentruns.api.auth import user_of
+from agentruns.api.errors import Problem, documented
+from agentruns.api.permissions import find_run, visible_runs
+from agentruns.api.routing import router
+from agentruns.api.schemas import (
+    AgentName,
+    CancelRun,
+    Key,
+    MessageOut,
+    MessagePage,
+    RunOut,
+    RunPage,
+    Seq,
+    StartRun,
+)
+from agentruns.conf import settings
+from agentruns.exceptions import RunStateError
+from agentruns.ids import uuid7
+from agentruns.journal.read import run_rows
+from agentruns.models import Run
+from agentruns.starting import Order, place
+
+
+@router.post(
+    "/runs",
+    response={201: RunOut, 200: RunOut},
+    openapi_extra=documented(400, 401, 403, 404, 409, 422),
+)
+def start_run(request: HttpRequest, body: StartRun) -> Status[RunOut]:
+    """Queue a run (201), or return the one that the same request started before (200).
+
+    The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has
+    not ended is that run. 409 if the session is busy with another run or the key belongs to another task,
+    422 if there is no such agent, 404 if the session is somebody else's.
+    """
+    user = user_of(request)
+    order = Order(
+        agent=get_agent(body.agent),
+        text=body.input,
+        session=body.session or str(uuid7()),
+        actor=user,
+        key=body.idempotency_key or "",
+    )
+    try:
+        placed = place(order)
+    except RunStateError as error:
+        owned = visible_runs(user).filter(owner_id=user.pk, idempotency_key=order.key).first()
+        raise Problem.of(error, **(conflicts.of_run(owned) if owned else {})) from error
+    return Status(201 if placed.is_new else 200, RunOut.of(find_run(user, str(placed.run.pk))))
+
+
+@router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))
+def list_runs(
+    request: HttpRequest,
+    status: Run.Status | None = None,
+    agent: AgentName | None = None,
+    session: Key | None = None,
+    cursor: str | None = None,
+) -> RunPage:
+    """List the runs you may see, the one that changed last first."""
+    wanted = {"status": status, "agent": agent, "session__key": session}
+    runs = visible_runs(user_of(request)).filter(
+        **{name: value for name, value in wanted.items() if value is not None}
+    )
+    found, following = pagination.page(runs, "updated_at", cursor)
+    return RunPage(items=[RunOut.of(run) for run in found], next=following)
+
+
+@router.get("/runs/{run_id}", response=RunOut, openapi_extra=documented(401, 404))
+def get_run(request: HttpRequest, run_id: str) -> RunOut:
+    """Return one run."""
+    return RunOut.of(find_run(user_of(request), run_id))
+
+
+@router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
+def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessagePage:
+    """Return the run's journal rows with a greater `seq` than `after`, in order."""
+    run = find_run(user_of(request), run_id)
+    rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
+    items = [MessageOut.of(row, run.session.key) for row in rows[: pagination.PAGE]]
+    return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
+
+
+@router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=documented(401, 403, 404, 409))
+def resume_run(request: HttpRequest, run_id: str) -> RunOut:
+    """Let a run go on: unpause it, and tell the model of calls in doubt. A worker does the rest."""
+    user = user_of(request)
+    return _change(user, run_id, lambda run: services.resume_run(run.pk, user, drive=False))
+
+
+@router.post("/runs/{run_id}/cancel", response=RunOut, openapi_extra=documented(400, 401, 403, 404, 409, 422))
+def cancel_run(request: HttpRequest, run_id: str, body: CancelRun | None = None) -> RunOut:
+    """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
+    user = user_of(request)
+    reason = body.reason if body else ""
+    return _change(user, run_id, lambda run: services.cancel_run(run.pk, user, reason=reason))
+
+
+def _change(user: Any, run_id: str, change: Callable[[Run], object]) -> RunOut:
+    run = find_run(user, run_id)
+    try:
+        change(run)
+    except RunStateError as error:
+        raise Problem.of(error, **conflicts.of_run(find_run(user, run_id))) from error
+    return RunOut.of(find_run(user, run_id))

@@ -1,0 +1,245 @@
+"""What goes over the wire: names are those of the model fields, ids are strings, times are UTC."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from agentruns import canonical
+from agentruns.journal.events import Row
+from agentruns.models import Approval, Run
+
+
+def utc(moment: datetime) -> str:
+    """Return a time as ISO 8601 in UTC with six digits, as the journal hashes it."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def _plain(text: str) -> str:
+    # PostgreSQL refuses NUL in a name, UTF-8 a lone surrogate; neither belongs there on any database.
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in text):
+        raise ValueError("control characters and lone surrogates are not allowed")
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)  # Python's parser lets NaN and Infinity through
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value
+
+
+Moment = Annotated[
+    datetime,
+    PlainSerializer(utc, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_plain)]
+Key = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
+Text = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
+Arguments = Annotated[dict[str, Any], AfterValidator(_finite)]
+Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
+Seq = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Request(BaseModel):
+    """A body. A member nobody knows is refused: a mistyped `arguments` would approve the unedited ones."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StartRun(Request):
+    agent: AgentName
+    input: Text
+    session: Key | None = Field(None, description="the caller's own key; without it one is generated")
+    idempotency_key: Key | None = Field(None, description="the same key is the same run, also after it ended")
+
+
+class CancelRun(Request):
+    reason: str = ""
+
+
+class Approve(Request):
+    digest: Digest
+    arguments: Arguments | None = Field(None, description="other arguments to run the call with")
+    reason: str = ""
+
+
+class Deny(Request):
+    digest: Digest
+    reason: Text = Field(description="told to the model, so that it does not repeat the call")
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457), with more members by type, such as `run_id`, `decided_by` or `errors`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class Health(BaseModel):
+    status: str
+
+
+class RunOut(BaseModel):
+    id: str
+    session: str = Field(description="the session's key")
+    owner: str | None
+    owner_name: str
+    agent: str
+    version: str
+    definition: str
+    idempotency_key: str
+    status: Run.Status
+    input: str
+    step: int
+    usage: dict[str, Any]
+    output: str | None
+    error: str
+    lease_expires_at: Moment | None
+    not_before: Moment | None
+    attempts: int
+    blocked_reason: str
+    created_at: Moment
+    updated_at: Moment
+
+    @classmethod
+    def of(cls, run: Run) -> RunOut:
+        """Return a run, read together with its session, as it is shown."""
+        return cls(
+            id=str(run.pk),
+            session=run.session.key,
+            owner=_id(run.owner_id),
+            owner_name=run.owner_name,
+            agent=run.agent,
+            version=run.version,
+            definition=run.definition_id,
+            idempotency_key=run.idempotency_key,
+            status=Run.Status(run.status),
+            input=canonical.legal(run.input),
+            step=run.step,
+            usage=canonical.legal(run.usage),
+            output=canonical.legal(run.output),
+            error=canonical.legal(run.error),
+            lease_expires_at=run.lease_expires_at,
+            not_before=run.not_before,
+            attempts=run.attempts,
+            blocked_reason=canonical.legal(run.blocked_reason),
+            created_at=run.created_at,
+            updated_at=run.updated_at,
+        )
+
+
+class RunPage(BaseModel):
+    items: list[RunOut]
+    next: str | None = Field(description="`cursor` of the next page")
+
+
+class MessageOut(BaseModel):
+    session: str = Field(description="the session's key")
+    run: str
+    seq: int
+    kind: str
+    call_id: str
+    tool_name: str
+    attempt: int
+    epoch: int
+    payload: dict[str, Any]
+    prev_hash: str
+    hash: str
+    created_at: Moment
+
+    @classmethod
+    def of(cls, row: Row, session: str) -> MessageOut:
+        """Return a journal row as it is shown."""
+        return cls(
+            session=session,
+            run=str(row.run_id),
+            seq=row.seq,
+            kind=row.kind,
+            call_id=row.call_id,
+            tool_name=canonical.legal(row.tool_name),
+            attempt=row.attempt,
+            epoch=row.epoch,
+            payload=canonical.legal(row.payload),
+            prev_hash=row.prev_hash,
+            hash=row.hash,
+            created_at=row.created_at,
+        )
+
+
+class MessagePage(BaseModel):
+    items: list[MessageOut]
+    next: str | None = Field(description="`after` of the next page")
+
+
+class ApprovalOut(BaseModel):
+    id: str
+    run: str
+    call_id: str
+    tool_name: str
+    arguments: dict[str, Any] = Field(description="the effective arguments: what runs if it is approved")
+    digest: str = Field(description="what a decision is bound to")
+    title: str
+    why: str
+    risk: str
+    status: Approval.Status
+    approvers: str
+    required: int
+    approved_count: int
+    requested_at: Moment
+    expires_at: Moment | None
+    decided_at: Moment | None
+    decided_by: str | None
+    decided_by_name: str
+    reason: str
+
+    @classmethod
+    def of(cls, approval: Approval) -> ApprovalOut:
+        """Return an approval as it is shown."""
+        return cls(
+            id=str(approval.pk),
+            run=str(approval.run_id),
+            call_id=approval.call_id,
+            tool_name=canonical.legal(approval.tool_name),
+            arguments=canonical.legal(approval.arguments),
+            digest=approval.digest,
+            title=canonical.legal(approval.title),
+            why=canonical.legal(approval.why),
+            risk=approval.risk,
+            status=Approval.Status(approval.status),
+            approvers=approval.approvers,
+            required=approval.required,
+            approved_count=approval.approved_count,
+            requested_at=approval.requested_at,
+            expires_at=approval.expires_at,
+            decided_at=approval.decided_at,
+            decided_by=_id(approval.decided_by_id),
+            decided_by_name=approval.decided_by_name,
+            reason=canonical.legal(approval.reason),
+        )
+
+
+class ApprovalPage(BaseModel):
+    items: list[ApprovalOut]
+    next: str | None = Field(description="`cursor` of the next page")
+
+
+def _id(value: int | str | UUID | None) -> str | None:
+    return None if value is None else str(value)

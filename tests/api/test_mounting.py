@@ -1,0 +1,201 @@
+"""The ready-made URLs in any place, and the router in somebody else's API."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import include, path, reverse
+from ninja import NinjaAPI
+from ninja.errors import HttpError
+from ninja.security import HttpBearer
+
+from agentruns import start_run
+from agentruns.agents import Agent
+from agentruns.api import build_api, register_errors, router
+from agentruns.exceptions import SessionBusyError
+from agentruns.models import Run
+from tests.api.http import Api
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def urlconf(settings: Any) -> Any:
+    """Serve these patterns instead of those of the tests."""
+
+    def serve(*patterns: Any) -> None:
+        module = ModuleType("tests.api.urlconf")
+        module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
+        sys.modules[module.__name__] = module
+        settings.ROOT_URLCONF = module.__name__
+
+    yield serve
+    sys.modules.pop("tests.api.urlconf", None)
+
+
+def paths(api: Api, root: str) -> set[str]:
+    response = api.client.get(f"{root}/openapi.json")
+    assert response.status_code == 200
+    return set(response.json()["paths"])
+
+
+def test_one_api_per_process() -> None:
+    assert build_api() is build_api()
+    assert reverse("agentruns:list_runs") == "/api/runs"
+    assert reverse("agentruns:approve", args=["x"]) == "/api/approvals/x/approve"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_docs_and_openapi(api: Api, settings: Any, installed: bool) -> None:
+    if installed:
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "ninja"]
+    page = api.client.get("/api/docs")
+    assert page.status_code == 200
+    assert b'"url": "openapi.json"' in page.content
+    assert b'data-api-csrf="true"' in page.content or not installed
+    assert (b"https://cdn" in page.content) is not installed
+    schema = api.client.get("/api/openapi.json").json()
+    assert set(schema["paths"]) == {
+        "/api/runs", "/api/runs/{run_id}", "/api/runs/{run_id}/messages", "/api/runs/{run_id}/resume",
+        "/api/runs/{run_id}/cancel", "/api/approvals", "/api/approvals/{approval_id}",
+        "/api/approvals/{approval_id}/approve", "/api/approvals/{approval_id}/deny", "/api/health",
+    }  # fmt: skip
+    start = schema["paths"]["/api/runs"]["post"]
+    assert set(start["responses"]) == {"200", "201", "400", "401", "403", "404", "409", "422"}
+    assert set(start["responses"]["409"]["content"]) == {"application/problem+json"}
+    assert start["security"] == [{"SessionAuth": []}]
+    assert schema["components"]["securitySchemes"]["SessionAuth"]["name"] == settings.SESSION_COOKIE_NAME
+    assert "security" not in schema["paths"]["/api/health"]["get"]
+
+
+def test_under_a_namespace_and_twice(api: Api, urlconf: Any, shop: Agent, owner: Any) -> None:
+    run = start_run(shop, "hi", "s1", actor=owner)
+    inner = [path("agents/", include("agentruns.urls"))]
+    urlconf(
+        path("v1/", include((inner, "inner"), namespace="outer")),
+        path("v2/<slug:tenant>/", include("agentruns.urls")),
+        path("", include("agentruns.urls")),
+    )
+    assert reverse("outer:agentruns:list_runs") == "/v1/agents/runs"
+    for root in ("/v1/agents", "/v2/acme", ""):
+        there = Api(owner, root=root)
+        assert there.get(f"/runs/{run.pk}")[0] == 200
+        assert there.get("/runs/x")[0] == 404
+        assert f"{root}/runs" in paths(there, root)
+        assert there.client.get(f"{root}/docs").status_code == 200
+
+
+class Bearer(HttpBearer):
+    def authenticate(self, request: HttpRequest, token: str) -> Any:
+        from django.contrib.auth import get_user_model
+
+        if token == "rogue":
+            return "somebody"  # forgets to set request.user
+        request.user = get_user_model().objects.get(username=token)
+        return token
+
+
+def host(*, auth: Any = None, errors: bool = True) -> NinjaAPI:
+    """Somebody else's API, with errors of its own form."""
+    api = NinjaAPI(urls_namespace="host", docs_url=None)
+
+    @api.exception_handler(KeyError)
+    def key_error(request: HttpRequest, error: Any) -> HttpResponse:
+        return api.create_response(request, {"theirs": True}, status=418)
+
+    @api.exception_handler(HttpError)
+    def http_error(request: HttpRequest, error: Any) -> HttpResponse:
+        return api.create_response(request, {"theirs": str(error)}, status=error.status_code)
+
+    @api.get("/theirs")
+    def theirs(request: HttpRequest, raises: str, number: int = 0) -> None:
+        raise {
+            "http": HttpError(400, "bad"),
+            "404": Http404("gone"),
+            "key": KeyError("x"),
+            "busy": SessionBusyError("busy", "the run"),
+        }[raises]
+
+    api.add_router("/agents", router, **({"auth": auth} if auth else {}))
+    if errors:
+        register_errors(api)
+    return api
+
+
+def test_in_somebody_elses_api(urlconf: Any, shop: Agent, owner: Any) -> None:
+    urlconf(path("host/", host().urls))
+    ours = Api(owner, root="/host/agents")
+    assert ours.get("/runs") == (200, {"items": [], "next": None})
+    assert ours.post("/runs", {"agent": "shop", "input": "hi"})[0] == 201
+    assert [ours.get("/runs/x")[0], ours.get("/runs", status="x")[0], ours.get("/runs", cursor="x")[0]] == [
+        404,
+        422,
+        400,
+    ]
+    assert ours.post("/runs", "{")[0] == 400
+    assert ours.request("DELETE", "/runs")[0] == 405
+    assert Api(root="/host/agents").get("/runs")[0] == 401
+    # Their own routes answer as before, but for what only agentruns raises.
+    answers = {
+        raises: ours.client.get("/host/theirs", {"raises": raises})
+        for raises in ("http", "404", "key", "busy")
+    }
+    assert (answers["http"].status_code, answers["http"].json()) == (400, {"theirs": "bad"})
+    assert (answers["404"].status_code, set(answers["404"].json())) == (404, {"detail"})
+    assert (answers["key"].status_code, answers["key"].json()) == (418, {"theirs": True})
+    assert (answers["busy"].status_code, answers["busy"].json()["run_id"]) == (409, "the run")
+    invalid = ours.client.get("/host/theirs", {"raises": "key", "number": "x"})
+    assert (invalid.status_code, list(invalid.json())) == (422, ["detail"])
+
+
+def test_without_register_errors_the_statuses_are_the_same(urlconf: Any, shop: Agent, owner: Any) -> None:
+    urlconf(path("host/", host(errors=False).urls))
+    client = Api(owner).client
+    answers = {
+        "/runs/x": 404,
+        "/runs?cursor=x": 400,
+        "/runs?status=x": 422,
+        "/runs/x/cancel": 405,
+    }
+    for url, status in answers.items():
+        response = client.get("/host/agents" + url)
+        assert (response.status_code, response["Content-Type"]) == (status, "application/json; charset=utf-8")
+
+
+def test_a_host_may_bring_its_own_auth(urlconf: Any, shop: Agent, owner: Any) -> None:
+    urlconf(path("host/", host(auth=Bearer()).urls))
+    api = Api(root="/host/agents", csrf=True)
+    body = {"agent": "shop", "input": "hi"}
+    assert api.post("/runs", body)[0] == 401
+    assert api.post("/runs", body, Authorization="Bearer owner")[1]["owner"] == str(owner.pk)
+    start_run(shop, "the program's", "s2")
+    # An anonymous user owns nothing, and is never taken for the program.
+    for method in ("get", "post"):
+        send = getattr(api.client, method)
+        response = send(
+            "/host/agents/runs", body, "application/json", headers={"Authorization": "Bearer rogue"}
+        )
+        assert response.status_code == 401
+    assert Run.objects.count() == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_another_database(pending: Any, owner: Any, decider: Any, settings: Any, effects: Effects) -> None:
+    """Everything but the users is where AGENTRUNS_DATABASE says."""
+    settings.AGENTRUNS_DATABASE = "other"
+    approval = pending()
+    assert approval._state.db == "other"
+    api, staff = Api(owner), Api(decider)
+    run = api.get("/runs")[1]["items"][0]
+    assert api.post("/runs", {"agent": "shop", "input": "again", "session": "s1"})[1]["run_id"] == run["id"]
+    assert len(api.get(f"/runs/{run['id']}/messages")[1]["items"]) == 4
+    assert staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})[0] == 200
+    assert staff.get("/approvals", status="approved")[1]["items"][0]["id"] == str(approval.pk)
+    assert api.post(f"/runs/{run['id']}/cancel")[0] == 200
+    assert api.post(f"/runs/{run['id']}/cancel")[1]["ended_by_name"] == "owner"
+    assert not Run.objects.using("default").exists()

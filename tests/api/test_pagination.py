@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from agentruns import cancel_run, start_run
+from agentruns.agents import Agent
+from agentruns.models import Approval, Run
+from tests.api.http import Api, make_user
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+ID = "01a20062-a3cc-73dc-8419-c54ab3a43655"
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.api.pagination.PAGE", 3)
+
+
+@pytest.fixture
+def root() -> Api:
+    return Api(make_user("root", is_superuser=True))
+
+
+def walk(api: Api, path: str, between: Any = None, **query: Any) -> list[str]:
+    """Follow `next` to the end."""
+    seen: list[str] = []
+    while True:
+        status, body = api.get(path, **query)
+        assert status == 200
+        assert len(body["items"]) <= 3
+        seen += [item["id"] for item in body["items"]]
+        if body["next"] is None:
+            return seen
+        query["cursor"] = body["next"]
+        if between is not None:
+            between()
+
+
+def start(shop: Agent, count: int) -> list[Run]:
+    return [start_run(shop, "hi", f"s{number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9, 10])
+def test_every_run_comes_once_newest_first(root: Api, shop: Agent, count: int) -> None:
+    runs = start(shop, count)
+    assert walk(root, "/runs") == [str(run.pk) for run in reversed(runs)]
+
+
+def test_runs_of_one_instant_come_in_the_order_of_their_ids(root: Api, shop: Agent) -> None:
+    runs = start(shop, 8)
+    Run.objects.update(updated_at=timezone.now())
+    assert walk(root, "/runs") == sorted((str(run.pk) for run in runs), reverse=True)
+
+
+@pytest.mark.parametrize("microsecond", [0, 120_000, 123_456])
+def test_times_of_any_precision(root: Api, shop: Agent, microsecond: int) -> None:
+    """SQLite keeps times as text of different lengths, depending on who wrote them."""
+    runs = start(shop, 7)
+    Run.objects.update(updated_at=timezone.now().replace(microsecond=microsecond))
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE agentruns_run SET updated_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f', updated_at)"
+                " WHERE id > %s",
+                [runs[3].pk.hex],
+            )
+    assert sorted(walk(root, "/runs")) == sorted(str(run.pk) for run in runs)
+
+
+def test_changing_runs_are_never_seen_twice_and_unchanged_ones_always(root: Api, shop: Agent) -> None:
+    runs = start(shop, 12)
+    changing = iter([runs[0], runs[11], runs[1], start_run(shop, "hi", "new")])
+    seen = walk(root, "/runs", between=lambda: cancel_run(next(changing).pk))
+    assert len(seen) == len(set(seen))
+    assert {str(run.pk) for run in runs[2:]} <= set(seen)
+
+
+def test_filters_hold_on_every_page(root: Api, shop: Agent) -> None:
+    runs = start(shop, 8)
+    for run in runs[::2]:
+        cancel_run(run.pk)
+    assert walk(root, "/runs", status="queued") == [str(run.pk) for run in reversed(runs[1::2])]
+
+
+def test_approvals_come_in_pages_too(root: Api, pending: Any) -> None:
+    approvals = [pending(f"s{number}") for number in range(7)]
+    assert walk(root, "/approvals") == [str(approval.pk) for approval in reversed(approvals)]
+    Approval.objects.update(requested_at=timezone.now())
+    assert len(set(walk(root, "/approvals", status="pending"))) == 7
+
+
+def test_a_cursor_shows_no_more_than_one_may_see(root: Api, shop: Agent) -> None:
+    start(shop, 4)
+    cursor = root.get("/runs")[1]["next"]
+    assert Api(make_user("stranger")).get("/runs", cursor=cursor)[1] == {"items": [], "next": None}
+
+
+def encoded(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "", "x", "?", "\x00", "\u00e9", "[" * 3000, "AAAA", encoded(None), encoded(7), encoded([]),
+        encoded("ab"), encoded(["0001-01-01 00:00:00+23:59", ID]), encoded(["9999-12-31 23:59:59-23:59", ID]),
+        encoded(["2026-01-01", "no uuid"]), encoded(["no time", ID]),
+        encoded(["2026-13-01 00:00:00", ID]), encoded([1, 2]),
+        encoded(["2026-01-01 00:00:00", ID, 3]), encoded(["2026-01-01 00:00:00", [ID]]),
+        encoded(["2026-01-01 00:00:00\x00", ID]), encoded(["\ud800", ID]),
+    ],
+)  # fmt: skip
+def test_a_bad_cursor_is_refused(root: Api, cursor: str) -> None:
+    for path in ("/runs", "/approvals"):
+        status, problem = root.get(path, cursor=cursor)
+        assert (status, problem["type"]) == (400, "urn:agentruns:bad-cursor")
+
+
+@pytest.mark.parametrize(
+    "at",
+    ["0001-01-01 00:00:00", "9999-12-31T23:59:59.999999+00:00", "2026-01-01", "2999-01-01T00:00:00+05:30"],
+)
+def test_a_made_up_cursor_does_no_harm(root: Api, shop: Agent, at: str) -> None:
+    start(shop, 4)
+    assert root.get("/runs", cursor=encoded([at, ID]))[0] == 200
+
+
+def test_the_number_of_queries_does_not_grow(pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.api.pagination.PAGE", 50)
+    user = make_user("staff", "view_run", "decide_approval")
+    counts = []
+    for number in range(3):
+        approval = pending(f"s{number}")
+        run, card = f"/runs/{approval.run_id}", f"/approvals/{approval.pk}"
+        now = {}
+        for name, path in {
+            "runs": "/runs",
+            "run": run,
+            "rows": f"{run}/messages",
+            "cards": "/approvals",
+            "card": card,
+        }.items():
+            api = Api(user)
+            with CaptureQueriesContext(connection) as queries:
+                assert api.get(path)[0] == 200
+            now[name] = len(queries)
+        counts.append(now)
+    # The session, the user, their own and their groups' permissions; then what is asked for.
+    assert counts == [{"runs": 5, "run": 5, "rows": 6, "cards": 5, "card": 5}] * 3
