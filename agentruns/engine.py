@@ -209,16 +209,23 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
         if error.disposition == "pause":
             batch.add(events.MODEL_FAILED, failed)
-            _pause(batch, f"{error.type}: {error}")
+            _pause(batch, _reason(error))
         elif error.disposition == "retry" and driver.store.durable:
             delay = backoff(batch.state.run.failures, error.retry_after)
             batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
             batch.delay = delay
         else:
             batch.add(events.MODEL_FAILED, failed)
-            recovery.close_failed(batch, error.type or "ProviderError", str(error))
+            kind, _, text = _reason(error).partition(": ")
+            recovery.close_failed(batch, kind, text)
 
     driver.commit(build)
+
+
+def _reason(error: ProviderError) -> str:
+    """Return "type: text" once, also where the provider's text says its type itself."""
+    text, kind = str(error), error.type or "ProviderError"
+    return f"{kind}: {text.removeprefix(f'{kind}: ')}"
 
 
 def _model_raised(driver: Driver, error: Exception) -> None:

@@ -153,6 +153,7 @@ def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
         "title": tool.title(intent.arguments),
         "risk": tool.risk,
         "why": why,
+        "preview": tool.preview_of(intent.arguments),
         "approvers": tool.approvers or "",
         "required": tool.approvals,
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,

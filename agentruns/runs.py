@@ -80,11 +80,11 @@ def run_agent(
     order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
     run, _, lease = place(order, leased=True)
     if lease is not None:
-        drive_claimed(run, agent, lease)
+        drive_claimed(run, agent, lease, store=store)
         return result_of(run.pk)
     if run.is_ended or run.status == Run.Status.PAUSED:  # a repeated call never un-pauses
         return result_of(run.pk)
-    return _go_on(run, actor, drive=True, writes=run.status == Run.Status.ORPHANED)
+    return _go_on(run, actor, drive=True, writes=run.status == Run.Status.ORPHANED, store=store)
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
@@ -135,7 +135,7 @@ def result_of(run_id: UUID) -> RunResult:
     )
 
 
-def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool) -> RunResult:
+def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool, store: Store | None = None) -> RunResult:
     alias = settings.DATABASE
     if run.status == Run.Status.AWAITING_APPROVAL:
         return result_of(run.pk)
@@ -144,7 +144,7 @@ def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool) -> RunResult:
         agent_for(run, alias)
     if writes:
         run = transitions.write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
-    if drive and not run.is_ended and not advance(run, alias, caller=actor, asked=True):
+    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=True):
         _refuse_live(transitions.find_run(run.pk))
     return result_of(run.pk)
 
@@ -182,6 +182,12 @@ def _refuse_live(run: Run) -> None:
 
 
 def _require_durable(store: Store | None) -> None:
+    alias = getattr(store, "alias", settings.DATABASE)
+    if alias != settings.DATABASE:
+        raise NotDurableError(
+            f"The store writes to database {alias!r}, but sessions and runs live in AGENTRUNS_DATABASE = "
+            f"{settings.DATABASE!r}. Use that one, or leave the store out."
+        )
     if store is not None and not store.durable:
         raise MemoryStoreNotDurableError(
             "A session was given together with a store that forgets everything when the process ends. "

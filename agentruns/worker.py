@@ -12,7 +12,7 @@ from agentruns.engine import drive
 from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, UnknownAgentError
 from agentruns.leases import Lease, claim
 from agentruns.models import Definition, Run
-from agentruns.stores import DatabaseStore
+from agentruns.stores import DatabaseStore, Store
 
 logger = logging.getLogger("agentruns.worker")
 
@@ -41,6 +41,7 @@ def advance(
     run: Run,
     alias: str,
     *,
+    store: Store | None = None,
     caller: Any = None,
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
@@ -54,7 +55,7 @@ def advance(
     lease = claim(alias, run.pk)
     if lease is None:
         return False
-    drive_claimed(run, agent, lease, caller=caller, asked=asked, should_stop=should_stop)
+    drive_claimed(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
     return True
 
 
@@ -63,12 +64,13 @@ def drive_claimed(
     agent: Agent,
     lease: Lease,
     *,
+    store: Store | None = None,
     caller: Any = None,
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Drive a run whose lease this process holds. A lease lost on the way is logged: another one goes on."""
-    store = DatabaseStore(lease.alias)
+    store = store or DatabaseStore(lease.alias)
     try:
         state = store.load(lease.session_id, lease.run_id)
         session_key = run.session.key

@@ -1,0 +1,39 @@
+"""`manage.py list_runs`: the runs, newest first."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from agentruns import list_runs
+from agentruns.management.base import AgentRunsCommand
+from agentruns.management.records import run_record
+from agentruns.management.terminal import moment, shortened, table
+from agentruns.models import Run
+
+
+class Command(AgentRunsCommand):
+    help = "List runs, newest first."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--status", choices=Run.Status.values, help="Only runs with this status.")
+        parser.add_argument("--agent", help="Only runs of this agent.")
+
+    def act(self, *, status: str | None, agent: str | None, json: bool, **options: Any) -> None:
+        runs = list_runs(status=status, agent=agent).select_related("session")
+        if json:
+            for run in runs.iterator():
+                self.say_json(run_record(run))
+            return
+        heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
+        rows = [_cells(run) for run in runs.iterator()]
+        if not rows:
+            self.say("There are no such runs." if status or agent else "There are no runs yet.")
+            return
+        for line in table([heading, *rows]):
+            self.say(line)
+
+
+def _cells(run: Run) -> tuple[object, ...]:
+    return (run.pk, run.status, run.agent, run.session.key, moment(run.updated_at), shortened(run.input, 50))

@@ -1,0 +1,118 @@
+"""`manage.py resume_runs`: one sweep, or with --watch a worker that goes on until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+
+from agentruns import get_run
+from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.management.stopping import Stop
+from agentruns.management.terminal import as_json, shortened, table
+from agentruns.sweep import Swept, candidates, sweep
+
+logger = logging.getLogger("agentruns.sweep")
+
+MOMENT = 0.1  # seconds until a signal is noticed while nothing is to do
+
+
+class Command(AgentRunsCommand):
+    help = "Drive every run that can go on: after a crash, a decision, a back-off, or just queued."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--watch", action="store_true", help="Keep on until SIGTERM or Ctrl-C.")
+        parser.add_argument(
+            "--interval",
+            type=_seconds,
+            default=1.0,
+            metavar="S",
+            help="Seconds between sweeps that find nothing (1).",
+        )
+        parser.add_argument("--limit", type=_count, metavar="N", help="At most N runs a sweep.")
+        parser.add_argument("--run", metavar="ID", help="Only this run.")
+        parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
+
+    def act(self, *, watch: bool, dry_run: bool, json: bool, **options: Any) -> None:
+        if watch and dry_run:
+            usage("--watch and --dry-run contradict each other: one keeps driving runs, one drives none.")
+        if options["run"]:
+            get_run(options["run"])
+        which = {"run_id": options["run"], "limit": options["limit"]}
+        if dry_run:
+            self._list(which, json=json)
+            return
+        with Stop() as stop:
+            if watch:
+                self._watch(which, stop, options["interval"], json=json)
+                return
+            swept = sweep(**which, should_stop=stop)
+        self._report(swept, json=json)
+        if swept.errors:
+            raise SystemExit(WRONG)
+
+    def _watch(self, which: dict[str, Any], stop: Stop, interval: float, *, json: bool) -> None:
+        if not json:
+            self.say(f"Process {os.getpid()} watches for runs that can go on.")
+        while not stop():
+            swept = self._survive(which, stop)
+            if swept.driven or swept.expired or swept.errors or swept.blocked:
+                self._report(swept, json=json)
+            if not swept.driven:
+                _wait(interval, stop)
+        if not json:
+            self.say("Stopped.")
+
+    def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
+        """Sweep once; a database that is away now is asked again at the next sweep."""
+        close_old_connections()
+        try:
+            return sweep(**which, should_stop=stop)
+        except (DatabaseError, InterfaceError):
+            logger.exception("Sweep failed; trying again")
+            connections.close_all()
+            return Swept()
+
+    def _report(self, swept: Swept, *, json: bool) -> None:
+        if json:
+            self.say_json(swept.as_dict())
+            return
+        counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
+        self.say(counts or "Nothing to do: no run can go on now.")
+
+    def _list(self, which: dict[str, Any], *, json: bool) -> None:
+        runs = candidates(**which)
+        if json:
+            for run in runs:
+                self.say(as_json({"id": run.pk, "agent": run.agent, "status": run.status}))
+            return
+        rows = [(run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50)) for run in runs]
+        for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
+            self.say(line)
+        if not rows:
+            self.say("Nothing to do: no run can go on now.")
+
+
+def _wait(seconds: float, stop: Stop) -> None:
+    until = time.monotonic() + seconds
+    while not stop() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, MOMENT))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 86_400:
+        raise ArgumentTypeError("give seconds, more than 0 and less than a day")
+    return seconds
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ArgumentTypeError("give a whole number from 1")
+    return count

@@ -1,0 +1,101 @@
+"""`manage.py run_agent AGENT "text"`: drive one run here, and print its journal as it is written."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+
+from agentruns import run_agent
+from agentruns.agents import get_agent
+from agentruns.conf import settings
+from agentruns.exceptions import SessionBusyError
+from agentruns.ids import uuid7
+from agentruns.journal.events import Row
+from agentruns.management import timeline
+from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.following import Follower
+from agentruns.management.terminal import escaped
+from agentruns.typing import RunResult
+
+EXIT = {
+    "completed": 0,
+    "failed": 1,
+    "awaiting-approval": 3,
+    "orphaned": 3,
+    "paused": 3,
+    "queued": 4,
+    "running": 4,
+    "cancelled": 5,
+}
+BUSY, INTERRUPTED = 4, 130
+
+
+class Command(AgentRunsCommand):
+    help = (
+        "Run an agent until the run ends or waits. Exit code: 0 completed, 1 failed, 3 waiting for a person, "
+        "4 queued or live elsewhere, 5 cancelled. The same command again is the same run."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("agent", metavar="AGENT", help="The agent's name.")
+        parser.add_argument("text", help="What it is to do.")
+        parser.add_argument("--session", metavar="KEY", help="The conversation (a new one).")
+        parser.add_argument(
+            "--idempotency-key", metavar="K", help="Makes the task one run, also after it completed."
+        )
+        parser.add_argument("--user", metavar="NAME", help="Run it for this user, who then owns it.")
+
+    def act(self, *, agent: str, text: str, json: bool, **options: Any) -> None:
+        if not text.strip():
+            usage("The text is empty; say what the agent is to do.")
+        session = options["session"] or f"run-{uuid7()}"
+        actor = self._user(options["user"])
+        found = get_agent(agent)
+        try:
+            with Follower(settings.DATABASE, session, self._print_json if json else self._print):
+                result = run_agent(
+                    found, text, session, actor=actor, idempotency_key=options["idempotency_key"]
+                )
+        except SessionBusyError as error:
+            self.stderr.write(escaped(error))
+            sys.exit(BUSY)
+        except KeyboardInterrupt:
+            self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
+            sys.exit(INTERRUPTED)
+        self._end(result, json=json)
+        if EXIT[result.status]:
+            sys.exit(EXIT[result.status])
+
+    def _user(self, name: str | None) -> Any:
+        if name is None:
+            return None
+        users = get_user_model()._default_manager
+        user = users.filter(**{get_user_model().USERNAME_FIELD: name}).first()
+        if user is None:
+            usage(f"There is no user {escaped(name)}.")
+        return user
+
+    def _print(self, row: Row) -> None:
+        self.say(timeline.line(row))
+
+    def _print_json(self, row: Row) -> None:
+        self.say_json(timeline.as_dict(row))
+
+    def _end(self, result: RunResult, *, json: bool) -> None:
+        """Print where the run stands, with what a person has to know to let it go on."""
+        if json:
+            ends = {"run": result.run_id, "session": result.session_key, "status": result.status}
+            self.say_json({**ends, "output": result.output, "error": result.error})
+            return
+        self.say()
+        self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
+        for approval in result.pending:
+            self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
+        for call in result.orphans:
+            self.say(f"Waits for a person: did call {call} happen?")
+        for text in (result.output or result.error).splitlines():
+            self.say(text)

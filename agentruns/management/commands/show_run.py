@@ -1,0 +1,62 @@
+"""`manage.py show_run ID`: where a run stands, and everything that happened to it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from agentruns import get_run
+from agentruns.conf import settings
+from agentruns.journal.read import run_rows
+from agentruns.management import timeline
+from agentruns.management.base import AgentRunsCommand
+from agentruns.management.records import run_record
+from agentruns.management.terminal import moment
+from agentruns.models import Run
+
+
+class Command(AgentRunsCommand):
+    help = "Show a run and its journal."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("run_id", metavar="ID", help="The run's id.")
+
+    def act(self, *, run_id: str, json: bool, **options: Any) -> None:
+        run = get_run(run_id)
+        rows = run_rows(settings.DATABASE, run.pk)
+        if json:
+            self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
+            return
+        for label, value in _header(run):
+            for number, text in enumerate(str(value).splitlines()):
+                self.say(f"{'' if number else label:<14}{text}")
+        self.say()
+        for row in rows:
+            self.say(timeline.line(row))
+
+
+def _header(run: Run) -> Iterator[tuple[str, object]]:
+    """Yield what is worth saying of a run; what is empty is left out."""
+    facts = {
+        "run": run.pk,
+        "status": run.status,
+        "agent": f"{run.agent} version {run.version}",
+        "session": run.session.key,
+        "owner": run.owner_name,
+        "created": f"{moment(run.created_at)} UTC",
+        "updated": f"{moment(run.updated_at)} UTC",
+        "steps": run.step,
+        "usage": ", ".join(f"{name} {count}" for name, count in run.usage.items()),
+        "lease until": moment(run.lease_expires_at),
+        "not before": moment(run.not_before),
+        "attempts": run.attempts,
+        "blocked": run.blocked_reason,
+        "input": run.input,
+        "output": run.output,
+        "error": run.error,
+    }
+    yield from ((label, value) for label, value in facts.items() if value)
+    for approval in run.approvals.pending().order_by("requested_at"):
+        yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"

@@ -1,0 +1,71 @@
+"""What a terminal shows: nothing that a model or a tool wrote may move its cursor or turn its text around."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from agentruns import canonical
+
+# Controls, formats (bidi marks among them), surrogates, private, unassigned; line and paragraph separators.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def escaped(text: object, encoding: str | None = None) -> str:
+    """Return `text` with every character that is not drawn as itself as a visible escape, line breaks too.
+
+    With an `encoding`, also what that encoding lacks.
+    """
+    shown = "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in _HIDDEN
+        else character
+        for character in str(text)
+    )
+    return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
+
+
+def shortened(text: object, limit: int = 100) -> str:
+    """Return `text` on one line, cut at `limit`."""
+    line = " ".join(str(text)[: limit * 4].split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call as one reads it: `refund(amount_cents=2490, order_number="1002")`."""
+    parts = (
+        f"{key}={shortened(json.dumps(value, ensure_ascii=False), 40)}" for key, value in arguments.items()
+    )
+    return f"{name}({', '.join(parts)})"
+
+
+def table(rows: Iterable[Iterable[object]]) -> Iterable[str]:
+    """Yield rows as lines with aligned columns; the first row is the heading."""
+    texts = [[escaped(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for cells in texts:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def moment(value: datetime | None) -> str:
+    """Return a time in UTC, to the second."""
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if value else ""
+
+
+def as_json(value: Any) -> str:
+    """Return `value` as one line of legal JSON in ASCII, times in ISO 8601 UTC, ids as strings."""
+    try:
+        text = json.dumps(value, cls=_Encoder, allow_nan=False)
+    except ValueError:  # NaN, which JSON cannot say
+        text = json.dumps(canonical.legal(value), cls=_Encoder)
+    return text.replace("\x7f", "\\u007f")
+
+
+class _Encoder(DjangoJSONEncoder):
+    def default(self, o: Any) -> Any:
+        return o.astimezone(UTC).isoformat() if isinstance(o, datetime) else super().default(o)

@@ -1,0 +1,73 @@
+"""The world outside the database: what the payment provider and the mail provider really did.
+
+A file with one JSON line for each effect. Every line is on disk before the provider answers, so it
+outlives a SIGKILL of the worker that asked. These providers do as they are told: ask twice, and money
+moves twice. Keeping that from happening is the job of whoever asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+SLOW_SECONDS = 60
+
+
+class LedgerError(ValueError):
+    """The ledger cannot be read."""
+
+
+def path() -> Path:
+    """Return where the ledger is."""
+    return Path(settings.DATA_DIR) / "effects.jsonl"
+
+
+def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]:
+    """Let an effect happen, and return its line once the provider answers."""
+    line = {
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "kind": kind,
+        "key": key,
+        "session": session,
+        **facts,
+        "pid": os.getpid(),
+    }
+    file = os.open(path(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+    if os.environ.get("HELPDESK_HOLD") == f"{kind}:{session}":
+        time.sleep(SLOW_SECONDS)  # the effect is done, and its acknowledgement is slow to arrive
+    return line
+
+
+def lines() -> list[dict[str, Any]]:
+    """Return every effect, in the order in which they happened; raises LedgerError."""
+    if not path().exists():
+        return []
+    return [_effect(number, line) for number, line in enumerate(path().read_bytes().splitlines(), 1)]
+
+
+def find(key: str, kind: str) -> dict[str, Any] | None:
+    """Return the effect with this idempotency key, as a provider's API would answer."""
+    return next((line for line in lines() if line["key"] == key and line["kind"] == kind), None)
+
+
+def _effect(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        effect = json.loads(line)
+        if {"kind", "key", "session"} <= effect.keys():
+            return dict(effect)
+    except (ValueError, AttributeError):
+        pass
+    raise LedgerError(
+        f"Line {number} of {path()} is no effect. Was it edited? Put it right, or delete the whole folder."
+    )

@@ -1,0 +1,6 @@
+"""Amounts as people read them."""
+
+
+def euros(cents: int) -> str:
+    """Return an amount of cents as euros: 2490 is "24.90 EUR"."""
+    return f"{cents / 100:.2f} EUR"

@@ -1,0 +1,36 @@
+"""What demo and console find ready: the tables, the shop's data, somebody to log in as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
+from django.db.models import Q
+
+from project.helpdesk.models import Ticket
+
+NAME = PASSWORD = "demo"  # noqa: S105 - printed for everybody to use
+
+MAY = ("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orphan")
+
+
+def prepare() -> Any:
+    """Migrate, load the fixtures into an empty database, and return the demo user; again changes nothing."""
+    call_command("migrate", verbosity=0, interactive=False)
+    if not Ticket.objects.exists():
+        call_command("loaddata", "helpdesk", verbosity=0)
+    return demo_user()
+
+
+def demo_user() -> Any:
+    """Return the staff user who decides: sees everything, changes the shop's data nowhere."""
+    user, created = get_user_model().objects.get_or_create(username=NAME, defaults={"is_staff": True})
+    if created:
+        user.set_password(PASSWORD)
+        user.save()
+    ours = Q(content_type__app_label__in=["agentruns", "helpdesk"])
+    granted = Permission.objects.filter(ours, Q(codename__startswith="view_") | Q(codename__in=MAY))
+    user.user_permissions.add(*granted)
+    return user

@@ -1,0 +1,251 @@
+"""The demo: five tickets, two real crashes, two decisions. Told while it happens, and safe to tell again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from agentruns import approve, list_runs
+from agentruns.exceptions import ApprovalStateError
+from agentruns.models import Run
+from project.helpdesk import ledger, words
+from project.helpdesk.agents import helpdesk
+from project.helpdesk.model import TranscriptModel
+from project.helpdesk.models import Ticket
+from project.helpdesk.money import euros
+from project.helpdesk.narrator import Narrator
+from project.helpdesk.workers import Worker, log_path
+
+BLINK = 0.05  # seconds between two looks at the journal
+UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
+ME = f"demo {os.getpid()}"
+
+
+class DemoError(Exception):
+    """The story cannot go on; the text says why."""
+
+
+class Story:
+    """Works the tickets one by one. What is done already is told, and not done again."""
+
+    def __init__(self, narrator: Narrator, user: Any) -> None:
+        self.narrator = narrator
+        self.user = user
+        self.scripted = isinstance(helpdesk.model, TranscriptModel)
+        self.patience = 30 if self.scripted else 300  # seconds for one worker
+        self.scenes: dict[int, Callable[[Ticket], None]] = {
+            1: self.runs_through,
+            2: self.killed_inside_the_refund,
+            3: self.approved_from_another_process,
+            4: self.left_for_the_console,
+            5: self.killed_inside_the_mail,
+        }
+
+    def tell(self) -> None:
+        """Tell the story of every ticket."""
+        self._introduce()
+        for ticket in Ticket.objects.filter(number__in=self.scenes).select_related("customer"):
+            self.narrator.ticket(ticket)
+            run = run_of(ticket)
+            if run is None:
+                self.scenes[ticket.number](ticket)
+            else:
+                self._again(ticket, run)
+
+    # One scene for each ticket
+
+    def runs_through(self, ticket: Ticket) -> None:
+        """Nothing goes wrong."""
+        self._work(ticket)
+
+    def killed_inside_the_refund(self, ticket: Ticket) -> None:
+        """The money has moved when the worker dies; the provider can be asked."""
+        run = self._kill_after(ticket, "refund")
+        if run is not None:
+            self.narrator.explains(
+                'The journal says "refund started" and no more. A system that retries would pay twice; '
+                "one that gives up might not pay at all."
+            )
+            self._recover(run)
+
+    def approved_from_another_process(self, ticket: Ticket) -> None:
+        """A person decides, hours later if need be, and any worker goes on."""
+        run = self._work(ticket)
+        card = run.approvals.pending().first()
+        if card is None:
+            self.narrator.says(ME, "nothing needs a person this time")
+            return
+        call = words.call(card.tool_name, card.arguments)
+        self.narrator.says(ME, f"shows user {self.user} the card: {call}, digest {card.digest[:12]}")
+        try:
+            approve(card.pk, self.user, digest=card.digest, reason="the parcel is back with us")
+        except ApprovalStateError as error:  # somebody was quicker in the console
+            self.narrator.says(ME, str(error))
+        self.narrator.follow(run, ME)
+        self._drive(run)
+
+    def left_for_the_console(self, ticket: Ticket) -> None:
+        """A decision that is not the demo's to take."""
+        run = self._work(ticket)
+        if run.status == Run.Status.AWAITING_APPROVAL:
+            self.narrator.explains("This one is yours: it waits, for as long as it takes, in the console.")
+
+    def killed_inside_the_mail(self, ticket: Ticket) -> None:
+        """The mail is out when the worker dies, and there is nobody to ask but a person."""
+        run = self._kill_after(ticket, "email")
+        if run is not None:
+            self._recover(run)
+            run.refresh_from_db()
+            if run.status == Run.Status.ORPHANED:
+                self.narrator.explains(
+                    f"This one is yours too: look into {shown(settings.MAIL_DIR)}, then decide what happened."
+                )
+
+    # What scenes are made of
+
+    def _introduce(self) -> None:
+        if self.scripted:
+            model = "transcripts (set ANTHROPIC_API_KEY and MODEL=claude-... for the real one)"
+        else:
+            model = str(helpdesk.model)
+        begun = all(run_of(ticket) for ticket in Ticket.objects.filter(number__in=self.scenes))
+        self.narrator.heading(
+            "The five tickets again: what is done stays done."
+            if begun
+            else "A support agent works through five tickets. Two of its workers get killed."
+        )
+        database = shown(settings.DATABASES["default"]["NAME"])
+        self.narrator.columns(
+            [
+                ("model", model),
+                ("journal", f"{database}: every step, written before it happens"),
+                ("ledger", f"{shown(ledger.path())}: what really happened outside, one line each"),
+            ]
+        )
+
+    def _again(self, ticket: Ticket, run: Run) -> None:
+        """Go on with a ticket that was begun earlier, by this demo or in the console."""
+        if run.status in UNDER_WAY:
+            self.narrator.skip(run, but=("approval_decided", "orphan_resolved"))
+            self.narrator.says(ME, f"was begun already: run {run.pk} goes on")
+            self._recover(run)
+        else:
+            said = "was done already" if run.is_ended else "waits for you"
+            self.narrator.says(ME, f"{said}: run {run.pk} {run.status}")
+
+    def _start(self, ticket: Ticket, hold: str = "") -> Worker:
+        worker = Worker(
+            "run_agent",
+            helpdesk.name,
+            ticket.as_task(),
+            f"--session={ticket.session_key}",
+            f"--idempotency-key={ticket.idempotency_key}",
+            hold=hold,
+        )
+        self.narrator.says(worker.name, f"starts: manage.py run_agent {helpdesk.name} ...")
+        return worker
+
+    def _work(self, ticket: Ticket) -> Run:
+        """Let a worker drive the ticket's run as far as it goes."""
+        with self._start(ticket) as worker:
+            run = self._watch(ticket, worker)
+        if run.status in UNDER_WAY:  # the worker lost it, or the model is busy
+            self._recover(run)
+        return run
+
+    def _watch(self, ticket: Ticket, worker: Worker, until: Callable[[], bool] = lambda: False) -> Run:
+        """Tell what a worker does until it ends, or until something is the case."""
+        give_up, run = time.monotonic() + self.patience, None
+        while not until():
+            alive = worker.is_alive()
+            run = run or run_of(ticket)
+            if run is not None:
+                self.narrator.follow(run, worker.name)
+            if not alive:
+                break
+            if time.monotonic() > give_up:
+                raise DemoError(
+                    f"{worker.name} is still at work on ticket {ticket.number} after {self.patience} s. "
+                    "It is stopped now; run the demo again and it goes on where it was."
+                )
+            time.sleep(BLINK)
+        run = run or run_of(ticket)
+        if run is None:
+            raise DemoError(f"{worker.name} ended before it began. What it said is in {shown(log_path())}.")
+        self.narrator.follow(run, worker.name)
+        run.refresh_from_db()
+        return run
+
+    def _kill_after(self, ticket: Ticket, kind: str) -> Run | None:
+        """Kill the worker when the effect has happened and the worker has not heard of it yet."""
+
+        def effect() -> dict[str, Any] | None:
+            mine = (line for line in ledger.lines() if line["session"] == ticket.session_key)
+            return next((line for line in mine if line["kind"] == kind), None)
+
+        with self._start(ticket, hold=f"{kind}:{ticket.session_key}") as worker:
+            run = self._watch(ticket, worker, until=lambda: effect() is not None)
+            done = effect()
+            if done is None:
+                self.narrator.says(ME, f"no {kind} happened this time, so nobody is killed")
+                return None
+            self.narrator.says(*acknowledgement(done))
+            worker.kill()
+            self.narrator.says(ME, f"kill -9 {worker.process.pid}", style="ERROR")
+        return run
+
+    def _recover(self, run: Run) -> None:
+        """Wait until nobody holds the run any more, then let a second process take it over."""
+        run.refresh_from_db()
+        until = run.lease_expires_at
+        if run.status == Run.Status.RUNNING and until is not None and until > timezone.now():
+            left = (until - timezone.now()).total_seconds()
+            self.narrator.says(ME, f"waits {left:.1f} s: until its lease ends, nobody else may touch the run")
+            time.sleep(left + 2 * BLINK)
+        self._drive(run)
+
+    def _drive(self, run: Run) -> None:
+        """Let a fresh process drive the run, unless the worker of an open console is quicker."""
+        with Worker("resume_runs", f"--run={run.pk}") as worker:
+            self.narrator.says(worker.name, "starts: manage.py resume_runs")
+            give_up = time.monotonic() + self.patience
+            while worker.is_alive() and time.monotonic() < give_up:
+                self.narrator.follow(run, worker.name)
+                time.sleep(BLINK)
+            self.narrator.follow(run, worker.name)
+        if "driven" not in worker.said():
+            self.narrator.says(
+                worker.name, "found nothing to do; if the run went on, another worker was quicker"
+            )
+        run.refresh_from_db()
+        while run.status == Run.Status.RUNNING and time.monotonic() < give_up:
+            self.narrator.follow(run, "another worker")
+            time.sleep(BLINK)
+            run.refresh_from_db()
+        self.narrator.follow(run, "another worker")
+        if run.blocked_reason:
+            self.narrator.says(ME, run.blocked_reason, style="WARNING")
+
+
+def run_of(ticket: Ticket) -> Run | None:
+    """Return the run that stands for a ticket, if it was started."""
+    return list_runs(agent=helpdesk.name).filter(idempotency_key=ticket.idempotency_key).first()
+
+
+def acknowledgement(line: dict[str, Any]) -> tuple[str, str]:
+    """Return who did what in the world outside, as the killed worker never heard it."""
+    if line["kind"] == "refund":
+        return "bank", f"{euros(line['amount_cents'])} are paid out; the worker does not know it yet"
+    return "mail provider", f"the mail to {line['to']} is out; the worker does not know it yet"
+
+
+def shown(path: Path | str) -> str:
+    """Return a path as one would type it here."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,182 @@
+"""What the agent can do, one tool for each way an interrupted call is recovered.
+
+look_up_order, search_articles   safe_to_retry: asked again, nothing changes
+add_note                         transactional: its writes and its result are one commit
+refund                           reconcile: the payment provider is asked, by idempotency key
+email_customer                   declares nothing: a person is asked
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.mail import EmailMessage
+from django.urls import reverse
+
+from agentruns import NotOccurred, Occurred, ToolContext, tool
+from project.helpdesk import ledger
+from project.helpdesk.models import Article, Note, Order, Ticket
+from project.helpdesk.money import euros
+
+FREE_HAND_CENTS = 10_000  # above this a person decides
+
+
+@tool(safe_to_retry=True)
+def look_up_order(order_number: str) -> dict[str, Any]:
+    """Look up an order: item, price, status, delivery, and what was refunded so far.
+
+    Args:
+        order_number: the shop's order number, such as "1001"
+    """
+    order = find_order(order_number)
+    return {
+        "order_number": order.number,
+        "customer": order.customer.name,
+        "item": order.item,
+        "total_cents": order.total_cents,
+        "refunded_cents": refunded_cents(order),
+        "status": order.status,
+        "placed_on": order.placed_on.isoformat(),
+        "delivered_on": order.delivered_on.isoformat() if order.delivered_on else None,
+        "tracking": order.tracking,
+    }
+
+
+@tool(safe_to_retry=True, parallel=True)
+def search_articles(query: str) -> list[dict[str, str]]:
+    """Search the knowledge base for the shop's rules. Returns at most three articles.
+
+    Args:
+        query: one to four words, such as "return period"
+    """
+    words = query.lower().split()
+
+    def score(article: Article) -> int:
+        return sum(3 * (word in article.title.lower()) + (word in article.body.lower()) for word in words)
+
+    found = sorted((article for article in Article.objects.all() if score(article)), key=score, reverse=True)
+    return [{"title": article.title, "body": article.body} for article in found[:3]]
+
+
+@tool(transactional=True)
+def add_note(ticket_number: int, text: str, solved: bool = False) -> dict[str, Any]:
+    """Write an internal note on a ticket; the customer does not see it.
+
+    Args:
+        ticket_number: the ticket's number
+        text: what a colleague has to know
+        solved: true if nothing is left to do on this ticket
+    """
+    ticket = find_ticket(ticket_number)
+    Note.objects.create(ticket=ticket, text=text)
+    if solved:
+        ticket.status = Ticket.Status.SOLVED
+        ticket.save(update_fields=["status"])
+    return {"status": "noted", "ticket_number": ticket.number, "ticket_status": ticket.status}
+
+
+def refund_title(args: dict[str, Any]) -> str:
+    """Return the sentence an approver reads first."""
+    order = find_order(args["order_number"])
+    return f"Refund {euros(args['amount_cents'])} to {order.customer} for order {order.number}"
+
+
+def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
+    """Return what the refund changes, for the approver."""
+    order = find_order(args["order_number"])
+    before = refunded_cents(order)
+    return {
+        "before": {"refunded": euros(before)},
+        "after": {"refunded": f"{euros(before + args['amount_cents'])} of {euros(order.total_cents)}"},
+        "links": [reverse("admin:helpdesk_order_change", args=[order.pk])],
+    }
+
+
+def ask_provider(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+    """Ask the payment provider what became of a refund whose worker died."""
+    line = ledger.find(ctx.idempotency_key, "refund")
+    return Occurred(receipt(line)) if line else NotOccurred()
+
+
+@tool(
+    reconcile=ask_provider,
+    requires_approval=lambda args, ctx: args["amount_cents"] > FREE_HAND_CENTS,
+    describe=refund_title,
+    preview=refund_preview,
+    risk="high",
+)
+def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) -> dict[str, Any]:
+    """Pay money back for an order, to the card it was paid with. Above 100 EUR a person approves first.
+
+    Args:
+        order_number: the shop's order number
+        amount_cents: how much, in cents; at most what was paid and not refunded yet
+        reason: one sentence for the books
+    """
+    order = find_order(order_number)
+    left = order.total_cents - refunded_cents(order)
+    if not 0 < amount_cents <= left:
+        raise ValueError(
+            f"Not refunded: {amount_cents} cents; {left} cents of order {order.number} are left."
+        )
+    line = ledger.record(
+        "refund",
+        ctx.idempotency_key,
+        session=ctx.session_key or "",
+        order=order.number,
+        amount_cents=amount_cents,
+        reason=reason,
+    )
+    return receipt(line)
+
+
+@tool
+def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
+    """Send an e-mail to the customer who wrote the ticket. It cannot be taken back.
+
+    Args:
+        ticket_number: the ticket that is answered; its sender gets the mail
+        subject: the subject line
+        body: the whole text, with greeting and closing
+    """
+    customer = find_ticket(ticket_number).customer
+    mail = EmailMessage(
+        subject, body, to=[customer.email], headers={"X-Idempotency-Key": ctx.idempotency_key}
+    )
+    mail.send()
+    ledger.record(
+        "email", ctx.idempotency_key, session=ctx.session_key or "", to=customer.email, subject=subject
+    )
+    return {"status": "sent", "to": customer.email}
+
+
+def find_order(number: str) -> Order:
+    """Return an order; the error is for the model, which can ask the customer."""
+    order = Order.objects.select_related("customer").filter(number=number).first()
+    if order is None:
+        raise LookupError(f"There is no order {number!r}; ask the customer for the number.")
+    return order
+
+
+def find_ticket(number: int) -> Ticket:
+    """Return a ticket with its customer."""
+    ticket = Ticket.objects.select_related("customer").filter(number=number).first()
+    if ticket is None:
+        raise LookupError(f"There is no ticket {number}.")
+    return ticket
+
+
+def refunded_cents(order: Order) -> int:
+    """Return what the payment provider has paid back for an order."""
+    paid = (line for line in ledger.lines() if line["kind"] == "refund" and line["order"] == order.number)
+    return sum(line["amount_cents"] for line in paid)
+
+
+def receipt(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what the payment provider says of a refund, at once or when asked later."""
+    return {
+        "status": "refunded",
+        "refund_id": f"re_{line['key'][:12]}",
+        "order_number": line["order"],
+        "amount_cents": line["amount_cents"],
+    }

@@ -1,0 +1,48 @@
+"""Calls and results of the agent's tools in a few words, for the story."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from project.helpdesk.money import euros
+
+_CALLS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "look_up_order": lambda args: args["order_number"],
+    "search_articles": lambda args: f'"{args["query"]}"',
+    "refund": lambda args: f"of {euros(args['amount_cents'])} for order {args['order_number']}",
+    "email_customer": lambda args: f'"{short(args["subject"], 50)}"',
+    "add_note": lambda args: f'"{short(args["text"], 34)}"',
+}
+
+_RESULTS: dict[str, Callable[[Any], str]] = {
+    "look_up_order": lambda found: f"{found['item']}, {euros(found['total_cents'])}, {found['status']}",
+    "search_articles": lambda found: ", ".join(article["title"] for article in found) or "nothing",
+    "refund": lambda paid: f"{paid['status']}, receipt {paid['refund_id']}",
+    "email_customer": lambda mail: mail["status"],
+    "add_note": lambda note: f"{note['status']}, ticket {note['ticket_status']}",
+}
+
+
+def call(tool: str, arguments: dict[str, Any]) -> str:
+    """Return a call as a person would name it: "refund of 24.90 EUR for order 1002"."""
+    return f"{tool} {_said(_CALLS, tool, arguments)}"
+
+
+def result(tool: str, content: Any) -> str:
+    """Return what came of a call."""
+    return _said(_RESULTS, tool, content)
+
+
+def short(text: str, limit: int = 200) -> str:
+    """Return a text on one line, cut at `limit`."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _said(sayings: dict[str, Callable[[Any], str]], tool: str, value: Any) -> str:
+    try:
+        return sayings[tool](value)
+    except (KeyError, TypeError):  # a tool, or a result entered by a person, that has no saying
+        return short(value if isinstance(value, str) else json.dumps(value), 80)

@@ -1,0 +1,65 @@
+"""A worker: an operating-system process of its own, so that it can be killed for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+from django.conf import settings
+
+
+class Worker:
+    """Runs `manage.py COMMAND ...` beside this process; what it prints goes to workers.log.
+
+    `hold` names an effect that its provider acknowledges late, such as "refund:ticket-2".
+    """
+
+    def __init__(self, *command: str, hold: str = "") -> None:
+        with log_path().open("ab") as log:
+            self._log_from = log.tell()
+            self.process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, str(settings.BASE_DIR / "manage.py"), *command],
+                env={**os.environ, "HELPDESK_HOLD": hold},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def name(self) -> str:
+        """What the story calls it."""
+        return f"worker {self.process.pid}"
+
+    def is_alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """Return what it printed so far."""
+        with log_path().open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """End the process as a power cut would: it cannot clean up, say good-bye or notice."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.is_alive():
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def log_path() -> Path:
+    """Return where the workers' output is."""
+    return Path(settings.DATA_DIR) / "workers.log"

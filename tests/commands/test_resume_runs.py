@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from agentruns import approve, run_agent, start_run
+from agentruns.management.commands import resume_runs
+from agentruns.models import Run
+from tests.commands.running import run
+from tests.crash.processes import wait_for
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_one_sweep_drives_what_can_go_on(effects: Effects, agents: None) -> None:
+    agent = shop_agent("swept", {"tools": [call("post", text="hi")]})
+    gated = shop_agent("gated", {"tools": [call("refund", cents=5000)]})
+    start_run(agent, "say hi", "s1", idempotency_key="k1")
+    start_run(gated, "refund", "s2", idempotency_key="k2")
+    outcome = run("resume_runs")
+    assert (outcome.code, outcome.out) == (0, "found 2, driven 2, completed 1, waiting 1\n")
+    assert run("resume_runs").out == "Nothing to do: no run can go on now.\n"
+
+
+def test_json(effects: Effects, agents: None) -> None:
+    start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
+    assert run("resume_runs", "--json").lines[0].items() >= {"found": 1, "driven": 1, "completed": 1}.items()
+
+
+def test_a_decision_is_carried_out(effects: Effects, agents: None) -> None:
+    agent = shop_agent("gated", {"tools": [call("refund", cents=5000)]})
+    result = run_agent(agent, "refund", "s1", idempotency_key="k1")
+    approve(result.pending[0].pk, None)
+    assert run("resume_runs").out == "found 1, driven 1, completed 1\n"
+    assert effects.count() == 1
+
+
+def test_only_one_run_or_only_some(effects: Effects, agents: None) -> None:
+    agent = shop_agent("swept")
+    runs = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(3)]
+    assert run("resume_runs", f"--run={runs[1].pk}").out.startswith("found 1, driven 1")
+    assert Run.objects.get(status="completed").pk == runs[1].pk
+    assert run("resume_runs", "--limit=1").out.startswith("found 1, driven 1")
+    assert run("resume_runs", "--run=nonsense").code == 1
+
+
+def test_a_dry_run_drives_nothing(effects: Effects, agents: None) -> None:
+    queued = start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
+    outcome = run("resume_runs", "--dry-run")
+    assert outcome.out.splitlines()[1].split()[:4] == [str(queued.pk), "queued", "swept", "s1"]
+    assert run("resume_runs", "--dry-run", "--json").lines[0]["id"] == str(queued.pk)
+    queued.refresh_from_db()
+    assert queued.status == "queued"
+
+
+def test_a_drive_that_fails_is_counted_and_is_exit_1(effects: Effects, agents: None) -> None:
+    def broken(request: object) -> object:
+        raise RuntimeError("the model object is broken")
+
+    start_run(shop_agent("broken", broken), "go", "s1", idempotency_key="k1")
+    start_run(shop_agent("swept"), "go", "s2", idempotency_key="k2")
+    outcome = run("resume_runs")
+    assert outcome.code == 1
+    assert outcome.out == "found 2, driven 1, errors 1, completed 1\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--watch", "--dry-run"), ("--interval=0",), ("--interval=x",), ("--limit=0",), ("--hold-all",)],
+)
+def test_usage(options: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        resume_runs.Command().run_from_argv(["manage.py", "resume_runs", *options])
+    assert caught.value.code == 2
+
+
+def test_a_watching_worker_survives_a_database_that_is_away(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_run(shop_agent("swept"), "go", "s1", idempotency_key="k1")
+    true_sweep, tries = resume_runs.sweep, []
+
+    def sweep(**options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OperationalError("the server is restarting")
+        if len(tries) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return true_sweep(**options)
+
+    monkeypatch.setattr(resume_runs, "sweep", sweep)
+    outcome = run("resume_runs", "--watch", "--interval=0.01")
+    assert outcome.out.splitlines()[1:] == ["found 1, driven 1, completed 1", "Stopped."]
+    assert "Sweep failed" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+class TestWatchingProcess:
+    @pytest.fixture
+    def watcher(self, effects: Effects, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+        (tmp_path / "gate").touch()
+        command = (
+            "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", command, "resume_runs", "--watch", "--interval=0.05"],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+                "SHOP_SLOW": "post:after",
+                "SHOP_GATE": str(tmp_path / "gate"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        yield child
+        child.kill()
+        child.communicate()
+
+    def test_sigterm_finishes_the_call_and_gives_the_run_back(
+        self, watcher: subprocess.Popen[str], effects: Effects, tmp_path: Path
+    ) -> None:
+        queued = start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
+        wait_for(lambda: effects.count("at:post:after") == 1, "the call")
+        watcher.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert watcher.poll() is None
+        (tmp_path / "gate").unlink()
+        out, err = watcher.communicate(timeout=30)
+        assert watcher.returncode == 0, err
+        assert out.splitlines()[-1] == "Stopped."
+        queued.refresh_from_db()
+        assert (queued.status, queued.lease_expires_at, queued.attempts) == ("queued", None, 0)
+        assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post"]
+
+    def test_a_second_signal_leaves_at_once(self, watcher: subprocess.Popen[str], effects: Effects) -> None:
+        start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
+        wait_for(lambda: effects.count("at:post:after") == 1, "the call")
+        watcher.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(timeout=10) == -signal.SIGINT

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+
+from agentruns import cancel_run, pause_run, start_run
+from agentruns.leases import claim
+from agentruns.models import Run
+from agentruns.providers.base import ProviderError
+from tests.commands.running import run
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_it_prints_the_journal_and_the_answer(effects: Effects, agents: None) -> None:
+    shop_agent("cli", {"tools": [call("post", text="hi")]})
+    outcome = run("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
+    assert outcome.code == 0
+    journal, _, end = outcome.out.partition("\n\n")
+    assert [line.split()[3] for line in journal.splitlines()] == [
+        "run_started", "user", "assistant", "tool_started", "tool_result", "assistant", "run_completed",
+    ]  # fmt: skip
+    assert end.splitlines() == [f"Run {Run.objects.get().pk} in session s1 is completed.", "all done"]
+
+
+def test_the_same_command_again_is_the_same_run(effects: Effects, agents: None) -> None:
+    shop_agent("cli", {"tools": [call("post", text="hi")]})
+    command = ("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
+    first, second = run(*command), run(*command)
+    assert (first.code, second.code) == (0, 0)
+    assert (
+        second.out.split("\n\n")[0] == f"\nRun {Run.objects.get().pk} in session s1 is completed.\nall done\n"
+    )
+    assert effects.count() == 1
+
+
+def test_without_a_session_it_makes_one(effects: Effects, agents: None) -> None:
+    shop_agent("cli")
+    assert run("run_agent", "cli", "say hi").code == 0
+    assert run("run_agent", "cli", "say hi").code == 0
+    assert Run.objects.count() == 2
+
+
+def test_json_lines(effects: Effects, agents: None) -> None:
+    shop_agent("cli", {"tools": [call("post", text="hi")]})
+    *rows, end = run("run_agent", "cli", "say hi", "--session=s1", "--json").lines
+    assert [row["seq"] for row in rows] == list(range(1, 8))
+    assert end == {
+        "run": str(Run.objects.get().pk), "session": "s1", "status": "completed", "output": "all done",
+        "error": "",
+    }  # fmt: skip
+
+
+def test_it_runs_for_a_user(agents: None) -> None:
+    shop_agent("cli")
+    user = User.objects.create_user("ann")
+    assert run("run_agent", "cli", "say hi", "--user=ann").code == 0
+    assert Run.objects.get().owner_id == user.pk
+
+
+class TestExitCodes:
+    @pytest.fixture(autouse=True)
+    def _agent(self, effects: Effects, agents: None) -> None:
+        shop_agent("cli", {"tools": [call("refund", cents=5000)]})
+
+    def command(self, agent: str = "cli") -> int:
+        return run("run_agent", agent, "do it", "--session=s1", "--idempotency-key=k1").code
+
+    def test_completed(self) -> None:
+        shop_agent("short")
+        assert self.command("short") == 0
+
+    def test_failed(self) -> None:
+        shop_agent("too-long", *[{"tools": [call("lookup", number="1")]}] * 3, max_steps=2)
+        assert self.command("too-long") == 1
+
+    def test_waiting_for_a_person(self) -> None:
+        outcome = run("run_agent", "cli", "do it", "--session=s1")
+        assert outcome.code == 3
+        assert "Waits for a person: refund(cents=5000)" in outcome.out
+
+    def test_paused(self) -> None:
+        self.command()
+        pause_run(Run.objects.get().pk)
+        assert self.command() == 3
+
+    def test_cancelled(self) -> None:
+        self.command()
+        cancel_run(Run.objects.get().pk)
+        assert self.command() == 5
+
+    def test_in_back_off(self) -> None:
+        def busy(request: object) -> object:
+            raise ProviderError("busy", disposition="retry", retry_after=60)
+
+        shop_agent("busy", busy)
+        assert self.command("busy") == 4
+
+    def test_live_elsewhere(self) -> None:
+        queued = start_run("cli", "do it", "s1", idempotency_key="k1")
+        assert claim("default", queued.pk) is not None
+        outcome = run("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
+        assert outcome.code == 4
+        assert "is live in another process" in outcome.err
+
+    def test_another_task_in_the_session(self) -> None:
+        self.command()
+        outcome = run("run_agent", "cli", "something else", "--session=s1")
+        assert (outcome.code, "another agent or input" in outcome.err) == (4, True)
+
+    def test_unknown_agent(self) -> None:
+        outcome = run("run_agent", "nobody\x1b[2J", "do it")
+        assert outcome.code == 1
+        assert "There is no agent" in outcome.err
+        assert "\x1b" not in outcome.err
+
+    @pytest.mark.parametrize("arguments", [("cli", " "), ("cli", "do it", "--user=nobody")])
+    def test_usage(self, arguments: tuple[str, ...]) -> None:
+        assert run("run_agent", *arguments).code == 2
+        assert not Run.objects.exists()

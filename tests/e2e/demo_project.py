@@ -1,0 +1,67 @@
+"""The demo project as its users start it: processes, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 180  # seconds
+
+
+class Project:
+    """The demo project with its data in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return what to start."""
+        return [sys.executable, str(ROOT / "manage.py"), *arguments]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return an environment in which only what the test says can matter."""
+        foreign = ("AGENTRUNS_", "ANTHROPIC_", "DJANGO_", "MODEL", "HELPDESK_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        warnings = "error::DeprecationWarning,error::PendingDeprecationWarning"
+        return {**kept, "AGENTRUNS_DEMO_DIR": str(self.folder), "PYTHONWARNINGS": warnings, **more}
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of manage.py to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Return every run by its session, as `list_runs --json` has it."""
+        lines = self.run("list_runs", "--json").stdout.splitlines()
+        return {run["session"]: run for run in map(json.loads, lines)}
+
+    def journal(self, run: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of a run, as `show_run --json` has them."""
+        shown = self.run("show_run", run["id"], "--json")
+        return list(json.loads(shown.stdout)["messages"])
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Return what happened outside."""
+        return [json.loads(line) for line in (self.folder / "effects.jsonl").read_text().splitlines()]
+
+    def decide(self, code: str) -> None:
+        """Let user demo decide, as in the console: `run` finds a session's run."""
+        preamble = (
+            "import agentruns; from django.contrib.auth.models import User; "
+            "user = User.objects.get(username='demo'); "
+            "run = lambda session: agentruns.list_runs().get(session__key=session)\n"
+        )
+        done = self.run("shell", "-c", preamble + code)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,168 @@
+"""The main job, end to end: real processes, real SIGKILLs, and a ledger outside the database."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import claude
+from tests.e2e.demo_project import Project
+
+STATUSES = {
+    "ticket-1": "completed",
+    "ticket-2": "completed",
+    "ticket-3": "completed",
+    "ticket-4": "awaiting-approval",
+    "ticket-5": "orphaned",
+}
+EFFECTS = [
+    ("ticket-1", "email"),
+    ("ticket-2", "refund"),
+    ("ticket-2", "email"),
+    ("ticket-3", "refund"),
+    ("ticket-3", "email"),
+    ("ticket-5", "email"),
+]
+CARD = 'card = run("ticket-4").approvals.get(); '
+APPROVED = CARD + 'agentruns.approve(card.pk, user, digest=card.digest, reason="be generous")\n'
+DENIED = CARD + 'agentruns.deny(card.pk, user, "repair it", digest=card.digest)\n'
+VERDICT = 'held = run("ticket-5"); agentruns.resolve_orphan(held.pk, held.pending_calls[0], "{}", user)\n'
+
+Told = tuple[Project, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def journals(told: Told) -> dict[str, list[dict[str, Any]]]:
+    """The journal of each ticket that something happens to."""
+    project, runs = told[0], told[0].runs()
+    return {session: project.journal(runs[session]) for session in ("ticket-2", "ticket-3", "ticket-5")}
+
+
+def of_tool(rows: list[dict[str, Any]], tool: str) -> dict[str, dict[str, Any]]:
+    return {row["kind"]: row for row in rows if row["tool_name"] == tool}
+
+
+def test_it_ends_well_and_says_how_to_go_on(told: Told) -> None:
+    _, demo = told
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert demo.stderr == ""
+    for text in ("kill -9", "make console", "http://127.0.0.1:8000/admin/", "user demo, password demo"):
+        assert text in demo.stdout
+
+
+def test_every_effect_happened_once(told: Told) -> None:
+    ledger = told[0].ledger()
+    assert [(line["session"], line["kind"]) for line in ledger] == EFFECTS
+    assert set(Counter(line["key"] for line in ledger).values()) == {1}
+
+
+def test_where_the_tickets_stand(told: Told) -> None:
+    assert {session: run["status"] for session, run in told[0].runs().items()} == STATUSES
+
+
+def test_the_refund_was_found_by_its_key(told: Told, journals: dict[str, list[dict[str, Any]]]) -> None:
+    refund, mail = [line for line in told[0].ledger() if line["session"] == "ticket-2"]
+    rows = of_tool(journals["ticket-2"], "refund")
+    assert list(rows) == ["tool_started", "orphan_found", "orphan_resolved", "tool_result"]
+    assert rows["tool_started"]["payload"]["key"] == refund["key"]
+    assert rows["orphan_resolved"]["payload"]["verdict"] == "occurred"
+    assert rows["tool_result"]["epoch"] > rows["tool_started"]["epoch"]
+    assert refund["pid"] != mail["pid"], "a second process finished the ticket"
+
+
+def test_the_mail_waits_for_a_person(journals: dict[str, list[dict[str, Any]]]) -> None:
+    rows = of_tool(journals["ticket-5"], "email_customer")
+    assert list(rows) == ["tool_started", "orphan_found"]
+    assert rows["orphan_found"]["payload"]["action"] == "held"
+
+
+def test_the_approval_names_who_and_what(journals: dict[str, list[dict[str, Any]]]) -> None:
+    rows = of_tool(journals["ticket-3"], "refund")
+    assert list(rows) == ["approval_requested", "approval_decided", "tool_started", "tool_result"]
+    assert rows["approval_decided"]["payload"]["actor"]["name"] == "demo"
+    assert rows["approval_decided"]["payload"]["digest"] == rows["approval_requested"]["payload"]["digest"]
+
+
+def test_again_doubles_nothing(project: Project) -> None:
+    ledger = project.ledger()
+    again = project.run("demo")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("was done already") == 3
+    assert again.stdout.count("waits for you: run") == 2
+    assert project.ledger() == ledger
+    assert {session: run["status"] for session, run in project.runs().items()} == STATUSES
+
+
+@pytest.mark.parametrize(
+    ("decisions", "more", "says"),
+    [
+        (
+            APPROVED + VERDICT.format("occurred"),
+            [("ticket-4", "refund"), ("ticket-4", "email")],
+            "Every effect happened once",
+        ),
+        (
+            DENIED + VERDICT.format("unknown"),
+            [("ticket-4", "email")],
+            "Every effect happened once",
+        ),
+        (
+            VERDICT.format("not_occurred"),
+            [("ticket-5", "email")],
+            "2 times, as a person ordered",
+        ),
+    ],
+)
+def test_again_after_decisions_goes_on_from_them(
+    project: Project, decisions: str, more: list[tuple[str, str]], says: str
+) -> None:
+    project.decide(decisions)
+    again = project.run("demo")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert says in again.stdout
+    assert [(line["session"], line["kind"]) for line in project.ledger()] == EFFECTS + more
+    assert project.runs()["ticket-5"]["status"] == "completed"
+
+
+def test_an_effect_that_happened_twice_is_exit_1(project: Project) -> None:
+    ledger = project.folder / "effects.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join([*lines, lines[1]]))
+    again = project.run("demo")
+    assert again.returncode == 1
+    assert (
+        f"The refund of ticket-2 with key {project.ledger()[1]['key'][:12]} happened 2 times." in again.stderr
+    )
+
+
+def test_a_result_without_its_effect_is_exit_1(project: Project) -> None:
+    ledger = project.folder / "effects.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[1:]))
+    again = project.run("demo")
+    assert again.returncode == 1
+    assert "email_customer of ticket-1 succeeded" in again.stderr
+
+
+def test_a_ledger_that_cannot_be_read_is_exit_1(project: Project) -> None:
+    with (project.folder / "effects.jsonl").open("a") as ledger:
+        ledger.write("{not json\n")
+    again = project.run("demo")
+    assert (again.returncode, "Line 7 of" in again.stderr) == (1, True)
+
+
+def test_the_same_agent_works_with_a_real_model(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.run("migrate", "-v0")
+    project.run("loaddata", "helpdesk", "-v0")
+    with claude.serve() as url:
+        settings = {"ANTHROPIC_API_KEY": "sk-ant-none", "MODEL": "claude-x", "ANTHROPIC_BASE_URL": url}
+        command = ("run_agent", "helpdesk", "Ticket 1: where is my parcel?", "--session=s1", "--json")
+        outcome = project.run(*command, **settings)
+    assert outcome.returncode == 0, outcome.stderr
+    assert [(line["session"], line["kind"]) for line in project.ledger()] == [("s1", "email")]
+    replies = [row for row in project.journal(project.runs()["s1"]) if row["kind"] == "assistant"]
+    assert {row["payload"]["model"] for row in replies} == {"claude-x"}
