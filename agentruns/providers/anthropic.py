@@ -123,7 +123,7 @@ def _status_error(error: Any, secrets: list[str]) -> ProviderError:
     status, kind = error.status_code, error.type if isinstance(error.type, str) else ""
     detail = error.api_message if isinstance(error.api_message, str) else error.response.reason_phrase
     return ProviderError(
-        _clean(f"Anthropic answered {status} {kind}: {detail}", secrets),
+        _clean(f"Anthropic answered {status}: {detail}", secrets),
         disposition=_disposition(status, kind),
         type=kind or type(error).__name__,
         code=error.error_code or "",

@@ -282,7 +282,7 @@ def test_statuses(
     error = failure(model)
     assert (error.disposition, error.status, error.type) == (disposition, status, type)
     assert (error.code, error.request_id, error.retry_after) == ("some_code", "req_1", None)
-    assert str(error) == f"Anthropic answered {status} {type}: no: ***"
+    assert str(error) == f"Anthropic answered {status}: no: ***"
     assert len(endpoint.requests) == 1, "the SDK must not retry by itself"
 
 
