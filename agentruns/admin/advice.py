@@ -1,0 +1,175 @@
+"""What a person can do about a run now, and what each button will do. Pure: values in, sentences out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from agentruns.admin.text import plain
+from agentruns.admin.times import ago, exact
+from agentruns.admin.waiting import Reason, backs_off, is_live
+from agentruns.models import Run
+from agentruns.tools.card import one_line
+
+SILENT_AFTER = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A button: what it will do, or why it cannot be pressed; `forbidden` says that the user may not."""
+
+    effect: list[str]
+    why_not: str = ""
+    forbidden: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known of a run and of who looks at it."""
+
+    run: Run
+    reasons: list[Reason]
+    cancel_requested: tuple[str, datetime] | None = None
+    sweeper_seen: datetime | None = None
+    may_resume: bool = False
+    may_cancel: bool = False
+
+    @property
+    def doubts(self) -> list[Reason]:
+        """The calls in doubt that wait for a person."""
+        return [reason for reason in self.reasons if reason.call and reason.approval is None]
+
+
+def headline(situation: Situation) -> str:
+    """Return in one sentence where the run stands and who has to act."""
+    run = situation.run
+    if run.status == Run.Status.COMPLETED:
+        return _("Completed. There is nothing to do.")
+    if run.status == Run.Status.FAILED:
+        return _("Failed: %(error)s") % {"error": one_line(plain(run.error))}  # in full below
+    if run.status == Run.Status.CANCELLED:
+        return _("Cancelled. There is nothing to do.")
+    if situation.cancel_requested is not None:
+        name, when = situation.cancel_requested
+        return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % {
+            "name": name,
+            "when": ago(when),
+        }
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return _("It waits for a person to decide:")
+    if run.status == Run.Status.ORPHANED:
+        return _("It waits for a person: nobody knows what became of a call.")
+    if run.status == Run.Status.PAUSED:
+        return _("It is paused, and goes on when somebody resumes it.")
+    if run.status == Run.Status.RUNNING:
+        return _("A worker is driving it.") if is_live(run) else _("Its worker has fallen silent.")
+    if backs_off(run):
+        return _("It waits a while, because its model failed.")
+    return _("It is queued: the next free worker takes it.")
+
+
+def notes(situation: Situation) -> list[str]:
+    """Return what else a person should know now."""
+    run, found = situation.run, []
+    if run.status in (Run.Status.FAILED, Run.Status.CANCELLED):
+        found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
+    for doubt in situation.doubts:
+        found.append(
+            _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
+            % {"tool": doubt.tool, "attempt": doubt.attempt, "evidence": doubt.evidence}
+        )
+        found.append(_("Look in the outside world whether it happened before you go on."))
+    if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
+        found += _about_workers(situation.sweeper_seen)
+    return found
+
+
+def resume(situation: Situation) -> Action:
+    """Return what Resume will do, or why it cannot be done."""
+    run = situation.run
+    effect = _resume_effect(situation)
+    why_not = _why_not_resume(situation)
+    if why_not:
+        return Action(effect, why_not)
+    if not situation.may_resume:
+        return Action(effect, _missing("agentruns.resume_run"), forbidden=True)
+    if run.status == Run.Status.QUEUED and not backs_off(run):
+        return Action(effect, _("It is queued already; a worker takes it without being asked."))
+    return Action(effect)
+
+
+def cancel(situation: Situation) -> Action:
+    """Return what Cancel will do, or why it cannot be done."""
+    run = situation.run
+    if is_live(run):
+        effect = [
+            _("The worker stops before its next tool starts."),
+            _("A tool that is at work now is finished, and its result is kept."),
+        ]
+    else:
+        effect = [_("The run ends now. It cannot be resumed afterwards.")]
+    effect.append(
+        _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
+    )
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None and is_live(run):
+        return Action(effect, _("It is being cancelled."))
+    if not situation.may_cancel:
+        return Action(effect, _missing("agentruns.cancel_run"), forbidden=True)
+    return Action(effect)
+
+
+def _resume_effect(situation: Situation) -> list[str]:
+    effect = []
+    for doubt in situation.doubts:
+        effect.append(
+            _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
+            % {"tool": doubt.tool}
+        )
+    if situation.doubts:
+        effect.append(
+            _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
+        )
+    if situation.run.status == Run.Status.RUNNING:
+        effect.append(
+            _(
+                "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
+                "otherwise the model is told that its outcome is unknown."
+            )
+        )
+    if situation.run.status == Run.Status.PAUSED:
+        effect.append(_("The pause ends."))
+    if backs_off(situation.run):
+        effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
+    effect.append(_("A worker takes the run up. Nothing runs inside this page."))
+    return effect
+
+
+def _why_not_resume(situation: Situation) -> str:
+    run = situation.run
+    if run.is_ended:
+        return _("It has ended: %(status)s.") % {"status": run.get_status_display()}
+    if situation.cancel_requested is not None:
+        return _("It is being cancelled.")
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return _("It waits for a decision. Approve or deny, and it goes on by itself.")
+    if is_live(run):
+        return _("A worker is driving it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)}
+    return ""
+
+
+def _about_workers(seen: datetime | None) -> list[str]:
+    if seen is None:
+        return [_("No worker has ever been seen here. Start one: manage.py resume_runs --watch")]
+    if timezone.now() - seen > SILENT_AFTER:
+        text = _("The last sweep of a worker was %(when)s. Is one running? manage.py resume_runs --watch")
+        return [text % {"when": ago(seen)}]
+    return []
+
+
+def _missing(permission: str) -> str:
+    return _("You lack the permission %(permission)s.") % {"permission": permission}

@@ -1,0 +1,262 @@
+"""Journal rows as cards that people can read: what happened, when, by whom. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from agentruns.admin.text import Body, Fact, body, plain, pretty, visible
+from agentruns.admin.times import stamp
+from agentruns.journal import events
+from agentruns.journal.events import Row
+from agentruns.journal.fold import text_of
+
+TEXT_LIMIT = 4_000
+PAYLOAD_LIMIT = 20_000
+
+Payload = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Card:
+    """One journal row on the page; every text is fit for a page."""
+
+    seq: str
+    title: str
+    tone: str
+    at: SafeString | str
+    tool: SafeString
+    call: str
+    attempt: int
+    who: SafeString
+    payload: Body
+    facts: list[Fact] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    approval: str = ""
+    limit: int | None = TEXT_LIMIT
+
+
+def card(row: Row, *, whole: bool = False) -> Card:
+    """Return the card of a row; a kind or a form that newer code wrote shows at least its payload.
+
+    Long texts are cut, for pages that offer the whole row elsewhere, unless `whole`.
+    """
+    result = Card(
+        seq=str(row.seq),
+        title=plain(row.kind),
+        tone="plain",
+        at=stamp(row.created_at),
+        tool=visible(row.tool_name),
+        call=row.call_id,
+        attempt=row.attempt,
+        who=visible(_who(row)),
+        payload=body(_("Payload"), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        limit=None if whole else TEXT_LIMIT,
+    )
+    describe = _DESCRIBE.get(row.kind)
+    if describe is not None:
+        try:
+            describe(result, row.payload)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            result.facts, result.bodies = [], []
+    return result
+
+
+def _who(row: Row) -> str:
+    actor = row.payload.get("actor")
+    if isinstance(actor, dict) and actor.get("name"):
+        return str(actor["name"])
+    if row.epoch:
+        return _("worker (epoch %(epoch)d)") % {"epoch": row.epoch}
+    return _("the program")
+
+
+def _add(card: Card, label: str, value: object, title: str = "") -> None:
+    if value not in (None, "", [], {}):
+        card.facts.append(Fact(label, visible(value), plain(title)))
+
+
+def _say(card: Card, label: str, text: object) -> None:
+    if text not in (None, "", [], {}):
+        shown = text if isinstance(text, str) else pretty(text)
+        card.bodies.append(body(label, shown, card.limit))
+
+
+def _run_started(card: Card, payload: Payload) -> None:
+    card.title = _("Run started")
+    _add(card, _("Agent"), f"{payload['agent']} {payload['version']}")
+    _add(card, _("Session"), payload.get("session"))
+    _add(card, _("Idempotency key"), payload.get("idempotency_key"))
+    _add(card, _("Definition"), payload["definition"][:12], payload["definition"])
+
+
+def _user(card: Card, payload: Payload) -> None:
+    card.title, card.tone, card.who = _("Task given"), "said", visible("")
+    _say(card, _("Input"), text_of(payload["content"]))
+
+
+def _assistant(card: Card, payload: Payload) -> None:
+    calls, usage = payload["calls"], payload.get("usage") or {}
+    card.tone = "said"
+    card.title = _("Model replied")
+    if calls:
+        asked = ngettext("Model asked for %(count)d call", "Model asked for %(count)d calls", len(calls))
+        card.title = asked % {"count": len(calls)}
+    _say(card, _("It said"), text_of(payload["content"]))
+    for call in calls:
+        verdict = _VERDICTS.get(call["verdict"], call["verdict"])
+        label = _("%(tool)s: %(verdict)s") % {"tool": plain(call["tool"]), "verdict": verdict}
+        card.bodies.append(body(label, pretty(call["arguments"]), card.limit))
+    _add(card, _("Stopped because"), payload.get("stop_reason"))
+    _add(card, _("Model"), payload.get("model"))
+    _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
+
+
+def _approval_requested(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("A person is asked"), "waits"
+    card.approval = payload["approval"]
+    _add(card, _("Decision on"), payload["title"])
+    _add(card, _("Why"), payload.get("why"))
+    _add(card, _("Risk"), payload.get("risk"))
+    _add(card, _("Expires"), payload.get("expires_at"))
+    _add(card, _("Digest"), payload["digest"][:12], payload["digest"])
+
+
+def _approval_decided(card: Card, payload: Payload) -> None:
+    verb = payload["verb"]
+    card.title = str(_VERBS.get(verb, (plain(verb), ""))[0])
+    card.tone = _VERBS.get(verb, ("", "plain"))[1]
+    if "arguments" in payload:
+        card.title = _("Approved with edited arguments")
+        _say(card, _("Edited arguments"), payload["arguments"])
+    _add(card, _("Reason"), payload.get("reason"))
+    _say(card, _("Answer"), payload.get("text"))
+    _add(card, _("Digest seen"), payload["digest"][:12], payload["digest"])
+    _add(card, _("Through"), payload.get("channel"))
+
+
+def _tool_started(card: Card, payload: Payload) -> None:
+    card.title = _("Tool started")
+    _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
+    _add(card, _("Declares"), payload.get("declares"))
+    _add(card, _("Idempotency key"), payload["key"])
+
+
+def _tool_result(card: Card, payload: Payload) -> None:
+    outcome = payload["outcome"]
+    title, card.tone = _OUTCOMES.get(outcome, (plain(outcome), "plain"))
+    card.title = str(title)
+    if payload.get("reconciled"):
+        _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
+    _add(card, _("Not as annotated"), payload.get("misfit"))
+    _say(card, _("Arguments a person set"), payload.get("edited"))
+    _say(card, _("Told to the model"), payload["content"])
+
+
+def _model_failed(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("Model call failed"), "bad"
+    _add(card, _("Attempt"), payload.get("attempt"))
+    _add(card, _("HTTP status"), payload.get("status"))
+    _add(card, _("Request"), payload.get("request_id"))
+    if payload.get("retry_in") is not None:
+        _add(card, _("Next attempt in"), f"{payload['retry_in']:.1f} s")
+    _say(card, payload["error"]["type"], payload["error"]["text"])
+
+
+def _late_result(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("Late report of a worker that had lost the run"), "waits"
+    if payload.get("never_entered"):
+        _add(card, _("Report"), _("the tool was never entered: nothing happened"))
+    _say(card, _("The tool returned"), payload.get("content"))
+
+
+def _orphan_found(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("Call in doubt"), "bad"
+    _add(card, _("Evidence"), payload.get("evidence"))
+    _add(card, _("Declares"), payload.get("declares"))
+    _add(card, _("What becomes of it"), _ORPHANS.get(payload["action"], payload["action"]))
+
+
+def _orphan_resolved(card: Card, payload: Payload) -> None:
+    card.title = _("Verdict: %(verdict)s") % {"verdict": _VERDICTS_GIVEN.get(payload["verdict"], "?")}
+    _add(card, _("Evidence"), payload.get("evidence"))
+    _add(card, _("Through"), payload.get("channel"))
+    _say(card, _("Result"), payload.get("result"))
+
+
+def _control(title: Any, tone: str = "plain") -> Callable[[Card, Payload], None]:
+    def describe(card: Card, payload: Payload) -> None:
+        card.title, card.tone = str(title), tone
+        _add(card, _("Reason"), payload.get("reason"))
+
+    return describe
+
+
+def _run_completed(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("Completed"), "good"
+    if payload.get("truncated"):
+        _add(card, _("Cut off"), _("the reply reached the limit of tokens"))
+    _say(card, _("Output"), payload.get("output"))
+
+
+def _run_failed(card: Card, payload: Payload) -> None:
+    card.title, card.tone = _("Failed"), "bad"
+    _say(card, payload["error"]["type"], payload["error"]["text"])
+
+
+_VERDICTS = {
+    "run": gettext_lazy("may run"),
+    "ask": gettext_lazy("asks a person"),
+    "refuse": gettext_lazy("refused"),
+}
+_VERBS: dict[str, tuple[Any, str]] = {
+    "approve": (gettext_lazy("Approved"), "good"),
+    "deny": (gettext_lazy("Denied"), "bad"),
+    "answer": (gettext_lazy("Answered instead of run"), "good"),
+    "expire": (gettext_lazy("Nobody answered in time"), "bad"),
+}
+_OUTCOMES: dict[str, tuple[Any, str]] = {
+    "ok": (gettext_lazy("Tool finished"), "good"),
+    "error": (gettext_lazy("Tool gave an error"), "bad"),
+    "denied": (gettext_lazy("Not executed: denied"), "bad"),
+    "expired": (gettext_lazy("Not executed: nobody answered"), "bad"),
+    "answered": (gettext_lazy("Not executed: answered by a person"), "plain"),
+    "cancelled": (gettext_lazy("Not executed: cancelled"), "plain"),
+    "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
+}
+_ORPHANS = {
+    "held": gettext_lazy("held for a person"),
+    "surfaced": gettext_lazy("told to the model as unknown"),
+    "retry": gettext_lazy("repeated: the tool says that is safe"),
+    "reconcile": gettext_lazy("the outside system is asked by idempotency key"),
+}
+_VERDICTS_GIVEN = {
+    "occurred": gettext_lazy("it happened"),
+    "not_occurred": gettext_lazy("it did not happen"),
+    "unknown": gettext_lazy("unknown"),
+}
+_DESCRIBE: dict[str, Callable[[Card, Payload], None]] = {
+    events.RUN_STARTED: _run_started,
+    events.USER: _user,
+    events.ASSISTANT: _assistant,
+    events.APPROVAL_REQUESTED: _approval_requested,
+    events.APPROVAL_DECIDED: _approval_decided,
+    events.TOOL_STARTED: _tool_started,
+    events.TOOL_RESULT: _tool_result,
+    events.MODEL_FAILED: _model_failed,
+    events.LATE_RESULT: _late_result,
+    events.ORPHAN_FOUND: _orphan_found,
+    events.ORPHAN_RESOLVED: _orphan_resolved,
+    events.RUN_RESUMED: _control(gettext_lazy("Resumed")),
+    events.RUN_PAUSE_REQUESTED: _control(gettext_lazy("Pause requested")),
+    events.RUN_PAUSED: _control(gettext_lazy("Paused"), "waits"),
+    events.RUN_CANCEL_REQUESTED: _control(gettext_lazy("Cancel requested"), "waits"),
+    events.RUN_COMPLETED: _run_completed,
+    events.RUN_FAILED: _run_failed,
+    events.RUN_CANCELLED: _control(gettext_lazy("Cancelled"), "bad"),
+}

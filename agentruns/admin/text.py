@@ -1,0 +1,135 @@
+"""Hostile text made fit for a page: escaped, and with every character that hides or reorders others shown.
+
+Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+ONE_LINE = 80  # characters
+
+_CANDIDATE = re.compile(r"[^\n\t\x20-\x7e]")
+# Printable by their category, yet drawn as nothing: fillers, joiners, variation selectors.
+_BLANK = frozenset(
+    map(chr, [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)])
+)
+_SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
+_EMOJI_STYLE = "\ufe0f"
+
+
+def visible(text: object) -> SafeString:
+    """Return `text` as HTML: escaped, with hidden characters as marks that name them."""
+    parts = []
+    for shown, hidden in _pieces(str(text)):
+        parts.append(shown)
+        if hidden:
+            parts.append(
+                format_html('<span class="ar-char" title="{}">{}</span>', _name(hidden), _code(hidden))
+            )
+    return format_html_join("", "{}", ((part,) for part in parts))
+
+
+def plain(text: object) -> str:
+    """Return `text` with hidden characters as [U+202E], for titles, messages and plain files; not escaped."""
+    return "".join(shown + (f"[{_code(hidden)}]" if hidden else "") for shown, hidden in _pieces(str(text)))
+
+
+def pretty(value: Any) -> str:
+    """Return a JSON value for people to read, on one line where it fits."""
+    short = json.dumps(value, ensure_ascii=False, default=str)
+    return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def short_id(value: object) -> str:
+    """Return the beginning of an id: the time of a UUID version 7, which the search finds it by."""
+    return str(value)[:13]
+
+
+def two_lines(first: object, second: object) -> SafeString:
+    """Return a cell of a list: what matters, and below it what belongs to it."""
+    if not second:
+        return format_html("{}", first)
+    return format_html('{}<br><span class="ar-second">{}</span>', first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A labelled value, one line of a list; both are fit for a page."""
+
+    label: str
+    value: object
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A labelled text of any length; `left_out` counts the characters that `text` does not show."""
+
+    label: str
+    text: SafeString
+    left_out: int = 0
+    kind: str = ""
+
+
+def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
+    """Return a text for a page, cut at `limit`; whoever cuts offers the whole of it elsewhere."""
+    whole = str(text)
+    shown = whole if limit is None else whole[:limit]
+    return Body(plain(label), visible(shown), len(whole) - len(shown), kind)
+
+
+def arguments(values: dict[str, Any]) -> list[Body]:
+    """Return the arguments of a call, each with its name and type and in full."""
+    return [
+        body(name, value if isinstance(value, str) else pretty(value), kind=_kind(value))
+        for name, value in values.items()
+    ]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return _("nothing")
+    if isinstance(value, bool):
+        return _("yes or no")
+    if isinstance(value, int | float):
+        return _("number")
+    if isinstance(value, str):
+        return _("text") if value else _("empty text")
+    return _("list") if isinstance(value, list) else _("object")
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """Yield stretches of ordinary text, each with the hidden character that ends it, "" at the end."""
+    text = text.replace("\r\n", "\n")
+    start = 0
+    for match in _CANDIDATE.finditer(text):
+        if _hides(match[0], text[match.start() - 1 : match.start()]):
+            yield text[start : match.start()], match[0]
+            start = match.end()
+    yield text[start:], ""
+
+
+def _hides(character: str, before: str) -> bool:
+    if not character.isprintable() or character in _BLANK:
+        return True
+    if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
+        return False  # what makes a symbol an emoji, as models write it
+    return any(ord(character) in selectors for selectors in _SELECTORS)
+
+
+def _code(character: str) -> str:
+    return f"U+{ord(character):04X}"
+
+
+def _name(character: str) -> str:
+    return unicodedata.name(character, _("a character that is not shown"))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from agentruns import run_agent, start_run
+from agentruns.control import pause_run
+from agentruns.models import Approval, Run
+from tests.admin.people import user
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+
+@pytest.fixture(params=["autocommit", "ATOMIC_REQUESTS"])
+def requests_commit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs twice: each request in a transaction of its own, or none."""
+    monkeypatch.setitem(
+        connections.settings["default"], "ATOMIC_REQUESTS", request.param == "ATOMIC_REQUESTS"
+    )
+    return str(request.param)
+
+
+@pytest.fixture
+def world(effects: Effects, agents: None, db: None) -> Iterator[World]:
+    """Runs in every state that a person meets."""
+    yield World()
+
+
+class World:
+    """Makes runs; every agent is over the shop's tools."""
+
+    def waiting(self, session: str = "waiting", cents: int = 5000, actor: Any = None) -> Approval:
+        """A run that waits for a refund to be approved."""
+        agent = shop_agent(f"gated-{session}", {"tools": [call("refund", cents=cents)]})
+        result = run_agent(agent, "refund the lamp", session, actor=actor, idempotency_key=session)
+        assert result.status == "awaiting-approval", result
+        return result.pending[0]
+
+    def orphaned(self, session: str = "orphaned") -> Run:
+        """A run with a call that nobody knows the outcome of."""
+        agent = shop_agent(f"orphan-{session}", {"tools": [call("dies")]}, tools=[dying()])
+        return self._run(run_agent(agent, "post it", session), "orphaned")
+
+    def paused(self, session: str = "paused") -> Run:
+        """A run that somebody paused."""
+        agent = shop_agent(f"paused-{session}", {"tools": [call("post", text="hi")]})
+        run = start_run(agent, "post it", session, actor=user("superuser"))
+        return pause_run(run.pk, None, reason="the bank is down")
+
+    def queued(self, session: str = "queued") -> Run:
+        """A run that waits for a worker."""
+        agent = shop_agent(f"queued-{session}", {"tools": [call("post", text="hi")]})
+        return start_run(agent, "post it", session)
+
+    def completed(self, session: str = "completed") -> Run:
+        """A run that did one thing and ended."""
+        agent = shop_agent(f"completed-{session}", {"tools": [call("post", text="hi")]})
+        return self._run(run_agent(agent, "post it", session), "completed")
+
+    def _run(self, result: Any, status: str) -> Run:
+        assert result.status == status, result
+        return Run.objects.get(pk=result.run_id)
+
+
+def dying() -> Any:
+    """A tool whose worker is gone before it returns."""
+    from agentruns import tool
+
+    @tool
+    def dies() -> str:
+        """Act, and die before saying so."""
+        raise MemoryError("killed")
+
+    return dies

@@ -1,0 +1,108 @@
+"""Rows as cards: every kind in words, and a row of newer code at least with its payload."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from agentruns.admin.journal import PAYLOAD_LIMIT, card
+from agentruns.admin.masking import masked, sensitive_of
+from agentruns.journal import events
+from agentruns.journal.events import Row
+
+KINDS = sorted(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str))
+
+
+def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:
+    values = {
+        "seq": 7, "run_id": uuid4(), "kind": kind, "call_id": "c1", "tool_name": "refund", "attempt": 1,
+        "epoch": 0, "payload": {"v": 1, **payload}, "created_at": datetime.now(UTC), "prev_hash": "",
+        "hash": "", "consumes": None,
+    }  # fmt: skip
+    return Row(**{**values, **changed})
+
+
+def test_there_are_kinds() -> None:
+    assert len(KINDS) == 18
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "invented_later", "<script>\u202e"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"content": None, "calls": None, "actor": "x", "error": "x", "digest": 5, "outcome": [], "verb": {}},
+        {
+            "content": [5, None],
+            "calls": [5],
+            "actor": {"name": None},
+            "error": {},
+            "verb": "new",
+            "outcome": "new",
+        },
+    ],
+)
+def test_no_payload_breaks_a_card(kind: str, payload: dict[str, Any]) -> None:
+    shown = card(masked(row(kind, payload), {"refund": ("cents",)}))
+    assert shown.title
+    assert "\u202e" not in shown.title
+    assert shown.payload.text
+
+
+def test_who_did_it() -> None:
+    assert card(row(events.RUN_PAUSED, {"actor": {"id": "1", "name": "ann"}})).who == "ann"
+    assert card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker (epoch 3)"
+    assert card(row(events.RUN_PAUSED, {})).who == "the program"
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "title"),
+    [
+        (events.APPROVAL_DECIDED, {"verb": "expire", "digest": "d"}, "Nobody answered in time"),
+        (events.APPROVAL_DECIDED, {"verb": "answer", "digest": "d", "text": "no"}, "Answered instead of run"),
+        (
+            events.APPROVAL_DECIDED,
+            {"verb": "approve", "digest": "d", "arguments": {"cents": 1}},
+            "Approved with edited arguments",
+        ),
+        (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown, told to the model"),
+        (
+            events.ORPHAN_RESOLVED,
+            {"verdict": "not_occurred", "evidence": "asked"},
+            "Verdict: it did not happen",
+        ),
+        (events.LATE_RESULT, {"never_entered": True}, "Late report of a worker that had lost the run"),
+        (events.MODEL_FAILED, {"error": {"type": "T", "text": "x"}, "retry_in": 2.0}, "Model call failed"),
+        (events.RUN_CANCELLED, {"reason": "why"}, "Cancelled"),
+    ],
+)
+def test_titles(kind: str, payload: dict[str, Any], title: str) -> None:
+    shown = card(row(kind, payload))
+    assert shown.title == title
+    assert shown.facts or shown.bodies
+
+
+def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:
+    long = row(events.TOOL_RESULT, {"outcome": "ok", "content": "x" * 3 * PAYLOAD_LIMIT})
+    assert card(long).payload.left_out > 0
+    assert card(long).bodies[0].left_out > 0
+    assert card(long, whole=True).payload.left_out == card(long, whole=True).bodies[0].left_out == 0
+
+
+def test_sensitive_arguments_are_masked_wherever_they_are() -> None:
+    sensitive = sensitive_of({"tools": {"refund": {"sensitive": ["card"]}, "post": {"sensitive": []}}})
+    assert sensitive == {"refund": ("card",)}
+    call = {"tool": "refund", "arguments": {"card": "4242", "cents": 1}, "verdict": "ask"}
+    said = {"type": "tool_use", "name": "refund", "input": {"card": "4242", "cents": 1}}
+    reply = masked(row(events.ASSISTANT, {"calls": [call], "content": [said]}), sensitive)
+    asked = masked(row(events.APPROVAL_REQUESTED, {"arguments": {"card": "4242"}}), sensitive)
+    edited = masked(row(events.TOOL_RESULT, {"edited": {"card": "4242"}}), sensitive)
+    for one in (reply, asked, edited):
+        assert "4242" not in str(one.payload)
+        assert "***" in str(one.payload)
+    assert call["arguments"]["card"] == "4242"
+    other = row(events.APPROVAL_REQUESTED, {"arguments": {"card": "4242"}}, tool_name="post")
+    assert masked(other, sensitive) == other

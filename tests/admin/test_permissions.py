@@ -1,0 +1,124 @@
+"""Who gets which page, and whose clicks count."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from tests.admin.conftest import World
+from tests.admin.pages import read, snapshot, url
+from tests.admin.people import ROLES, browser
+
+LOGIN = 302
+SEES_RUNS = {"viewer", "operator", "superuser"}
+SEES_APPROVALS = {"viewer", "decider", "superuser"}
+
+
+def expected(role: str, allowed: set[str], done: int = 200) -> int:
+    if role in ("anonymous", "outsider"):
+        return LOGIN
+    return done if role in allowed else 403
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_pages(world: World, role: str) -> None:
+    approval, client = world.waiting(), browser(role)
+    pages = {
+        reverse("admin:agentruns_run_changelist"): SEES_RUNS,
+        url(approval.run): SEES_RUNS,
+        url(approval.run, "row", 1): SEES_RUNS,
+        url(approval.run, "history"): SEES_RUNS,
+        reverse("admin:agentruns_approval_changelist"): SEES_APPROVALS,
+        url(approval): SEES_APPROVALS,
+        url(approval, "history"): SEES_APPROVALS,
+    }
+    before = snapshot()
+    for page, allowed in pages.items():
+        response = client.get(page)
+        assert response.status_code == expected(role, allowed), page
+        if response.status_code == LOGIN:
+            assert response.url.startswith(reverse("admin:login")), page
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_decisions(world: World, role: str, verb: str) -> None:
+    approval, before = world.waiting(), snapshot()
+    data = {"digest": approval.digest, "reason": "no"}
+    response = browser(role).post(url(approval, verb), data)
+    may = role in ("decider", "superuser")
+    assert response.status_code == expected(role, {"decider", "superuser"}, done=302)
+    if may:
+        assert response.url == url(approval)
+        approval.refresh_from_db()
+        assert (approval.decided_by_name, approval.status) == (
+            role,
+            {"approve": "approved"}.get(verb, "denied"),
+        )
+    else:
+        assert snapshot() == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("action", ["resume", "cancel"])
+def test_control(world: World, role: str, action: str) -> None:
+    run, before = world.paused(), snapshot()
+    seq = run.messages.order_by("-seq").first().seq
+    response = browser(role).post(url(run, action), {"seq": seq, "reason": "enough"})
+    assert response.status_code == expected(role, {"operator", "superuser"}, done=302)
+    if role in ("operator", "superuser"):
+        run.refresh_from_db()
+        assert run.status == {"resume": "queued", "cancel": "cancelled"}[action]
+        assert run.messages.order_by("-seq").first().payload["actor"]["name"] == role
+    else:
+        assert snapshot() == before
+
+
+def test_a_viewer_reads_why_there_are_no_buttons(world: World) -> None:
+    approval = world.waiting()
+    page = read(browser("viewer").get(url(approval)))
+    assert "viewer lacks the permission agentruns.decide_approval." in page.text
+    assert url(approval, "approve") not in page.forms
+    run = world.paused()
+    page = read(browser("viewer").get(url(run)))
+    assert page.disabled == ["ar-resume-why", "ar-cancel-why"]
+    assert "You lack the permission agentruns.resume_run." in page.text
+
+
+def test_a_decider_gets_no_link_to_runs_that_they_may_not_see(world: World) -> None:
+    approval = world.waiting()
+    page = read(browser("decider").get(url(approval)))
+    assert url(approval.run) not in page.links
+    assert str(approval.run_id) in page.text
+
+
+def test_the_owner_may_cancel_what_they_see(world: World) -> None:
+    from tests.admin.people import user
+
+    approval = world.waiting(actor=user("viewer"))
+    response = browser("viewer").post(url(approval.run, "cancel"), {"reason": ""})
+    assert response.status_code == 302
+    approval.run.refresh_from_db()
+    assert approval.run.status == "cancelled"
+
+
+def test_requests_without_a_csrf_token_are_refused(world: World) -> None:
+    approval, run, client = world.waiting(), world.paused(), browser("superuser", enforce_csrf_checks=True)
+    before = snapshot()
+    for target in (url(approval, "approve"), url(approval, "deny"), url(run, "resume"), url(run, "cancel")):
+        assert client.post(target, {"digest": approval.digest, "reason": "x", "seq": 1}).status_code == 403
+    assert snapshot() == before
+
+
+def test_the_forms_on_the_pages_are_accepted_with_their_token(world: World) -> None:
+    approval, client = world.waiting(), browser("superuser", enforce_csrf_checks=True)
+    form = read(client.get(url(approval))).forms[url(approval, "approve")]
+    assert client.post(url(approval, "approve"), form).status_code == 302
+    approval.refresh_from_db()
+    assert approval.status == "approved"
+    run = world.paused()
+    form = read(client.get(url(run))).forms[url(run, "resume")]
+    assert client.post(url(run, "resume"), form).status_code == 302
+    run.refresh_from_db()
+    assert run.status == "queued"
