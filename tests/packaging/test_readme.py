@@ -15,7 +15,12 @@ README = (ROOT / "README.md").read_text()
 def manage(folder: Path, *arguments: str) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "AGENTRUNS"))}
     done = subprocess.run(
-        [sys.executable, "manage.py", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "manage.py", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout
