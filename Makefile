@@ -1,13 +1,14 @@
 PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
-BIN = .venv/bin
+VENV = .venv
+BIN = $(VENV)/bin
 PYTEST = pytest -n 2 --ignore=tests/e2e
 
 # uv is ten times faster than pip; where it cannot be had, pip installs the same pins.
 define install
 	@test -n "$(PYTHON)" || { echo "agentruns needs Python 3.11 or newer: no python3, python3.13, python3.12 or python3.11 on PATH is." >&2; exit 1; }
-	@echo "Installing into .venv ..."
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@echo "Installing into $(VENV) ..."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/pip install -qq --disable-pip-version-check uv || true
 	@$(BIN)/uv pip install -q --system-certs --python $(BIN)/python $(1) 2>/dev/null || $(BIN)/pip install -qq --disable-pip-version-check $(1)
 	@touch $@
@@ -15,21 +16,21 @@ endef
 
 .PHONY: demo console test test-fast check
 
-demo: .venv/runtime
+demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
 
-console: .venv/runtime
+console: $(VENV)/runtime
 	@$(BIN)/python manage.py console
 
-test: .venv/dev
+test: $(VENV)/dev
 	$(BIN)/$(PYTEST)
 	$(BIN)/python -m tests.servers $(PYTEST)
 	$(if $(wildcard tests/e2e),$(BIN)/pytest tests/e2e)
 
-test-fast: .venv/dev
+test-fast: $(VENV)/dev
 	$(BIN)/$(PYTEST)
 
-check: .venv/dev
+check: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,9 +39,9 @@ check: .venv/dev
 		$(BIN)/python manage.py check --settings=$(settings) && \
 		$(BIN)/python manage.py makemigrations --check --dry-run --settings=$(settings) &&) true
 
-.venv/runtime: pyproject.toml constraints.txt
+$(VENV)/runtime: pyproject.toml constraints.txt
 	$(call install,-c constraints.txt -e '.[all]')
 
-.venv/dev: pyproject.toml constraints.txt requirements-dev.txt
+$(VENV)/dev: pyproject.toml constraints.txt requirements-dev.txt
 	$(call install,-r requirements-dev.txt)
-	@touch .venv/runtime
+	@touch $(VENV)/runtime
