@@ -19,6 +19,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call, Card
 from agentruns.models import Approval, Run
 from agentruns.tools import InvalidArguments
+from agentruns.tools.card import MASK
 
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
 
@@ -40,8 +41,7 @@ def approve(
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
         if arguments is not None:
-            edited = _effective(run, call, arguments)
-            payload |= {"arguments": edited, "digest": call_digest(call.tool, edited)}
+            payload |= _edit(run, call, arguments)
         _record(batch, call, actor, reason, payload)
 
     return _decide(approval_id, actor, digest, add)
@@ -113,9 +113,10 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
                 f"Approval {approval_id} now shows digest {card.digest}, not {digest}: its arguments were "
                 "edited. Look at it again and decide on what it says now."
             )
-        if card.given and events.actor_ref(actor) and str(actor.pk) in card.given:
+        who = events.actor_ref(actor) or events.PROGRAM
+        if who["id"] in card.given:
             raise ApprovalStateError(
-                f"{actor.get_username()} approved {approval_id} already; it takes {card.required} people."
+                f"{who['name']} approved {approval_id} already; it takes {card.required} people."
             )
         add(run, batch, call, card)
 
@@ -146,16 +147,28 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
     return call, call.card
 
 
-def _effective(run: Run, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+def _edit(run: Run, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what an edit changes about a card: everything a person sees is made from the new arguments."""
     tool = get_agent(run.agent, run.version).tools.get(call.tool)
     if tool is None:
         raise ApprovalStateError(
             f"Tool {call.tool} is not served here, so its arguments cannot be edited here."
         )
     try:
-        return tool.effective(arguments)
+        edited = tool.effective(arguments)
     except InvalidArguments as error:
         raise ApprovalStateError(f"The edited arguments do not fit {call.tool}: {error}") from error
+    for name in tool.sensitive:
+        if edited.get(name) == MASK != call.arguments.get(name):
+            raise ApprovalStateError(
+                f"The edited {name} is only the mask of the real value. Give the value, or leave it as it is."
+            )
+    return {
+        "arguments": edited,
+        "digest": call_digest(call.tool, edited),
+        "title": tool.title(edited),
+        "preview": tool.preview_of(edited),
+    }
 
 
 def _record(batch: Batch, call: Call, actor: Any, reason: str, payload: dict[str, Any]) -> None:

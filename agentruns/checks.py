@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.conf import settings, unknown_names
 
@@ -85,4 +86,24 @@ def check_database(
                 id="agentruns.W002",
             )
         )
+    return [*found, *_forgetful(connection)]
+
+
+def _forgetful(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Find settings of the server under which an acknowledged commit may be gone after a power cut."""
+    asked = {
+        "sqlite": {"PRAGMA synchronous": ("0", "PRAGMA synchronous=FULL in OPTIONS['init_command']")},
+        "postgresql": {
+            "SHOW fsync": ("off", "fsync = on"),
+            "SHOW synchronous_commit": ("off", "synchronous_commit = on, or local, for this database"),
+        },
+    }.get(connection.vendor, {})
+    found: list[CheckMessage] = []
+    with connection.cursor() as cursor:
+        for question, (bad, fix) in asked.items():
+            cursor.execute(question)
+            if str(cursor.fetchone()[0]) == bad:
+                name = question.split()[1]
+                text = f"{name} is off for the journal's database: what it acknowledges may be lost."
+                found.append(Error(text, hint=f"Set {fix}.", id="agentruns.E006"))
     return found

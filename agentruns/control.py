@@ -6,11 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from agentruns import people, recovery, transitions
+from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
-from agentruns.models import Run
+from agentruns.models import Message, Run
+from agentruns.tools import to_jsonable
 
 VERDICTS = ("occurred", "not_occurred", "unknown")
 
@@ -71,6 +73,7 @@ def resolve_orphan(
         raise ValueError(f"A verdict is one of {', '.join(VERDICTS)}, not {verdict!r}.")
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.resolve_orphan", run)
+    told, _ = to_jsonable(result)
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
@@ -87,11 +90,11 @@ def resolve_orphan(
             _refuse_against_evidence(run, call, verdict)
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
             if verdict == "occurred":
-                batch.result(call, result, "ok", actor=events.actor_ref(actor))
+                batch.result(call, told, "ok", actor=events.actor_ref(actor))
             elif verdict == "unknown":
                 recovery.surface(batch, call, actor)
         else:
-            payload["result"] = result
+            payload["result"] = told
             batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool or "")
 
     held_now = run.status == Run.Status.ORPHANED
@@ -101,7 +104,7 @@ def resolve_orphan(
 def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
     """Return the tool of a call whose unknown outcome the model was told of and nobody has cleared."""
     for tool, calls in batch.state.doubts.items():
-        if call_id in calls:
+        if calls.get(call_id) == batch.state.run.run_id:
             return tool
     return None
 
@@ -109,7 +112,8 @@ def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
 def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
     if verdict != "not_occurred":
         return
-    late = run.messages.filter(kind=events.LATE_RESULT, call_id=call.id)
+    rows = Message.objects.using(settings.DATABASE)  # never a replica's, which may not have it yet
+    late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call.id)
     for row in late:
         if not row.payload.get("never_entered") and not row.payload.get("is_error"):
             raise RunStateError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
-from django.db import IntegrityError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from agentruns.agents import Agent
 from agentruns.conf import settings
@@ -22,8 +24,9 @@ from agentruns.stores import Store
 logger = logging.getLogger("agentruns.driver")
 
 Build = Callable[[Batch], None]
-RETRIED = (JournalConflictError, IntegrityError, OperationalError, InterfaceError)
-SAME_STATE_RETRIES = 20
+# Errors of the database's circumstances, which may pass: unreachable, locked, read-only, out of space.
+PASSING = (OperationalError, InterfaceError, InternalError)
+SAME_STATE_RETRIES = 10
 
 
 class Driver:
@@ -48,6 +51,7 @@ class Driver:
         self.attempts = lease.attempts if lease else 0
         self.released = False
         self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
+        self.abandoned: dict[str, Future[Any]] = {}  # handlers that outlived their time, by call
 
     @property
     def run(self) -> RunState:
@@ -59,9 +63,11 @@ class Driver:
         """The database of the journal."""
         return self.lease.alias if self.lease else settings.DATABASE
 
-    def is_cancelled(self) -> bool:
-        """Whether what a handler does now can no longer become a result."""
-        return self.lease is not None and self.lease.lost.is_set()
+    def is_cancelled(self, call_id: str) -> bool:
+        """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
+        if call_id in self.abandoned or self.released:
+            return True
+        return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
 
     def hold_lease(self) -> None:
         """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
@@ -86,15 +92,19 @@ class Driver:
             try:
                 self.store.append(batch, durable=not joined)
                 break
-            except RETRIED as error:
-                if joined and not isinstance(error, JournalConflictError):
+            except (JournalConflictError, DatabaseError, InterfaceError) as error:
+                conflict = isinstance(error, JournalConflictError)
+                if joined and not conflict:
                     raise
                 logger.info("Append refused run=%s: %s", self.run.run_id, error)
                 if self.reread(batch, patient=batch.progressed, give_up=give_up):
                     break
                 tries = tries + 1 if self.state.next_seq == seq else 0
-                if tries > SAME_STATE_RETRIES:
+                passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
+                if tries > SAME_STATE_RETRIES and not passing:
                     raise
+                if tries and not joined:
+                    time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
         self._stored(batch, before)
         return batch
 
@@ -108,8 +118,9 @@ class Driver:
         while True:
             try:
                 return self._reread(lease, batch)
-            except (OperationalError, InterfaceError):
-                if not patient and uptime() > give_up:
+            except PASSING:
+                inside = connections[lease.alias].in_atomic_block  # a broken block never heals
+                if inside or (not patient and uptime() > give_up):
                     raise
                 logger.warning("Database unreachable run=%s; trying again", lease.run_id, exc_info=True)
                 time.sleep(pause)
@@ -153,9 +164,12 @@ class Driver:
 
 
 def close_stale(alias: str) -> None:
-    """Drop a connection that broke or is too old, so that the next query opens another."""
-    if not connections[alias].in_atomic_block:  # a TestCase's own transaction would go with it
-        connections[alias].close_if_unusable_or_obsolete()
+    """Drop a connection that broke, so that the next query opens another."""
+    connection = connections[alias]
+    # Not for its age: with CONN_MAX_AGE = 0 each step would connect anew. And not inside a TestCase's own
+    # transaction, which would go with it.
+    if connection.errors_occurred and not connection.in_atomic_block:
+        connection.close_if_unusable_or_obsolete()
 
 
 def require_no_transaction(alias: str) -> None:

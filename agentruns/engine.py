@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +32,8 @@ from agentruns.providers.base import (
 logger = logging.getLogger("agentruns.engine")
 
 MAX_PAUSE_TURNS = 10
+LONGEST_WAIT = 3600.0
+TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 FAILING = {
     "refusal": "The model refused.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
@@ -192,7 +195,7 @@ def _exceeded_budget(driver: Driver) -> str:
     agent, run = driver.agent, driver.run
     if run.step >= agent.max_steps:
         return f"max_steps: {run.step} of {agent.max_steps} replies used."
-    tokens = run.usage.get("input_tokens", 0) + run.usage.get("output_tokens", 0)
+    tokens = sum(run.usage.get(kind, 0) for kind in TOKENS)
     if agent.token_budget is not None and tokens >= agent.token_budget:
         return f"token_budget: {tokens} of {agent.token_budget} tokens used."
     elapsed = run.elapsed(datetime.now(UTC))
@@ -207,11 +210,12 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-        if error.disposition == "pause":
+        failed |= {"usage": error.usage} if error.usage else {}
+        if error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             _pause(batch, _reason(error))
         elif error.disposition == "retry" and driver.store.durable:
-            delay = backoff(batch.state.run.failures, error.retry_after)
+            delay = _delay(driver, batch, error.retry_after)
             batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
             batch.delay = delay
         else:
@@ -232,7 +236,7 @@ def _model_raised(driver: Driver, error: Exception) -> None:
     """Journal that the model object itself raised; the drive fails, which counts as an attempt."""
 
     def build(batch: Batch) -> None:
-        delay = backoff(batch.state.run.failures, None)
+        delay = _delay(driver, batch, None)
         failed = _failure(batch, type(error).__name__, str(error))
         batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
         batch.failed_drive, batch.delay = True, delay
@@ -240,13 +244,26 @@ def _model_raised(driver: Driver, error: Exception) -> None:
     driver.commit(build)
 
 
+def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
+    """Return the back-off, never beyond the run's deadline, at which the next claim ends it."""
+    delay = backoff(batch.state.run.failures, retry_after)
+    if driver.agent.deadline is None:
+        return delay
+    left = driver.agent.deadline - batch.state.run.elapsed(datetime.now(UTC))
+    return max(0.0, min(delay, left.total_seconds()))
+
+
 def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
     return {"error": {"type": kind, "text": text}, "attempt": batch.state.run.failures + 1}
 
 
 def backoff(failures: int, retry_after: float | None) -> float:
-    """Return seconds until the next attempt: exponential with jitter, never sooner than Retry-After."""
+    """Return seconds until the next attempt: exponential with jitter, never sooner than Retry-After.
+
+    A Retry-After of more than an hour, or one that makes no sense, is cut: the next answer says it again.
+    """
     first, longest = settings.BACKOFF_SECONDS
     delay = min(longest, first * 2 ** min(failures, 30))
     jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing
-    return max(jittered, retry_after or 0.0)
+    asked = retry_after if retry_after is not None and math.isfinite(retry_after) else 0.0
+    return max(jittered, min(asked, LONGEST_WAIT))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-from django.db import InterfaceError, OperationalError, connections, transaction
-
-from agentruns import gate, handlers, recovery
+from agentruns import gate, handlers, recovery, transactional
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
 from agentruns.exceptions import LeaseLostError
@@ -21,10 +21,9 @@ from agentruns.late import store_late_result
 from agentruns.leases import uptime
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 
-logger = logging.getLogger("agentruns.executor")
-
 NOT_AS_APPROVED = "Not executed: {why}. Nothing happened."
-ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+TIMED_OUT = "The handler did not return within {seconds} s."
+PARALLEL = 8  # threads of one reply's reads; more wait for their turn
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
@@ -35,11 +34,13 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
-        _orphan(driver, call, f"It cannot go on here: {refusal}.", asked=True)
+        _orphan(driver, call, f"It cannot go on here: {refusal}.", unresolved=True)
         return
     if refusal:
         text = NOT_AS_APPROVED.format(why=refusal)
         driver.commit(lambda batch: _refuse(driver, batch, call.id, text))
+        return
+    if call.orphan in ("reconcile", "not_occurred") and _too_early(driver, call):
         return
     if call.orphan == "reconcile":
         _reconcile(driver, call)
@@ -56,6 +57,24 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         _run_parallel(driver, [driver.run.calls[one.id] for one in group])
     else:
         _run_one(driver, driver.run.calls[call.id])
+
+
+def _too_early(driver: Driver, call: Call) -> bool:
+    """Whether the attempt before may still be at work: then wait for its time to end, or for a person.
+
+    To ask the outside world, or to run again, while it is at work would let the effect happen twice.
+    """
+    abandoned = driver.abandoned.get(call.id)
+    if abandoned is not None and not abandoned.done():
+        _orphan(driver, call, "The handler is still at work in this process.", unresolved=True)
+        return True
+    if call.timeout is None or call.started_at is None:
+        return False
+    left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
+    if left > 0 and driver.lease is not None:
+        driver.lease.release(delay=left)
+        driver.released = True
+    return left > 0
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
@@ -117,11 +136,12 @@ def _start(driver: Driver, group: list[Call]) -> None:
 
 
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
-    card = call.card
+    card, tool = call.card, driver.agent.tools[call.tool]
     payload: dict[str, Any] = {
         "key": call.idempotency_key(batch.state.run.run_id),
         "digest": call.digest,
-        "declares": driver.agent.tools[call.tool].recovery,
+        "declares": tool.recovery,
+        "timeout": tool.timeout,
     }
     if card is not None:
         payload |= {"approval": str(card.id), "approved_by": card.names}
@@ -138,16 +158,31 @@ def _run_one(driver: Driver, call: Call) -> None:
         store_late_result(driver, call, {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
-    if tool.transactional:
-        _run_transactional(driver, tool, context, call)
-        return
     try:
-        observation = _observe(driver, tool, context, call)
+        if tool.transactional:
+            record = partial(_record, driver, call, joined=True)
+            observation = transactional.run(driver, tool, context, call, record)
+        else:
+            observation = _observe(driver, tool, context, call)
+            handlers.mend_connection(driver.alias)
     except Interrupted as interruption:
         _orphan(driver, call, str(interruption))
         return
+    if observation is None:  # the result was committed together with what the handler wrote
+        reached("after_result")
+        return
+    if observation.is_error and tool.recovery == "reconcile":
+        observation = _ask_about_error(tool, context, call, observation)
     reached("after_tool")
     _record(driver, call, observation)
+
+
+def _ask_about_error(tool: Tool, context: ToolContext, call: Call, raised: Observation) -> Observation:
+    """Ask the outside world about a handler that raised: the effect may have happened before the error."""
+    verdict = handlers.reconcile(tool, context, call.arguments)
+    if not isinstance(verdict, Occurred):
+        return raised
+    return Observation(verdict.result, flags={"reconciled": True, "raised": raised.content})
 
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
@@ -163,12 +198,9 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
     reached("before_result_commit")
     try:
         driver.commit(build)
-    except LeaseLostError:
-        store_late_result(
-            driver,
-            call,
-            {"content": observation.content, "is_error": observation.is_error, **observation.flags},
-        )
+    except Exception:  # the lease is lost, or the database refuses for good: keep what is known
+        facts = {"content": observation.content, "is_error": observation.is_error, **observation.flags}
+        store_late_result(driver, call, facts)
         raise
     reached("after_result")
 
@@ -178,92 +210,17 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
     if tool.timeout is None:
         return handlers.call(tool, context, call.arguments)
     future = handlers.in_thread(driver.alias, tool, context, call.arguments)
-    try:
-        return future.result(timeout=tool.timeout)
-    except TimeoutError:
-        if future.done():
-            raise
-        future.add_done_callback(lambda done: _late(driver, call, done))
-        raise Interrupted(f"The handler did not return within {tool.timeout} s.") from None
+    wait([future], timeout=tool.timeout)
+    if future.done():
+        return future.result()
+    _abandon(driver, call, future)
+    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))
 
 
-def _run_transactional(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> None:
-    """Commit the handler's ORM writes and its result together, or neither."""
-    try:
-        observation = _in_transaction(driver, tool, context, call)
-    except LeaseLostError:
-        raise
-    except Exception as error:
-        # A lost acknowledgement, an on_commit hook of the handler's, a broken block: the journal says which.
-        if _is_stored(driver, call):
-            logger.exception("After the commit of run=%s call=%s", context.run_id, call.id)
-            return
-        if isinstance(error, OperationalError | InterfaceError | MemoryError):
-            raise
-        observation = Observation(f"{type(error).__name__}: {error}" + ROLLED_BACK, is_error=True)
-    if observation.is_error:
-        _record(driver, call, observation)
-    else:
-        reached("after_result")
-
-
-def _in_transaction(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Observation:
-    alias = driver.alias
-    try:
-        with transaction.atomic(using=alias, durable=True):
-            connection = connections[alias]
-            if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
-                # At a stricter level every heartbeat in between would fail the guard for ever.
-                with connection.cursor() as cursor:
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            with handlers.refuse_other_writes(alias):
-                observation = handlers.call(tool, context, call.arguments)
-            if observation.is_error:
-                raise _RollBack(observation)
-            reached("before_result_commit")
-            _record(driver, call, observation, joined=True)
-    except _RollBack as rolled_back:
-        return rolled_back.observation
-    return observation
-
-
-class _RollBack(Exception):
-    """Leaves a transactional tool's block without its writes."""
-
-    def __init__(self, observation: Observation) -> None:
-        super().__init__()
-        self.observation = observation
-
-
-def _is_stored(driver: Driver, call: Call) -> bool:
-    if driver.lease is None:
-        return False
-    driver.reread(None, patient=True, give_up=uptime())
-    return not driver.run.calls[call.id].is_open
-
-
-def _run_parallel(driver: Driver, group: list[Call]) -> None:
-    """Run reads together in threads; only this thread appends, as their results land."""
-    driver.hold_lease()
-    waiting: dict[Future[Observation], Call] = {}
-    for call in group:
-        driver.started.discard((call.id, call.attempt))
-        tool = driver.agent.tools[call.tool]
-        waiting[handlers.in_thread(driver.alias, tool, _context(driver, call), call.arguments)] = call
-    limits = [driver.agent.tools[call.tool].timeout for call in group]
-    longest = None if None in limits else max(limit for limit in limits if limit)
-    try:
-        for future in as_completed(list(waiting), timeout=longest):
-            call = waiting.pop(future)
-            try:
-                observation = future.result()
-            except Interrupted as interruption:
-                _orphan(driver, call, str(interruption))
-            else:
-                _record(driver, call, observation)
-    except TimeoutError:
-        for call in waiting.values():
-            _orphan(driver, call, f"The handler did not return within {longest} s.")
+def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
+    """Stop waiting for a handler that takes too long; what it still returns is evidence."""
+    driver.abandoned[call.id] = future
+    future.add_done_callback(lambda done: _late(driver, call, done))
 
 
 def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
@@ -272,13 +229,45 @@ def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
         store_late_result(driver, call, {"content": observation.content, "is_error": observation.is_error})
 
 
-def _orphan(driver: Driver, call: Call, evidence: str, *, asked: bool = False) -> None:
+def _run_parallel(driver: Driver, group: list[Call]) -> None:
+    """Run reads together in threads; only this thread appends, as their results land."""
+    queue, running = deque(group), dict[Future[Observation], tuple[Call, float | None]]()
+    while queue or running:
+        while queue and len(running) < PARALLEL:
+            call = queue.popleft()
+            driver.hold_lease()
+            driver.started.discard((call.id, call.attempt))
+            tool = driver.agent.tools[call.tool]
+            future = handlers.in_thread(driver.alias, tool, _context(driver, call), call.arguments)
+            running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
+        ends = [end for _, end in running.values() if end is not None]
+        wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
+        for future, (call, end) in list(running.items()):
+            if future.done():
+                del running[future]
+                _settle(driver, call, future)
+            elif end is not None and uptime() >= end:
+                del running[future]
+                _abandon(driver, call, future)
+                _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
+
+
+def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
+    try:
+        observation = future.result()
+    except Interrupted as interruption:
+        _orphan(driver, call, str(interruption))
+    else:
+        _record(driver, call, observation)
+
+
+def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = False) -> None:
     """Treat a call of unknown outcome in a live drive as a sweep would."""
     surfaces = driver.agent.on_orphan == "surface" or not driver.store.durable
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
-        recovery.orphan(batch, again, surfaces=surfaces, actor=None, evidence=evidence, asked=asked)
+        recovery.orphan(batch, again, surfaces=surfaces, actor=None, evidence=evidence, unresolved=unresolved)
         batch.failed_drive = again.orphan in ("retry", "reconcile")
 
     driver.commit(build)
@@ -287,10 +276,10 @@ def _orphan(driver: Driver, call: Call, evidence: str, *, asked: bool = False) -
 def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
-    verdict = tool.run_reconcile(_context(driver, call), call.arguments)
+    verdict = handlers.reconcile(tool, _context(driver, call), call.arguments)
     actor = {"id": "", "name": "reconcile"}
     if not isinstance(verdict, Occurred | NotOccurred):
-        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", asked=True)
+        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", unresolved=True)
         return
 
     def build(batch: Batch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from agentruns import canonical
@@ -22,7 +23,7 @@ DENIED = (
 )
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
-IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome: it may have happened already."
+IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
@@ -138,8 +139,10 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     """Return why a person has to be asked, or ""."""
-    if tool.recovery == "nothing" and driver.state.doubts.get(tool.name):
-        return IN_DOUBT.format(tool=tool.name)
+    doubts = driver.state.doubts.get(tool.name)
+    if tool.recovery == "nothing" and doubts:
+        calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
+        return IN_DOUBT.format(tool=tool.name, calls=calls)
     context = context_for(driver, intent.id, tool.name, attempt=0, key="")
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
@@ -180,6 +183,6 @@ def context_for(
         idempotency_key=key,
         actor=driver.run.actor,
         approved_by=approved_by,
-        _is_cancelled=driver.is_cancelled,
-        _heartbeat=lease.extend if lease else (lambda: None),
+        _is_cancelled=partial(driver.is_cancelled, call_id),
+        _heartbeat=lease.wake.set if lease else (lambda: None),
     )

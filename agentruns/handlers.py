@@ -13,7 +13,7 @@ from django.db import connections
 
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.batch import Batch
-from agentruns.tools import Tool, ToolContext
+from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 
 logger = logging.getLogger("agentruns.executor")
 
@@ -53,15 +53,23 @@ def call(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observa
         output = tool.invoke(context, arguments)
     except ToolDurabilityError as error:
         raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
-    except Exception as error:
-        if isinstance(error, MemoryError) or _is_time_limit(error):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, MemoryError | SystemExit) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
-        text = f"{type(error).__name__}: {error}"
-        if tool.recovery == "nothing":
+        text = described(error)
+        if tool.recovery in ("nothing", "reconcile"):
             text += MAY_HAVE_HAPPENED
         logger.info("Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
         return Observation(text, is_error=True, seconds=time.perf_counter() - began)
     return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
+
+
+def described(error: BaseException) -> str:
+    """Return what an exception says, also when saying it raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its text could not be made)"
 
 
 def _is_time_limit(error: BaseException) -> bool:
@@ -91,24 +99,40 @@ def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str,
     return future
 
 
-class refuse_other_writes:
-    """While a transactional handler runs, a write elsewhere would outlive its rollback: refuse it."""
+def reconcile(
+    tool: Tool, context: ToolContext, arguments: dict[str, Any]
+) -> Occurred | NotOccurred | Unknown:
+    """Ask a tool's `reconcile` within the tool's time; what it does not answer is Unknown."""
+    if tool.timeout is None:
+        return tool.run_reconcile(context, arguments)
+    answer: Future[Occurred | NotOccurred | Unknown] = Future()
 
-    def __init__(self, alias: str) -> None:
-        self.others = [connections[other] for other in connections if other != alias]
+    def target() -> None:
+        try:
+            answer.set_result(tool.run_reconcile(context, arguments))
+        finally:
+            connections.close_all()
 
-    def __enter__(self) -> None:
-        for connection in self.others:
-            connection.execute_wrappers.append(self._check)
+    threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
+    try:
+        return answer.result(timeout=tool.timeout)
+    except TimeoutError:
+        return Unknown(f"reconcile did not return within {tool.timeout} s")
 
-    def __exit__(self, *exc_info: object) -> None:
-        for connection in self.others:
-            connection.execute_wrappers.remove(self._check)
 
-    def _check(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
-            return execute(sql, params, many, context)
-        raise RuntimeError(
-            f"A transactional tool may write only to the journal's database, not to "
-            f"{context['connection'].alias!r}: that write would outlive a rollback."
-        )
+def mend_connection(alias: str) -> None:
+    """Undo what a handler may leave behind: an open transaction, or autocommit off.
+
+    Under either, the journal's next row would not be committed before the next handler is entered.
+    """
+    connection = connections[alias]
+    foreign = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
+    fine = connection.in_atomic_block or connection.connection is None or connection.get_autocommit()
+    if fine and not foreign:
+        return
+    logger.error("A handler left a transaction open on %r; it is rolled back.", alias)
+    connection.in_atomic_block = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+    connection.needs_rollback = connection.closed_in_transaction = False
+    connection.run_on_commit = []
+    connection.close()

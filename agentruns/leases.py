@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Case, DateTimeField, ExpressionWrapper, F, IntegerField, Q, Value, When
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -18,7 +18,9 @@ from django.utils import timezone
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.ids import uuid7
-from agentruns.models import Run
+from agentruns.journal import events
+from agentruns.models import Message, Run
+from agentruns.retries import in_transaction
 
 logger = logging.getLogger("agentruns.leases")
 
@@ -48,6 +50,8 @@ class Lease:
     took_over: bool = False
     deadline: float = field(default_factory=lambda: uptime() + settings.LEASE_SECONDS)
     lost: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
+    wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
 
     def extend(self) -> None:
         """Extend the lease by a guarded update; LeaseLostError if another process took it."""
@@ -79,43 +83,49 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
     An expired lease is taken over, which counts as an attempt.
     """
     owner, before = uuid7().hex, uptime()
+    taken = in_transaction(alias, lambda: _claim(alias, run_id, owner))
+    if taken is None:
+        return None
+    session_id, epoch, attempts, took_over = taken
+    return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + settings.LEASE_SECONDS)
+
+
+def _claim(alias: str, run_id: UUID, owner: str) -> tuple[UUID, int, int, bool] | None:
     runs = Run.objects.using(alias)
-    with transaction.atomic(using=alias):
-        # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
-        seen = (
-            runs.runnable()
-            .filter(pk=run_id)
-            .select_for_update(skip_locked=True)
-            .values("lease_expires_at", "session_id")
-            .first()
-        )
-        if seen is None:
-            return None
-        expired = Q(lease_expires_at__isnull=False)
-        taken = (
-            runs.runnable()
-            .filter(pk=run_id)
-            .update(
-                status="running",
-                lease_owner=owner,
-                lease_epoch=F("lease_epoch") + 1,
-                lease_expires_at=later(settings.LEASE_SECONDS),
-                attempts=Case(
-                    When(expired, then=F("attempts") + 1),
-                    default=F("attempts"),
-                    output_field=IntegerField(),
-                ),
-                not_before=None,
-                blocked_reason="",
-            )
-        )
-        if taken != 1:
-            return None
-        epoch, attempts = runs.values_list("lease_epoch", "attempts").get(pk=run_id, lease_owner=owner)
-    took_over = seen["lease_expires_at"] is not None
-    return Lease(
-        alias, run_id, seen["session_id"], epoch, attempts, took_over, before + settings.LEASE_SECONDS
+    # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
+    seen = (
+        runs.runnable()
+        .filter(pk=run_id)
+        .select_for_update(skip_locked=True)
+        .values_list("lease_expires_at", flat=True)
     )
+    expiries = list(seen)
+    if not expiries:
+        return None
+    expired = Q(lease_expires_at__isnull=False)
+    taken = (
+        runs.runnable()
+        .filter(pk=run_id)
+        .update(
+            status="running",
+            lease_owner=owner,
+            lease_epoch=F("lease_epoch") + 1,
+            lease_expires_at=later(settings.LEASE_SECONDS),
+            attempts=Case(
+                When(expired, then=F("attempts") + 1),
+                default=F("attempts"),
+                output_field=IntegerField(),
+            ),
+            not_before=None,
+            blocked_reason="",
+        )
+    )
+    if taken != 1:
+        return None
+    session_id, epoch, attempts = runs.values_list("session_id", "lease_epoch", "attempts").get(
+        pk=run_id, lease_owner=owner
+    )
+    return session_id, epoch, attempts, expiries[0] is not None
 
 
 def take(alias: str, run_id: UUID) -> int:
@@ -149,14 +159,25 @@ class Heartbeat:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
+        self.lease.wake.set()
         if self._thread is not None:
             self._thread.join()
 
+    def _look_for_cancel(self) -> None:
+        rows = Message.objects.using(self.lease.alias)
+        if rows.filter(run_id=self.lease.run_id, kind=events.RUN_CANCEL_REQUESTED).exists():
+            self.lease.cancelled.set()
+
     def _beat(self) -> None:
         try:
-            while not self._stop.wait(settings.HEARTBEAT_SECONDS):
+            while True:
+                self.lease.wake.wait(settings.HEARTBEAT_SECONDS)
+                self.lease.wake.clear()
+                if self._stop.is_set():
+                    return
                 try:
                     self.lease.extend()
+                    self._look_for_cancel()
                 except LeaseLostError:
                     logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
                     return

@@ -14,13 +14,25 @@ from agentruns.models import Approval, Run
 
 def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
     """Raise PermissionDeniedError unless the actor has `permission`, or owns the run where that is enough."""
-    if actor is None:
-        return
-    if actor.is_active and (actor.has_perm(permission) or (owner_may and owns(actor, run))):
+    if may(actor, permission) or (owner_may and actor.is_active and owns(actor, run)):
         return
     raise PermissionDeniedError(
         f"{actor.get_username()} may not do this to run {run.pk}: permission {permission} is missing."
     )
+
+
+def may(actor: Any, permission: str) -> bool:
+    """Whether the actor has a permission."""
+    return actor is None or bool(actor.is_active and actor.has_perm(permission))
+
+
+def require_somebody(actor: Any) -> None:
+    """Raise PermissionDeniedError for a visitor who is not signed in, or a user who is not active.
+
+    A visitor has no id, and without this would pass for the owner of what belongs to nobody.
+    """
+    if actor is not None and (actor.pk is None or not actor.is_active):
+        raise PermissionDeniedError("Nobody is signed in, or the user is not active. Sign in first.")
 
 
 def owns(actor: Any, run: Run) -> bool:
@@ -52,4 +64,5 @@ def _is_among(actor: Any, approvers: str) -> bool:
         return True
     if "." in approvers:
         return bool(actor.has_perm(approvers))
-    return bool(actor.groups.filter(name=approvers).exists())
+    named = any(permission.endswith(f".{approvers}") for permission in actor.get_all_permissions())
+    return named or bool(actor.groups.filter(name=approvers).exists())

@@ -28,10 +28,6 @@ class RunQuerySet(models.QuerySet["Run"]):
             Q(not_before__isnull=True) | Q(not_before__lte=Now()),
         )
 
-    def live(self) -> Self:
-        """Runs that a process is driving at this moment."""
-        return self.filter(status="running", lease_expires_at__gte=Now())
-
     def for_user(self, user: Any) -> Self:
         """Runs `user` may see: their own; all of them with the view permission; nobody's for nobody."""
         if not user.is_authenticated:

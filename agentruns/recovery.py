@@ -77,16 +77,17 @@ def close_failed(batch: Batch, kind: str, text: str) -> None:
 
 
 def orphan(
-    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str, asked: bool = False
+    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str, unresolved: bool = False
 ) -> None:
     """Say what an interrupted call becomes, by what its tool declared when it started.
 
-    `surfaces` tells the model instead of holding for staff; `asked` says that `reconcile` did not know.
+    `surfaces` tells the model instead of holding for staff; `unresolved` says that what the tool declared
+    did not help.
     """
     if call.declares == "transactional":
         return  # no result was committed, so nothing happened: it simply runs again
     action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
-    if asked:
+    if unresolved:
         action = "held"
     batch.add(
         events.ORPHAN_FOUND,

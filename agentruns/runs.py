@@ -82,9 +82,12 @@ def run_agent(
     if lease is not None:
         drive_claimed(run, agent, lease, store=store)
         return result_of(run.pk)
-    if run.is_ended or run.status == Run.Status.PAUSED:  # a repeated call never un-pauses
+    held = run.status == Run.Status.ORPHANED
+    may_surface = people.may(actor, "agentruns.resume_run")
+    # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
+    if run.is_ended or run.status == Run.Status.PAUSED or (held and not may_surface):
         return result_of(run.pk)
-    return _go_on(run, actor, drive=True, writes=run.status == Run.Status.ORPHANED, store=store)
+    return _go_on(run, actor, drive=True, writes=held, surfaces=may_surface, store=store)
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
@@ -96,7 +99,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
     """
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.resume_run", run)
-    return _go_on(run, actor, drive=drive, writes=True)
+    return _go_on(run, actor, drive=drive, writes=True, surfaces=True)
 
 
 def get_run(run_id: UUID | str) -> Run:
@@ -135,7 +138,9 @@ def result_of(run_id: UUID) -> RunResult:
     )
 
 
-def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool, store: Store | None = None) -> RunResult:
+def _go_on(
+    run: Run, actor: Any, *, drive: bool, writes: bool, surfaces: bool, store: Store | None = None
+) -> RunResult:
     alias = settings.DATABASE
     if run.status == Run.Status.AWAITING_APPROVAL:
         return result_of(run.pk)
@@ -144,7 +149,7 @@ def _go_on(run: Run, actor: Any, *, drive: bool, writes: bool, store: Store | No
         agent_for(run, alias)
     if writes:
         run = transitions.write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
-    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=True):
+    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=surfaces):
         _refuse_live(transitions.find_run(run.pk))
     return result_of(run.pk)
 
@@ -157,7 +162,7 @@ def _resume(run: Run, batch: Batch, actor: Any) -> None:
         )
     if not batch.epoch:
         _refuse_live(run)
-    batch.unpaused = bool(state.paused)
+    batch.unpaused = bool(state.paused or state.pause_requested)
     payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
     batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
     for call in state.open_calls():
@@ -196,6 +201,8 @@ def _require_durable(store: Store | None) -> None:
 
 
 def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
+    if not text.strip():
+        raise ValueError("The input is empty; say what the agent is to do.")
     asking = [tool.name for tool in agent.tools.values() if tool.requires_approval is True]
     if asking:
         raise NotDurableError(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db import transaction
-
-from agentruns import transitions
+from agentruns import people, transitions
 from agentruns.agents import Agent
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
@@ -18,6 +16,7 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.leases import Lease, later, uptime
 from agentruns.models import Definition, Run, Session, Tombstone
+from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
 NAME_LENGTH = 200
@@ -59,12 +58,17 @@ def place(order: Order, *, leased: bool = False) -> Placed:
         raise ValueError("The input is empty; say what the agent is to do.")
     for what, name in (("session", order.session), ("idempotency key", order.key)):
         _check_name(what, name)
+    people.require_somebody(order.actor)
     alias = settings.DATABASE
-    with transaction.atomic(using=alias):
+
+    def action() -> Placed:
         placed = _place(alias, order, leased)
         if placed.run.status == Run.Status.QUEUED:
             ring_on_commit(alias, placed.run.pk)
         reached("before_start_commit")
+        return placed
+
+    placed = in_transaction(alias, action)
     reached("after_start")
     return placed
 
@@ -78,12 +82,11 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _place(alias: str, order: Order, leased: bool) -> Placed:
-    found = _by_key(alias, order, order.actor.pk if order.actor is not None else None)
+    found = _by_key(alias, order, _owner_id(alias, order))
     if found is not None:
         return Placed(found)
     session = _session(alias, order)
     transitions.lock_session(alias, session.pk)
-    # Again: under the lock, and by the session's owner, for whom the program may start runs too.
     found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
     if found is not None:
         _forget_if_empty(alias, session)
@@ -106,6 +109,13 @@ def _forget_if_empty(alias: str, session: Session) -> None:
     unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
     if not Run.objects.using(alias).filter(session_id=session.pk).exists():
         unused.delete()
+
+
+def _owner_id(alias: str, order: Order) -> Any:
+    """Return whose run this is: the actor's, or for the program that of the session's owner."""
+    if order.actor is not None:
+        return order.actor.pk
+    return Session.objects.using(alias).filter(key=order.session).values_list("owner_id", flat=True).first()
 
 
 def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -18,6 +18,7 @@ from agentruns.driver import require_no_transaction
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Control, Run
 from agentruns.querysets import RunQuerySet
+from agentruns.retries import in_transaction
 from agentruns.worker import advance, agent_for
 
 logger = logging.getLogger("agentruns.sweep")
@@ -78,7 +79,10 @@ def sweep(
     alias = settings.DATABASE
     require_no_transaction(alias)
     swept = Swept(expired=approvals.expire_due())
-    Control.objects.using(alias).update_or_create(name=name, defaults={"seen_at": Now()})
+    in_transaction(
+        alias,
+        lambda: Control.objects.using(alias).update_or_create(name=name, defaults={"seen_at": Now()}),
+    )
     for run in unserved(run_id):
         swept.blocked += _block(run, alias)
     for run in candidates(run_id, limit):
@@ -93,9 +97,9 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     try:
         if not advance(run, alias, should_stop=should_stop):
             return
-    except (DatabaseError, InterfaceError):
-        raise
     except Exception:
+        if not _is_reachable(alias):  # then the others would fail as well, and not by their own fault
+            raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
         return
@@ -104,6 +108,14 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     group = {"completed": "completed", "failed": "failed", "cancelled": "failed", "queued": "queued"}
     name = group.get(status, "waiting")
     setattr(swept, name, getattr(swept, name) + 1)
+
+
+def _is_reachable(alias: str) -> bool:
+    try:
+        connections[alias].ensure_connection()
+        return connections[alias].is_usable()
+    except (DatabaseError, InterfaceError):
+        return False
 
 
 def _block(run: Run, alias: str) -> int:

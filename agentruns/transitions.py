@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from django.db import OperationalError, connections, transaction
 from django.db.models import F, Q
 
 from agentruns.conf import settings
 from agentruns.dispatch import ring_on_commit
-from agentruns.exceptions import DurableRunNotFoundError, JournalConflictError
+from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.batch import Batch
 from agentruns.leases import take
 from agentruns.models import Run, Session
+from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
 Change = Callable[[Run, Batch], None]
-
-TRIES = 10
 
 
 def find_run(run_id: UUID | str) -> Run:
@@ -39,14 +37,7 @@ def write(
     the caller's transaction; outside of one, serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
-    for attempt in range(1, TRIES + 1):
-        try:
-            with transaction.atomic(using=alias):
-                return _write(alias, run_id, change, takes_lease, guard, closed)
-        except (JournalConflictError, OperationalError):
-            if connections[alias].in_atomic_block or attempt == TRIES:
-                raise
-    raise AssertionError("unreachable")
+    return in_transaction(alias, lambda: _write(alias, run_id, change, takes_lease, guard, closed))
 
 
 def lock_session(alias: str, session_id: UUID) -> None:

@@ -11,7 +11,7 @@ from agentruns.driver import Driver, require_no_transaction
 from agentruns.engine import drive
 from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, UnknownAgentError
 from agentruns.leases import Lease, claim
-from agentruns.models import Definition, Run
+from agentruns.models import Definition, Run, Session
 from agentruns.stores import DatabaseStore, Store
 
 logger = logging.getLogger("agentruns.worker")
@@ -73,7 +73,8 @@ def drive_claimed(
     store = store or DatabaseStore(lease.alias)
     try:
         state = store.load(lease.session_id, lease.run_id)
-        session_key = run.session.key
+        sessions = Session.objects.using(lease.alias)
+        session_key = sessions.values_list("key", flat=True).get(pk=lease.session_id)
     except BaseException:
         lease.release(failed=True)
         raise

@@ -137,7 +137,7 @@ def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, li
         sets.append("attempts = attempts + 1")
     elif batch.progressed or batch.unpaused:
         sets.append("attempts = 0")
-    if status == "paused" or batch.unpaused:
+    if batch.epoch:
         sets.append("blocked_reason = %s")
         values.append(_prepared(connection, "blocked_reason", batch.state.run.paused))
     return ", ".join(sets), values

@@ -16,6 +16,7 @@ class Card:
 
     id: UUID
     digest: str
+    title: str
     required: int = 1
     status: str = "pending"
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
@@ -43,6 +44,7 @@ class Call:
     card: Card | None = None
     attempt: int = 0
     started_at: datetime | None = None
+    timeout: float | None = None  # seconds its tool gave that attempt
     declares: str = ""  # what its tool declared when it started: that judges an orphan
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     outcome: str = ""

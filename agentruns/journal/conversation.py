@@ -23,7 +23,8 @@ class SessionState:
         self.head = canonical.GENESIS
         self.run = RunState(run_id)
         self.tool_use_ids: set[str] = set()
-        self.doubts: dict[str, set[str]] = {}  # tool -> calls of unknown outcome without a verdict
+        # tool -> call of unknown outcome without a verdict -> its run
+        self.doubts: dict[str, dict[str, UUID]] = {}
         self._messages: list[dict[str, Any]] = []
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
         self._results: dict[str, dict[str, Any]] = {}
@@ -40,7 +41,7 @@ class SessionState:
         elif row.kind == events.TOOL_RESULT:
             self._result(row)
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] != "unknown":
-            self.doubts.get(row.tool_name, set()).discard(row.call_id)
+            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the conversation to send. Every call of the last reply must be settled."""
@@ -55,7 +56,7 @@ class SessionState:
 
     def _reply(self, payload: dict[str, Any]) -> None:
         self._flush()
-        content = [block for block in payload["content"] if not _is_empty_text(block)]
+        content = _text_first([block for block in payload["content"] if not _is_empty_text(block)])
         if content:  # the provider refuses an assistant turn that says nothing
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
@@ -67,7 +68,7 @@ class SessionState:
             return
         self._results[row.call_id] = result_block(provider_id, row.payload)
         if row.payload["outcome"] == "unknown":
-            self.doubts.setdefault(row.tool_name, set()).add(row.call_id)
+            self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
 
     def _flush(self) -> None:
         """Put the results of the last reply, in emission order, at the front of the next user message."""
@@ -101,6 +102,13 @@ def result_block(provider_id: str, payload: dict[str, Any]) -> dict[str, Any]:
         "content": canonical.legal(text) or "(no output)",
     }
     return {**block, "is_error": True} if payload["is_error"] else block
+
+
+def _text_first(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Move text that follows a `tool_use` before it: behind it the provider refuses text."""
+    first = next((n for n, block in enumerate(content) if block.get("type") == "tool_use"), len(content))
+    texts = [block for block in content[first:] if block.get("type") == "text"]
+    return [*content[:first], *texts, *(block for block in content[first:] if block.get("type") != "text")]
 
 
 def _is_empty_text(block: dict[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -31,6 +30,8 @@ RUN_COMPLETED = "run_completed"
 RUN_FAILED = "run_failed"
 RUN_CANCELLED = "run_cancelled"
 
+PROGRAM = {"id": "", "name": "the program"}  # stands for an actor who is nobody
+
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.
@@ -52,18 +53,6 @@ class Row(NamedTuple):
     prev_hash: str
     hash: str
     consumes: UUID | None
-
-
-@dataclass(slots=True)
-class Draft:
-    """A row that has no place in the chain yet."""
-
-    kind: str
-    payload: dict[str, Any] = field(default_factory=dict)
-    call_id: str = ""
-    tool_name: str = ""
-    attempt: int = 0
-    consumes: UUID | None = None
 
 
 def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ class RunState:
     started_at: datetime | None = None
     step: int = 0
     stop_reason: str | None = None
-    reply_text: str = ""
     usage: dict[str, int] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)  # of the last reply, in emission order
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
@@ -142,7 +141,6 @@ def _assistant(state: RunState, row: Row) -> None:
     state.failures = 0
     state.stop_reason = payload.get("stop_reason")
     state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
-    state.reply_text = text_of(payload["content"])
     _add_usage(state, payload.get("usage"))
     state.calls = {
         call["id"]: Call(
@@ -163,7 +161,10 @@ def _assistant(state: RunState, row: Row) -> None:
 def _approval_requested(state: RunState, row: Row) -> None:
     payload = row.payload
     state.calls[row.call_id].card = Card(
-        id=UUID(payload["approval"]), digest=payload["digest"], required=payload["required"]
+        id=UUID(payload["approval"]),
+        digest=payload["digest"],
+        title=payload["title"],
+        required=payload["required"],
     )
 
 
@@ -178,7 +179,8 @@ def _approval_decided(state: RunState, row: Row) -> None:
         if "arguments" in payload:  # an edit is a new digest, and voids what others approved
             call.arguments, call.digest = payload["arguments"], payload["digest"]
             call.edited, card.digest, card.given, card.names = True, payload["digest"], [], []
-        actor = card.actor or {"id": "", "name": "the program"}
+            card.title = payload["title"]
+        actor = card.actor or events.PROGRAM
         card.given.append(actor["id"])
         card.names.append(actor["name"])
         card.status = "approved" if len(card.given) >= card.required else "pending"
@@ -192,7 +194,7 @@ def _approval_decided(state: RunState, row: Row) -> None:
 def _tool_started(state: RunState, row: Row) -> None:
     call = state.calls[row.call_id]
     call.attempt, call.started_at, call.orphan = row.attempt, row.created_at, ""
-    call.declares = row.payload["declares"]
+    call.declares, call.timeout = row.payload["declares"], row.payload.get("timeout")
     if call.card is not None:
         call.card.status = "consumed"
 
@@ -237,7 +239,7 @@ def _cancel_requested(state: RunState, row: Row) -> None:
 
 
 def _closed(state: RunState, row: Row) -> None:
-    state.ended = events.CLOSING[row.kind]
+    state.ended, state.paused = events.CLOSING[row.kind], ""
     state.output = row.payload.get("output")
     error = row.payload.get("error")
     state.error = f"{error['type']}: {error['text']}" if error else ""

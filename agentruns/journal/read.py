@@ -7,7 +7,6 @@ from uuid import UUID
 from agentruns.journal import events
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
-from agentruns.journal.fold import RunState, fold
 from agentruns.models import Message
 
 FIELDS = Row._fields
@@ -30,11 +29,6 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     for row in session_rows(alias, session_id):
         state.apply(row)
     return state
-
-
-def run_state(alias: str, run_id: UUID) -> RunState:
-    """Return the fold of one run."""
-    return fold(run_id, run_rows(alias, run_id))
 
 
 def _rows(queryset: object, limit: int | None = None) -> list[Row]:

@@ -14,7 +14,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 MESSAGE = "agentruns_message"
 TOMBSTONE = "agentruns_tombstone"
-NAMES = ("agentruns_no_update", "agentruns_no_delete", "agentruns_no_truncate")
+NAMES = {
+    "postgresql": ("agentruns_no_update", "agentruns_no_delete", "agentruns_no_truncate"),
+    "sqlite": ("agentruns_no_update", "agentruns_no_delete", "agentruns_no_replace"),
+}
 
 POSTGRESQL = f"""
 CREATE OR REPLACE FUNCTION agentruns_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -48,6 +51,11 @@ SQLITE = (
     f"""CREATE TRIGGER IF NOT EXISTS agentruns_no_delete BEFORE DELETE ON {MESSAGE}
         WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN
         SELECT RAISE(ABORT, 'The journal is append-only: DELETE of {MESSAGE} is refused.'); END""",
+    # INSERT OR REPLACE deletes what is in its way without firing a delete trigger.
+    f"""CREATE TRIGGER IF NOT EXISTS agentruns_no_replace BEFORE INSERT ON {MESSAGE}
+        WHEN EXISTS (SELECT 1 FROM {MESSAGE} WHERE session_id = NEW.session_id AND seq = NEW.seq)
+        OR EXISTS (SELECT 1 FROM {MESSAGE} WHERE id = NEW.id) BEGIN
+        SELECT RAISE(ABORT, 'The journal is append-only: REPLACE in {MESSAGE} is refused.'); END""",
 )
 
 
@@ -64,7 +72,7 @@ def install(connection: BaseDatabaseWrapper) -> None:
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the triggers: for a reversed migration, and for `lifted`."""
     with connection.cursor() as cursor:
-        for name in NAMES:
+        for name in NAMES.get(connection.vendor, ()):
             on = f" ON {MESSAGE}" if connection.vendor == "postgresql" else ""
             cursor.execute(f"DROP TRIGGER IF EXISTS {name}{on}")
 
@@ -80,7 +88,7 @@ def installed(connection: BaseDatabaseWrapper) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(sql)
         found = {name for (name,) in cursor.fetchall()}
-    return found >= set(NAMES if postgres else NAMES[:2])
+    return found >= set(NAMES[connection.vendor])
 
 
 @contextmanager

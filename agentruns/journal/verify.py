@@ -14,7 +14,7 @@ from agentruns.journal.read import FIELDS
 from agentruns.models import Approval, Message, Run, Session
 
 # Approval columns that are folded from the journal.
-CARD = ("status", "digest", "arguments", "approved_count")
+CARD = ("status", "title", "digest", "arguments", "approved_count")
 
 
 def problems(session_id: UUID, alias: str | None = None) -> list[str]:
@@ -73,7 +73,8 @@ def _cards(alias: str, run: Run, state: RunState) -> list[str]:
         if card is None:
             found.append(f"Run {run.pk}: approval {call.card.id} is missing.")
             continue
-        folded = (call.card.status, call.card.digest, call.arguments, len(call.card.given))
+        seen = call.card
+        folded = (seen.status, seen.title, seen.digest, call.arguments, len(seen.given))
         columns = tuple(getattr(card, name) for name in CARD)
         if folded != columns:
             found.append(f"Approval {card.pk} is {columns!r}, the journal says {folded!r}.")

@@ -114,7 +114,7 @@ class Migration(migrations.Migration):
                 ),
                 ("owner_name", models.CharField(default="", max_length=200, verbose_name="requester")),
                 ("agent", models.CharField(max_length=100, verbose_name="agent")),
-                ("version", models.CharField(max_length=64, verbose_name="version")),
+                ("version", models.CharField(max_length=100, verbose_name="version")),
                 (
                     "idempotency_key",
                     models.CharField(default="", max_length=200, verbose_name="idempotency key"),

@@ -43,7 +43,7 @@ class Run(models.Model):
     )
     owner_name = models.CharField(_("requester"), max_length=200, default="")
     agent = models.CharField(_("agent"), max_length=100)
-    version = models.CharField(_("version"), max_length=64)
+    version = models.CharField(_("version"), max_length=100)
     definition = models.ForeignKey(
         Definition, verbose_name=_("definition"), on_delete=models.PROTECT, related_name="runs"
     )

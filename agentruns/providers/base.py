@@ -109,6 +109,10 @@ def check_reply(reply: Any) -> ModelReply:
     for position, block in enumerate(reply.content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise _unusable(f"block {position} of its content is not a dict with a type")
+        if block["type"] == "text" and not isinstance(block.get("text"), str):
+            raise _unusable(f"the text of block {position} is not a string")
+        if block["type"] == "tool_result":
+            raise _unusable(f"block {position} is a tool_result, which only we give")
     try:
         canonical.dumps([reply.content, reply.usage])
     except (TypeError, ValueError, RecursionError):

@@ -12,6 +12,8 @@ Risk = Literal["low", "normal", "high"]
 Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
 Gate = bool | Callable[[dict[str, Any], Any], Any]
 
+_LONGEST = timedelta(days=3650)
+
 
 class ToolKeywords(TypedDict, total=False):
     """The keyword arguments of `@tool`, for type checkers."""
@@ -94,6 +96,10 @@ class Options:
         lifetime = self.expires_in
         if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
             raise TypeError(f"Tool {name!r}: expires_in must be a positive timedelta, not {lifetime!r}.")
+        if lifetime is not None and lifetime > _LONGEST:
+            raise TypeError(
+                f"Tool {name!r}: expires_in is more than ten years; leave it out to wait for ever."
+            )
         if self.risk not in ("low", "normal", "high"):
             raise TypeError(f"Tool {name!r}: risk must be 'low', 'normal' or 'high', not {self.risk!r}.")
 

@@ -8,6 +8,8 @@ from django.test import override_settings
 
 from agentruns.checks import check_database, check_settings
 
+pytestmark = pytest.mark.django_db
+
 
 def ids(found: Any) -> list[str]:
     return [message.id for message in found]
@@ -38,15 +40,17 @@ def test_a_setting_that_breaks_the_promise_is_found(changed: dict[str, Any], exp
     ("vendor", "facts", "expected"),
     [
         ("mysql", {}, "agentruns.E004"),
-        ("postgresql", {"AUTOCOMMIT": False}, "agentruns.E005"),
+        (None, {"AUTOCOMMIT": False}, "agentruns.E005"),
         ("sqlite", {"OPTIONS": {}}, "agentruns.W002"),
     ],
 )
 def test_a_database_that_breaks_the_promise_is_found(
-    vendor: str, facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+    vendor: str | None, facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connections["default"]
-    monkeypatch.setattr(type(connection), "vendor", vendor)
+    if vendor == "sqlite" != connection.vendor:
+        pytest.skip("only SQLite has transaction modes")
+    monkeypatch.setattr(type(connection), "vendor", vendor or connection.vendor)
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", True)
     for name, value in facts.items():
         monkeypatch.setitem(connection.settings_dict, name, value)
@@ -54,3 +58,22 @@ def test_a_database_that_breaks_the_promise_is_found(
     assert found.id == expected
     assert found.hint
     assert check_database(None, databases=None) == []
+
+
+def test_a_database_that_forgets_is_found() -> None:
+    connection = connections["default"]
+    off = {
+        "sqlite": "PRAGMA synchronous=OFF",
+        "postgresql": "SET LOCAL synchronous_commit = off",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("COMMIT")  # SQLite refuses the change inside a transaction
+        cursor.execute(off)
+    try:
+        assert ids(check_database(None, databases=["default"])) == ["agentruns.E006"]
+    finally:
+        if connection.vendor == "sqlite":
+            with connection.cursor() as cursor:
+                cursor.execute("PRAGMA synchronous=FULL")
+                cursor.execute("BEGIN")

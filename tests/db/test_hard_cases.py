@@ -1,0 +1,412 @@
+"""Cases found by people who tried to break it; each broke a promise once."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.db import IntegrityError, OperationalError, connection, transaction
+
+from agentruns import (
+    Agent,
+    NotOccurred,
+    Occurred,
+    ToolContext,
+    approve,
+    cancel_run,
+    pause_run,
+    resolve_orphan,
+    resume_run,
+    run_agent,
+    start_run,
+    tool,
+)
+from agentruns.exceptions import ApprovalStateError, PermissionDeniedError, RunStateError
+from agentruns.models import Message, Run, Session
+from agentruns.providers.base import ProviderError
+from agentruns.stores import DatabaseStore
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel, check_messages
+from tests.db.helpers import forget_backoff, kill, outcomes, payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def known_by_key(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+    happened = Effects.from_environment().count(ctx.idempotency_key)
+    return Occurred("the bank knows it") if happened else NotOccurred()
+
+
+@tool(reconcile=known_by_key, timeout=3600)
+def patient(ctx: ToolContext) -> str:
+    """Pay, which may take an hour."""
+    Effects.from_environment().record(ctx.idempotency_key)
+    return "paid"
+
+
+def die_before_the_handler(monkeypatch: pytest.MonkeyPatch, agent: Agent) -> Run:
+    with monkeypatch.context() as patch:
+        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
+        patch.setattr("agentruns.executor.reached", lambda point: 1 / 0 if point == "before_tool" else None)
+        with pytest.raises(ZeroDivisionError):
+            run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    kill(run)
+    return run
+
+
+def test_nobody_reconciles_while_the_first_attempt_may_be_at_work(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
+    run = die_before_the_handler(monkeypatch, agent)
+    sweep()
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, effects.count(), run.attempts) == ("queued", 0, 1)
+    assert run.not_before is not None
+    assert run.not_before - run.updated_at > timedelta(minutes=59)
+
+
+@tool(reconcile=known_by_key, timeout=0.2)
+def overdue(ctx: ToolContext) -> str:
+    """Pay, later than allowed."""
+    time.sleep(1.5)
+    Effects.from_environment().record(ctx.idempotency_key)
+    return "paid"
+
+
+def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(
+    effects: Effects, agents: None
+) -> None:
+    agent = shop_agent("overdue", {"tools": [call("overdue")]}, tools=[overdue])
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert result.status == "orphaned"
+    deadline = time.monotonic() + 10
+    while not Message.objects.filter(kind="late_result").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert effects.count() == 1
+    with pytest.raises(RunStateError, match="did happen"):
+        resolve_orphan(result.run_id, result.orphans[0], "not_occurred", None)
+
+
+@tool(reconcile=known_by_key)
+def flaky_payment(ctx: ToolContext) -> str:
+    """Pay, and lose the answer."""
+    Effects.from_environment().record(ctx.idempotency_key)
+    raise ConnectionError("read timed out")
+
+
+def test_a_reconcile_tool_that_raises_is_asked_about(effects: Effects, agents: None) -> None:
+    run = the_run(run_turns({"tools": [call("flaky_payment")]}, tools=[flaky_payment]))
+    (row,) = payloads(run, "tool_result")
+    assert (row["outcome"], row["content"], row["reconciled"]) == ("ok", "the bank knows it", True)
+
+
+def test_a_known_result_waits_for_the_database(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, full = DatabaseStore.append, time.monotonic() + 2
+
+    def append_on_a_full_disk(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        if time.monotonic() < full and any(row.kind == "tool_result" for row in batch.rows):
+            raise OperationalError("No space left on device")
+        append(store, batch, **options)
+
+    monkeypatch.setattr(DatabaseStore, "append", append_on_a_full_disk)
+    run = the_run(run_turns({"tools": [call("post", text="x")]}))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 1)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool, agents: None) -> None:
+    @tool(transactional=True)
+    def write() -> str:
+        """Write an order."""
+        Order.objects.create(number="A1", customer="Ada", total_cents=1)
+        transaction.on_commit(lambda: 1 / 0)
+        return "written"
+
+    agent = shop_agent("hooked", {"tools": [call("write")]}, tools=[write])
+    result = run_agent(agent, "do it", "s1" if durable else None)
+    assert (result.status, Order.objects.count()) == ("completed", 1)
+    assert result.messages[2]["content"][0]["content"] == "written"
+
+
+def test_nobody_is_not_the_owner_of_what_belongs_to_nobody(effects: Effects, agents: None) -> None:
+    agent = shop_agent("secret")
+    run_agent(agent, "do it", "s1", idempotency_key="k")
+    sleeping = user("sleeping", is_active=False)
+    for actor in (AnonymousUser(), sleeping):
+        with pytest.raises(PermissionDeniedError):
+            run_agent(agent, "do it", "s1", actor=actor, idempotency_key="k")
+        with pytest.raises(PermissionDeniedError):
+            start_run(agent, "do it", "s2", actor=actor)
+    assert not Run.objects.for_user(AnonymousUser()).exists()
+    assert Session.objects.count() == 1
+
+
+def test_a_caller_without_the_permission_does_not_surface(effects: Effects, agents: None) -> None:
+    from tests.db.test_doubt import wire
+
+    ann = user("ann")
+    agent = shop_agent("wired", {"tools": [call("wire", text="x")]}, tools=[wire])
+    for _ in range(2):
+        result = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
+        assert (result.status, len(result.orphans)) == ("orphaned", 1)
+    boss = user("boss", "resume_run")
+    assert resume_run(result.run_id, boss).status == "completed"
+
+
+def test_the_programs_key_is_that_of_the_sessions_owner(effects: Effects, agents: None) -> None:
+    ann, agent = user("ann"), shop_agent("keyed")
+    hers = run_agent(agent, "do it", "hers", actor=ann, idempotency_key="k")
+    nobodys = run_agent(agent, "do it", "nobodys", idempotency_key="k")
+    assert hers.run_id != nobodys.run_id
+    assert run_agent(agent, "do it", "hers", idempotency_key="k").run_id == hers.run_id
+    assert start_run(agent, "do it", "anywhere", idempotency_key="k").pk == Run.objects.get(owner=None).pk
+
+
+def test_the_program_alone_is_no_quorum(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=True, approvals=2)
+    def launch() -> str:
+        """Launch."""
+        return "launched"
+
+    card = run_turns({"tools": [call("launch")]}, tools=[launch]).pending[0]
+    approve(card.pk, None)
+    with pytest.raises(ApprovalStateError, match="the program approved"):
+        approve(card.pk, None)
+
+
+def test_an_edit_changes_what_the_next_person_reads(effects: Effects, agents: None) -> None:
+    @tool(
+        requires_approval=True, approvals=2, describe=lambda args: f"Pay {args['cents']}", sensitive=["iban"]
+    )
+    def pay(cents: int, iban: str) -> str:
+        """Pay."""
+        return "paid"
+
+    result = run_turns({"tools": [call("pay", cents=5, iban="DE1")]}, tools=[pay])
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    with pytest.raises(ApprovalStateError, match="mask"):
+        approve(result.pending[0].pk, ann, arguments={"cents": 9, "iban": "***"})
+    card = approve(result.pending[0].pk, ann, arguments={"cents": 999, "iban": "DE1"})
+    assert (card.title, card.status) == ("Pay 999", "pending")
+    with pytest.raises(ApprovalStateError, match="Look at it again"):
+        approve(card.pk, bob, digest=result.pending[0].digest)
+    assert approve(card.pk, bob, digest=card.digest).status == "approved"
+    the_run(result)
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite has INSERT OR REPLACE")
+def test_sqlite_cannot_replace_a_row(effects: Effects, agents: None) -> None:
+    run_turns()
+    columns = (
+        "id, session_id, seq, run_id, kind, call_id, tool_name, attempt, epoch, prev_hash, hash, created_at"
+    )
+    with pytest.raises(IntegrityError, match="append-only"), connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT OR REPLACE INTO agentruns_message ({columns}, payload)"
+            f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2"
+        )
+
+
+@pytest.mark.parametrize("retry_after", [1e12, 1e308, float("inf"), float("nan"), 1.7e9])
+def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float, effects: Effects, agents: None) -> None:
+    def busy(request: Any) -> None:
+        raise ProviderError("busy", disposition="retry", type="busy", retry_after=retry_after)
+
+    agent = Agent("busy", instructions="Try.", model=ScriptedModel([busy]))
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = the_run(result)
+    assert run.not_before is not None
+    assert run.not_before - run.updated_at < timedelta(hours=1, seconds=5)
+    cancel_run(run.pk)
+
+
+def test_a_backoff_ends_at_the_deadline(effects: Effects, agents: None) -> None:
+    def busy(request: Any) -> None:
+        raise ProviderError(
+            "busy", disposition="retry", type="busy", retry_after=600.0, usage={"input_tokens": 7}
+        )
+
+    model = ScriptedModel([busy])
+    agent = Agent("busy", instructions="Try.", model=model, deadline=timedelta(seconds=30))
+    run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    assert run.not_before - run.updated_at < timedelta(seconds=32)
+    assert run.usage == {"input_tokens": 7}
+
+
+def test_cached_tokens_count(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("post", text="x")], "usage": {"cache_read_input_tokens": 400, "output_tokens": 1}}
+    run = the_run(run_turns(turn, turn, token_budget=400))
+    assert (run.status, "401 of 400" in run.error) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": None},
+        {"type": "text", "text": 5},
+        {"type": "tool_result", "tool_use_id": "x"},
+    ],
+)
+def test_a_reply_no_provider_takes_back_fails_the_run(
+    block: dict[str, Any], effects: Effects, agents: None
+) -> None:
+    result = run_turns({"content": [block], "stop_reason": "end_turn"})
+    assert result.status == "failed"
+    later = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
+    check_messages(later.messages)
+
+
+def test_text_after_a_call_is_sent_back_before_it(effects: Effects, agents: None) -> None:
+    blocks = [
+        {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}},
+        {"type": "text", "text": "I post it."},
+    ]
+    result = run_turns({"content": blocks, "stop_reason": "tool_use"})
+    check_messages(result.messages)
+    assert payloads(the_run(result), "assistant")[0]["content"] == blocks
+
+
+def test_a_pause_that_was_only_requested_is_lifted_by_resume(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = shop_agent("patient", {"tools": [call("charge", cents=1)]})
+    run = die_before_the_handler(monkeypatch, agent)
+    Run.objects.update(lease_expires_at=None)  # the worker is live while the pause is requested
+    with monkeypatch.context() as patch:
+        patch.setattr("agentruns.transitions.take", lambda alias, run_id: 0)
+        pause_run(run.pk, reason="wait for Bob")
+    kill(run)
+    assert resume_run(run.pk).status == "completed"
+    assert Run.objects.get().blocked_reason == ""
+
+
+def test_one_tool_that_leaves_the_process_does_not_end_the_sweep(effects: Effects, agents: None) -> None:
+    @tool
+    def leave() -> str:
+        """Leave."""
+        raise SystemExit(3)
+
+    start_run(shop_agent("leaver", {"tools": [call("leave")]}, tools=[leave]), "do it", "s1")
+    start_run(shop_agent("stayer"), "do it", "s2")
+    swept = sweep()
+    assert (swept.waiting, swept.completed) == (1, 1)
+
+
+def test_a_handler_that_leaves_a_transaction_open_cannot_hide_the_next_row(
+    effects: Effects, agents: None
+) -> None:
+    @tool
+    def careless() -> str:
+        """Forget to leave a block."""
+        transaction.atomic().__enter__()
+        return "careless"
+
+    @tool
+    def worse() -> str:
+        """Turn autocommit off."""
+        transaction.set_autocommit(False)
+        return "worse"
+
+    turn = {"tools": [call("careless"), call("worse"), call("careless")]}
+    run = the_run(run_turns(turn, tools=[careless, worse]))
+    assert (run.status, outcomes(run)) == ("completed", ["ok"] * 3)
+    assert connection.get_autocommit()
+
+
+def test_an_exception_without_a_text_is_still_an_error(effects: Effects, agents: None) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    @tool
+    def mute() -> str:
+        """Fail without a word."""
+        raise Mute
+
+    run = the_run(run_turns({"tools": [call("mute")]}, tools=[mute]))
+    assert outcomes(run) == ["error"]
+    assert "Mute" in payloads(run, "tool_result")[0]["content"]
+
+
+def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(
+    effects: Effects, agents: None
+) -> None:
+    import threading
+
+    most = [0]
+
+    @tool(safe_to_retry=True, parallel=True)
+    def read(number: int) -> int:
+        """Read."""
+        most[0] = max(most[0], sum(one.name == "agentruns-read" for one in threading.enumerate()))
+        time.sleep(0.01)
+        return number
+
+    @tool(safe_to_retry=True, parallel=True, timeout=0.2)
+    def stuck(ctx: ToolContext) -> str:
+        """Be stuck the first time."""
+        if ctx.attempt == 1:
+            time.sleep(2)
+        return "free"
+
+    turn = {"tools": [call("stuck"), *[call("read", number=n) for n in range(40)]]}
+    began = time.monotonic()
+    run = the_run(run_turns(turn, tools=[read, stuck]))
+    assert (run.status, sorted(set(outcomes(run))), most[0] <= 8) == ("completed", ["ok"], True)
+    assert time.monotonic() - began < 20
+
+
+def test_a_cancel_reaches_a_long_handler(effects: Effects, agents: None) -> None:
+    seen = []
+
+    @tool
+    def long(ctx: ToolContext) -> str:
+        """Work until somebody cancels."""
+        cancel_run(ctx.run_id)
+        deadline = time.monotonic() + 10
+        ctx.heartbeat()
+        while not ctx.is_cancelled() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        seen.append(ctx.is_cancelled())
+        return "stopped early"
+
+    run = the_run(run_turns({"tools": [call("long")]}, tools=[long]))
+    assert (seen, run.status, outcomes(run)) == ([True], "cancelled", ["ok"])
+
+
+def test_a_verdict_is_recorded_where_the_call_is(effects: Effects, agents: None) -> None:
+    from tests.db.test_doubt import wire
+
+    first = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
+    resume_run(first.run_id)
+    second = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
+    with pytest.raises(RunStateError, match="not in doubt"):
+        resolve_orphan(second.run_id, first.orphans[0], "occurred", None)
+    resolve_orphan(first.run_id, first.orphans[0], "occurred", None, result={"at": timedelta(seconds=5)})
+    the_run(first)
+
+
+def test_backoff_of_a_fresh_process_can_be_ended_by_resume(effects: Effects, agents: None) -> None:
+    attempts = []
+
+    def busy(request: Any) -> dict[str, str]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
+        return {"text": "there"}
+
+    agent = Agent("busy", instructions="Try.", model=ScriptedModel([busy]))
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert result.status == "queued"
+    assert resume_run(result.run_id).status == "completed"
+    forget_backoff(Run.objects.get())
