@@ -173,7 +173,9 @@ def test_sync_and_async_models() -> None:
         (ModelReply(["text"], "end_turn"), "fail", "block 0"),  # type: ignore[list-item]
         (ModelReply([TEXT, {"text": "x"}], "end_turn"), "fail", "block 1"),
         (ModelReply([{"type": 3}], "end_turn"), "fail", "block 0"),
-        (ModelReply([{"type": "text", "text": b"x"}], "end_turn"), "fail", "JSON"),
+        (ModelReply([{"type": "image", "data": b"x"}], "end_turn"), "fail", "JSON"),
+        (ModelReply([{"type": "text", "text": b"x"}], "end_turn"), "fail", "not a string"),
+        (ModelReply([{"type": "tool_result"}], "end_turn"), "fail", "only we give"),
         (ModelReply([], "end_turn", usage=None), "fail", "usage"),  # type: ignore[arg-type]
         (ModelReply([], 3), "fail", "stop_reason"),  # type: ignore[arg-type]
         (ModelReply([TEXT], None, usage={"output_tokens": 5}), "retry", "cut off"),
