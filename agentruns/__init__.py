@@ -21,6 +21,7 @@ _PUBLIC = {
     "resume_run": "agentruns.runs",
     "list_runs": "agentruns.runs",
     "get_run": "agentruns.runs",
+    "adopt_definition": "agentruns.runs",
     "cancel_run": "agentruns.runs",
     "pause_run": "agentruns.runs",
     "resolve_orphan": "agentruns.runs",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from agentruns.approvals import deny as deny
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
+    from agentruns.runs import adopt_definition as adopt_definition
     from agentruns.runs import cancel_run as cancel_run
     from agentruns.runs import get_run as get_run
     from agentruns.runs import list_runs as list_runs

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from agentruns import people, recovery, transitions
+from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
-from agentruns.exceptions import RunStateError
+from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
+from agentruns.journal.fold import RunState
 from agentruns.models import Message, Run
+from agentruns.models.definition import store_definition
 from agentruns.tools import to_jsonable
 
 VERDICTS = ("occurred", "not_occurred", "unknown")
@@ -20,7 +24,8 @@ VERDICTS = ("occurred", "not_occurred", "unknown")
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Ask a run to stop; with no live worker it ends now, else before the worker's next tool starts.
 
-    Raises RunStateError when it has ended, PermissionDeniedError.
+    Asked again after a lease's time, it ends now all the same: the worker's call is settled as unknown, and
+    what it still returns is kept as evidence. Raises RunStateError when it has ended, PermissionDeniedError.
     """
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.cancel_run", run, owner_may=True)
@@ -32,7 +37,15 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
         if batch.epoch:
             recovery.close_cancelled(batch, actor, reason)
 
-    return transitions.write(run.pk, change, takes_lease=True)
+    return transitions.write(run.pk, change, takes_lease=True, by_force=_ignored)
+
+
+def _ignored(state: RunState) -> bool:
+    """Whether a cancel was requested so long ago that the worker had every chance to honour it."""
+    requested = state.cancel_requested_at
+    return requested is not None and datetime.now(UTC) - requested >= timedelta(
+        seconds=settings.LEASE_SECONDS
+    )
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
@@ -52,6 +65,37 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
             batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "paused by request"})
 
     return transitions.write(run.pk, change, takes_lease=True)
+
+
+def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Let a run go on under the definition that is registered now, journaled with both hashes.
+
+    The agent's version of the run is taken, or the one registered last where that is gone. A call that was
+    started is still judged by what its tool declared then. Raises RunStateError when the run has ended, is
+    live, or has that definition already; UnknownAgentError; PermissionDeniedError.
+    """
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.adopt_definition", run)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, "given another definition")
+        agent = _registered(run)
+        if not batch.epoch:
+            raise RunStateError(f"Run {run.pk} is live in another process; pause it first.")
+        if agent.definition_hash == run.definition_id:
+            raise RunStateError(f"Run {run.pk} has this definition of {agent.name!r} already.")
+        store_definition(settings.DATABASE, agent)
+        both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
+        batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
+
+    return transitions.write(run.pk, change, takes_lease=True)
+
+
+def _registered(run: Run) -> Agent:
+    try:
+        return get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return get_agent(run.agent)
 
 
 def resolve_orphan(

@@ -128,13 +128,14 @@ def _claim(alias: str, run_id: UUID, owner: str) -> tuple[UUID, int, int, bool] 
     return session_id, epoch, attempts, expiries[0] is not None
 
 
-def take(alias: str, run_id: UUID) -> int:
+def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
     """Take a free lease for a service, in the transaction that is open; return its epoch, or 0 if live.
 
     Unlike `claim` it takes waiting runs too: the epoch fences a worker that slept through its lease.
+    `by_force` takes it from a live worker, whose next append is then refused.
     """
-    free = Run.objects.using(alias).unfinished().filter(FREE, pk=run_id)
-    taken = free.update(
+    runs = Run.objects.using(alias).unfinished().filter(pk=run_id)
+    taken = (runs if by_force else runs.filter(FREE)).update(
         lease_owner="service",
         lease_epoch=F("lease_epoch") + 1,
         lease_expires_at=later(settings.LEASE_SECONDS),

@@ -8,7 +8,7 @@ from uuid import UUID
 from agentruns import people, recovery, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
-from agentruns.control import cancel_run, pause_run, resolve_orphan
+from agentruns.control import adopt_definition, cancel_run, pause_run, resolve_orphan
 from agentruns.driver import Driver, require_no_transaction
 from agentruns.engine import drive
 from agentruns.exceptions import MemoryStoreNotDurableError, NotDurableError, RunStateError, SessionBusyError
@@ -25,6 +25,7 @@ from agentruns.typing import RunResult
 from agentruns.worker import advance, agent_for, drive_claimed
 
 __all__ = [
+    "adopt_definition",
     "cancel_run",
     "get_run",
     "list_runs",

@@ -15,7 +15,8 @@ from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.leases import Lease, later, uptime
-from agentruns.models import Definition, Run, Session, Tombstone
+from agentruns.models import Run, Session, Tombstone
+from agentruns.models.definition import store_definition
 from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
@@ -175,8 +176,7 @@ def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
 
 def _new_run(alias: str, session: Session, order: Order, leased: bool) -> tuple[Run, Lease | None]:
     agent = order.agent
-    definition = Definition(hash=agent.definition_hash, body=agent.definition())
-    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)
+    store_definition(alias, agent)
     run = Run(
         session_id=session.pk,
         owner_id=session.owner_id,

@@ -11,6 +11,7 @@ from agentruns.conf import settings
 from agentruns.dispatch import ring_on_commit
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.batch import Batch
+from agentruns.journal.fold import RunState
 from agentruns.leases import take
 from agentruns.models import Run, Session
 from agentruns.retries import in_transaction
@@ -28,16 +29,23 @@ def find_run(run_id: UUID | str) -> Run:
 
 
 def write(
-    run_id: UUID, change: Change, *, takes_lease: bool = False, guard: Q | None = None, closed: bool = False
+    run_id: UUID,
+    change: Change,
+    *,
+    takes_lease: bool = False,
+    by_force: Callable[[RunState], bool] = lambda state: False,
+    guard: Q | None = None,
+    closed: bool = False,
 ) -> Run:
     """Let `change` look at a locked run and add rows; store them; return the run as it is then.
 
     `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
-    engine rows; a live worker keeps its lease. What `change` raises leaves nothing behind. May run inside
-    the caller's transaction; outside of one, serialization failures and deadlocks are retried.
+    engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
+    `change` raises leaves nothing behind. May run inside the caller's transaction; outside of one,
+    serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
-    return in_transaction(alias, lambda: _write(alias, run_id, change, takes_lease, guard, closed))
+    return in_transaction(alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed))
 
 
 def lock_session(alias: str, session_id: UUID) -> None:
@@ -45,13 +53,22 @@ def lock_session(alias: str, session_id: UUID) -> None:
     Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))
 
 
-def _write(alias: str, run_id: UUID, change: Change, takes_lease: bool, guard: Q | None, closed: bool) -> Run:
+def _write(
+    alias: str,
+    run_id: UUID,
+    change: Change,
+    takes_lease: bool,
+    by_force: Callable[[RunState], bool],
+    guard: Q | None,
+    closed: bool,
+) -> Run:
     run = find_run(run_id)
     lock_session(alias, run.session_id)
-    epoch = take(alias, run.pk) if takes_lease else 0
-    run = find_run(run_id)
     store = DatabaseStore(alias)
-    batch = Batch(store.load(run.session_id, run.pk), epoch)
+    state = store.load(run.session_id, run.pk)
+    epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
+    run = find_run(run_id)
+    batch = Batch(state, epoch)
     batch.release = bool(epoch)
     change(run, batch)
     if batch.rows:

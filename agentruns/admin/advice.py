@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago, exact
 from agentruns.admin.waiting import Reason, backs_off, is_live
+from agentruns.conf import settings
 from agentruns.models import Run
 from agentruns.tools.card import one_line
 
@@ -117,7 +118,13 @@ def cancel(situation: Situation) -> Action:
     if run.is_ended:
         return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
     if situation.cancel_requested is not None and is_live(run):
-        return Action(effect, _("It is being cancelled."))
+        patience = timedelta(seconds=settings.LEASE_SECONDS)
+        if timezone.now() - situation.cancel_requested[1] < patience:
+            return Action(effect, _("It is being cancelled."))
+        effect = [
+            _("The worker did not honour the first request. The run is taken from it and ends now."),
+            _("A call that is at work is recorded as unknown; what it still returns is kept as evidence."),
+        ]
     if not situation.may_cancel:
         return Action(effect, _missing("agentruns.cancel_run"), forbidden=True)
     return Action(effect)

@@ -256,6 +256,7 @@ _DESCRIBE: dict[str, Callable[[Card, Payload], None]] = {
     events.RUN_PAUSE_REQUESTED: _control(gettext_lazy("Pause requested")),
     events.RUN_PAUSED: _control(gettext_lazy("Paused"), "waits"),
     events.RUN_CANCEL_REQUESTED: _control(gettext_lazy("Cancel requested"), "waits"),
+    events.RUN_ADOPTED: _control(gettext_lazy("Another definition adopted")),
     events.RUN_COMPLETED: _run_completed,
     events.RUN_FAILED: _run_failed,
     events.RUN_CANCELLED: _control(gettext_lazy("Cancelled"), "bad"),

@@ -36,6 +36,7 @@ class RunState:
     failures: int = 0  # model attempts that failed since the last reply
     pauses: int = 0  # consecutive `pause_turn` replies
     cancel_requested: bool = False
+    cancel_requested_at: datetime | None = None
     pause_requested: bool = False
     paused: str = ""  # the reason
     ended: str = ""
@@ -80,6 +81,8 @@ class RunState:
         """Return the folded columns of Run; `status` is "active" for both queued and running."""
         return {
             "status": self.status,
+            "version": self.version,
+            "definition_id": self.definition,
             "step": self.step,
             "usage": self.usage,
             "pending_calls": [call.id for call in self.open_calls()],
@@ -236,6 +239,11 @@ def _pause_requested(state: RunState, row: Row) -> None:
 
 def _cancel_requested(state: RunState, row: Row) -> None:
     state.cancel_requested = True
+    state.cancel_requested_at = state.cancel_requested_at or row.created_at
+
+
+def _run_adopted(state: RunState, row: Row) -> None:
+    state.definition, state.version = row.payload["new"], row.payload["version"]
 
 
 def _closed(state: RunState, row: Row) -> None:
@@ -259,6 +267,7 @@ _APPLY: dict[str, Callable[[RunState, Row], None]] = {
     events.RUN_PAUSE_REQUESTED: _pause_requested,
     events.RUN_PAUSED: _run_paused,
     events.RUN_CANCEL_REQUESTED: _cancel_requested,
+    events.RUN_ADOPTED: _run_adopted,
     events.RUN_COMPLETED: _closed,
     events.RUN_FAILED: _closed,
     events.RUN_CANCELLED: _closed,

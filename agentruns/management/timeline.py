@@ -106,6 +106,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_PAUSE_REQUESTED: _reason,
     events.RUN_PAUSED: lambda payload: payload.get("reason", ""),
     events.RUN_CANCEL_REQUESTED: _reason,
+    events.RUN_ADOPTED: _reason,
     events.RUN_COMPLETED: lambda payload: payload.get("output") or "",
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,

@@ -194,6 +194,7 @@ class Migration(migrations.Migration):
                     ("resume_run", "Can resume runs"),
                     ("cancel_run", "Can cancel runs"),
                     ("pause_run", "Can pause runs"),
+                    ("adopt_definition", "Can let runs go on under another definition"),
                     ("resolve_orphan", "Can give the verdict on a call in doubt"),
                 ],
                 "default_permissions": ("view",),

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
+
+if TYPE_CHECKING:
+    from agentruns.agents import Agent
 
 
 class Definition(models.Model):
@@ -20,3 +25,9 @@ class Definition(models.Model):
 
     def __str__(self) -> str:
         return self.hash[:12]
+
+
+def store_definition(alias: str, agent: Agent) -> None:
+    """Keep what an agent is now, unless the same is kept already."""
+    definition = Definition(hash=agent.definition_hash, body=agent.definition())
+    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)

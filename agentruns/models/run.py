@@ -79,6 +79,7 @@ class Run(models.Model):
             ("resume_run", _("Can resume runs")),
             ("cancel_run", _("Can cancel runs")),
             ("pause_run", _("Can pause runs")),
+            ("adopt_definition", _("Can let runs go on under another definition")),
             ("resolve_orphan", _("Can give the verdict on a call in doubt")),
         ]
         constraints = [

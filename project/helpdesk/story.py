@@ -104,7 +104,8 @@ class Story:
             run.refresh_from_db()
             if run.status == Run.Status.ORPHANED:
                 self.narrator.explains(
-                    f"This one is yours too: look into {shown(settings.MAIL_DIR)}, then resume it (the model is told that nobody knows) or cancel it."
+                    f"This one is yours too: look into {shown(settings.MAIL_DIR)}, then resume it (the model "
+                    "is told that nobody knows) or cancel it."
                 )
 
     # What scenes are made of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +123,18 @@ def test_a_decision_after_cancel_is_refused(effects: Effects, tmp_path: Path) ->
     run = slow.let_go()
     assert (run.status, Approval.objects.get().status) == ("cancelled", "cancelled")
     assert "refund" not in {line.get("tool") for line in effects.lines()}
+
+
+def test_a_second_cancel_takes_the_run_from_a_worker_that_does_not_listen(
+    effects: Effects, tmp_path: Path, settings: Any
+) -> None:
+    slow = SlowTool("posts-in-the-middle", "post:after", effects, tmp_path / "gate")
+    assert cancel_run(slow.run.pk).status == "running"
+    assert cancel_run(slow.run.pk).status == "running", "too soon: the worker had no chance to honour it"
+    settings.AGENTRUNS_LEASE_SECONDS = 0.01
+    assert cancel_run(slow.run.pk, reason="now").status == "cancelled"
+    run = slow.let_go()
+    assert outcomes(run) == ["ok", "unknown", "cancelled"]
+    late = Message.objects.get(kind="late_result")
+    assert late.payload["content"] == "post done"
+    assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post"]

@@ -283,7 +283,7 @@ def test_a_pause_that_was_only_requested_is_lifted_by_resume(
     run = die_before_the_handler(monkeypatch, agent)
     Run.objects.update(lease_expires_at=None)  # the worker is live while the pause is requested
     with monkeypatch.context() as patch:
-        patch.setattr("agentruns.transitions.take", lambda alias, run_id: 0)
+        patch.setattr("agentruns.transitions.take", lambda alias, run_id, **how: 0)
         pause_run(run.pk, reason="wait for Bob")
     kill(run)
     assert resume_run(run.pk).status == "completed"

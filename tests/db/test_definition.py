@@ -1,0 +1,91 @@
+"""A run goes on under the definition it was started with, or under another that staff adopted."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentruns import adopt_definition, resume_run, run_agent, start_run, tool
+from agentruns.agents import isolated_registry
+from agentruns.exceptions import DurableConfigMismatchError, PermissionDeniedError, RunStateError
+from agentruns.models import Run
+from agentruns.sweep import sweep
+from tests.db.helpers import kill, outcomes, payloads, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_staff_adopt_the_new_definition(effects: Effects, agents: None) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("drift"), "do it", "s1", idempotency_key="k")
+    staff = user("staff", "adopt_definition", "resume_run")
+    with isolated_registry():
+        shop_agent("drift", max_steps=7)
+        assert sweep().blocked == 1
+        with pytest.raises(PermissionDeniedError, match="adopt_definition"):
+            adopt_definition(run.pk, user("eve"))
+        adopted = adopt_definition(run.pk, staff, reason="only the limit changed")
+        assert (adopted.status, adopted.blocked_reason) == ("queued", "")
+        with pytest.raises(RunStateError, match="already"):
+            adopt_definition(run.pk, staff)
+        assert sweep().completed == 1
+    run = Run.objects.get()
+    (row,) = payloads(run, "run_adopted")
+    assert (row["actor"]["name"], row["new"]) == ("staff", run.definition_id)
+    assert row["old"] != row["new"]
+    with pytest.raises(RunStateError, match="has ended"):
+        adopt_definition(run.pk)
+
+
+def test_the_runs_own_version_comes_before_a_newer_one(effects: Effects, agents: None) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("versions", version="1"), "do it", "s1", idempotency_key="k")
+    with isolated_registry():
+        shop_agent("versions", version="1")
+        shop_agent("versions", version="2", max_steps=7)
+        assert resume_run(run.pk).status == "completed"
+    with isolated_registry():
+        run = start_run(shop_agent("versions", version="1"), "do it", "s2", idempotency_key="k2")
+    with isolated_registry():
+        shop_agent("versions", version="2", max_steps=7)
+        with pytest.raises(DurableConfigMismatchError):
+            resume_run(run.pk)
+        assert adopt_definition(run.pk).version == "2"
+        assert resume_run(run.pk).status == "completed"
+
+
+def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(
+    effects: Effects, agents: None
+) -> None:
+    """Declaring it safe afterwards does not make an effect that may have happened repeatable."""
+
+    @tool(name="act")
+    def careful() -> str:
+        """Act once."""
+        effects.record("act")
+        raise SystemExit(1)
+
+    @tool(name="act", safe_to_retry=True)
+    def careless() -> str:
+        """Act."""
+        effects.record("act")
+        return "acted"
+
+    turn = {"tools": [call("act")]}
+    with isolated_registry(), pytest.MonkeyPatch.context() as patch:
+        agent = shop_agent("changed", turn, tools=[careful])
+        patch.setattr("agentruns.executor._orphan", lambda *args, **options: 1 / 0)  # dies before it is held
+        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
+        with pytest.raises(ZeroDivisionError):
+            run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    kill(run)
+    with isolated_registry():
+        shop_agent("changed", turn, tools=[careless])
+        adopt_definition(run.pk)
+        sweep()
+        run = Run.objects.get()
+        assert (run.status, effects.count()) == ("orphaned", 1)
+        assert outcomes(the_run(resume_run(run.pk))) == ["unknown"]
+    assert effects.count() == 1
