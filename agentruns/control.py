@@ -67,6 +67,23 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
     return transitions.write(run.pk, change, takes_lease=True)
 
 
+def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Pause a run whoever seems to drive it: after a restore, leases are of a time that is gone.
+
+    Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended or is paused.
+    """
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.pause_run", run)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, "held")
+        if batch.state.run.paused:
+            raise RunStateError(f"Run {run.pk} is paused already.")
+        batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "held for staff"})
+
+    return transitions.write(run.pk, change, takes_lease=True, by_force=lambda state: True)
+
+
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Let a run go on under the definition that is registered now, journaled with both hashes.
 

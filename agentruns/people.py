@@ -22,8 +22,8 @@ def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -
 
 
 def may(actor: Any, permission: str) -> bool:
-    """Whether the actor has a permission."""
-    return actor is None or bool(actor.is_active and actor.has_perm(permission))
+    """Whether the actor has a permission; a text names a part of the program itself."""
+    return actor is None or isinstance(actor, str) or bool(actor.is_active and actor.has_perm(permission))
 
 
 def require_somebody(actor: Any) -> None:

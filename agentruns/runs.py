@@ -35,6 +35,7 @@ __all__ = [
     "resume_run",
     "run_agent",
     "start_run",
+    "surface_orphans",
 ]
 
 
@@ -103,6 +104,18 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
     return _go_on(run, actor, drive=drive, writes=True, surfaces=True)
 
 
+def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
+    """Tell the model that the outcome of the calls held in doubt is unknown, and queue the run.
+
+    A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
+    """
+    run = transitions.find_run(run_id)
+    people.require(actor, "agentruns.resume_run", run)
+    return transitions.write(
+        run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True
+    )
+
+
 def get_run(run_id: UUID | str) -> Run:
     """Return a run; DurableRunNotFoundError if there is none."""
     return transitions.find_run(run_id)
@@ -155,7 +168,7 @@ def _go_on(
     return result_of(run.pk)
 
 
-def _resume(run: Run, batch: Batch, actor: Any) -> None:
+def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> None:
     state = batch.state.run
     if run.is_ended:
         raise RunStateError(
@@ -163,7 +176,7 @@ def _resume(run: Run, batch: Batch, actor: Any) -> None:
         )
     if not batch.epoch:
         _refuse_live(run)
-    batch.unpaused = bool(state.paused or state.pause_requested)
+    batch.unpaused = unpauses and bool(state.paused or state.pause_requested)
     payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
     batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
     for call in state.open_calls():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from uuid import UUID
 
@@ -14,11 +15,14 @@ from django.db.models.functions import Now
 from agentruns import approvals
 from agentruns.agents import registered
 from agentruns.conf import settings
+from agentruns.control import hold_run
+from agentruns.dispatch import ring_on_commit
 from agentruns.driver import require_no_transaction
-from agentruns.exceptions import DurableConfigMismatchError
+from agentruns.exceptions import DurableConfigMismatchError, RunStateError, SessionBusyError
 from agentruns.models import Control, Run
 from agentruns.querysets import RunQuerySet
 from agentruns.retries import in_transaction
+from agentruns.runs import surface_orphans
 from agentruns.worker import advance, agent_for
 
 logger = logging.getLogger("agentruns.sweep")
@@ -28,10 +32,16 @@ BATCH = 100
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did; the last four count the runs it drove by where they stand now."""
+    """What one sweep did; the last four count the runs it drove by where they stand now.
+
+    `rung` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in doubt it
+    told the model of.
+    """
 
     found: int = 0
     driven: int = 0
+    rung: int = 0
+    surfaced: int = 0
     expired: int = 0
     blocked: int = 0
     errors: int = 0
@@ -73,9 +83,15 @@ def sweep(
     name: str = "resume_runs",
     run_id: UUID | str | None = None,
     limit: int | None = None,
+    drives: bool = True,
+    surfaces: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Do one sweep. What one run raises is logged and counted, and the others go on."""
+    """Do one sweep. What one run raises is logged and counted, and the others go on.
+
+    Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
+    that the outcome of their calls is unknown, with the actor `resume_runs`.
+    """
     alias = settings.DATABASE
     require_no_transaction(alias)
     swept = Swept(expired=approvals.expire_due())
@@ -85,12 +101,40 @@ def sweep(
     )
     for run in unserved(run_id):
         swept.blocked += _block(run, alias)
+    if surfaces:
+        swept.surfaced = _surface(alias, name, run_id)
     for run in candidates(run_id, limit):
         if should_stop():
             break
         swept.found += 1
-        _advance(run, alias, swept, should_stop)
+        if drives:
+            _advance(run, alias, swept, should_stop)
+        else:
+            ring_on_commit(alias, run.pk)
+            swept.rung += 1
     return swept
+
+
+def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:
+    """Hold every unfinished run for staff, whoever seems to drive it; return how many."""
+    unfinished = Run.objects.using(settings.DATABASE).unfinished()
+    held = 0
+    for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
+        with suppress(RunStateError):  # paused already, or it ended in between
+            hold_run(run_id, "resume_runs", reason=reason)
+            held += 1
+    return held
+
+
+def _surface(alias: str, name: str, run_id: UUID | str | None) -> int:
+    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
+    held = held if run_id is None else held.filter(pk=run_id)
+    surfaced = 0
+    for held_id in list(held.values_list("pk", flat=True)[:BATCH]):
+        with suppress(RunStateError, SessionBusyError):  # somebody else was faster
+            surface_orphans(held_id, name)
+            surfaced += 1
+    return surfaced
 
 
 def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]) -> None:

@@ -79,7 +79,13 @@ def test_a_drive_that_fails_is_counted_and_is_exit_1(effects: Effects, agents: N
 
 @pytest.mark.parametrize(
     "options",
-    [("--watch", "--dry-run"), ("--interval=0",), ("--interval=x",), ("--limit=0",), ("--hold-all",)],
+    [
+        ("--watch", "--dry-run"),
+        ("--interval=0",),
+        ("--interval=x",),
+        ("--limit=0",),
+        ("--hold-all", "--watch"),
+    ],
 )
 def test_usage(options: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -155,3 +161,12 @@ class TestWatchingProcess:
         time.sleep(0.3)
         watcher.send_signal(signal.SIGINT)
         assert watcher.wait(timeout=10) == -signal.SIGINT
+
+
+def test_hold_all_and_no_drive(effects: Effects, agents: None) -> None:
+    start_run(shop_agent("held", {"tools": [call("post", text="x")]}), "do it", "s1", idempotency_key="k1")
+    assert run("resume_runs", "--no-drive").out == "found 1, rung 1\n"
+    assert run("resume_runs", "--hold-all").out == "Held 1 runs for staff.\n"
+    assert run("resume_runs", "--hold-all", "--json").lines == [{"held": 0}]
+    assert run("resume_runs", "--surface-orphans").out == "Nothing to do: no run can go on now.\n"
+    assert (Run.objects.get().status, effects.count()) == ("paused", 0)

@@ -14,7 +14,7 @@ from agentruns import get_run
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import as_json, shortened, table
-from agentruns.sweep import Swept, candidates, sweep
+from agentruns.sweep import Swept, candidates, hold_all, sweep
 
 logger = logging.getLogger("agentruns.sweep")
 
@@ -37,16 +37,36 @@ class Command(AgentRunsCommand):
         parser.add_argument("--limit", type=_count, metavar="N", help="At most N runs a sweep.")
         parser.add_argument("--run", metavar="ID", help="Only this run.")
         parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
+        parser.add_argument(
+            "--no-drive", action="store_true", help="Ring a worker for each run instead of driving it here."
+        )
+        parser.add_argument(
+            "--surface-orphans",
+            action="store_true",
+            help="Also take runs held for staff: tell the model that the outcome is unknown.",
+        )
+        parser.add_argument(
+            "--hold-all",
+            action="store_true",
+            help="Hold every unfinished run for staff: after restoring a backup, before any worker starts.",
+        )
 
     def act(self, *, watch: bool, dry_run: bool, json: bool, **options: Any) -> None:
         if watch and dry_run:
             usage("--watch and --dry-run contradict each other: one keeps driving runs, one drives none.")
         if options["run"]:
             get_run(options["run"])
+        if options["hold_all"]:
+            if watch or dry_run or options["surface_orphans"] or options["run"]:
+                usage("--hold-all stands alone: it holds every unfinished run and drives none.")
+            held = hold_all()
+            self.say_json({"held": held}) if json else self.say(f"Held {held} runs for staff.")
+            return
         which = {"run_id": options["run"], "limit": options["limit"]}
         if dry_run:
             self._list(which, json=json)
             return
+        which |= {"drives": not options["no_drive"], "surfaces": options["surface_orphans"]}
         with Stop() as stop:
             if watch:
                 self._watch(which, stop, options["interval"], json=json)
@@ -61,7 +81,7 @@ class Command(AgentRunsCommand):
             self.say(f"Process {os.getpid()} watches for runs that can go on.")
         while not stop():
             swept = self._survive(which, stop)
-            if swept.driven or swept.expired or swept.errors or swept.blocked:
+            if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, json=json)
             if not swept.driven:
                 _wait(interval, stop)
