@@ -2,97 +2,333 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+
+from django.db.models import Model, QuerySet, TextField
+from django.db.models.functions import Cast
 
 from agentruns import canonical
 from agentruns.conf import settings
 from agentruns.journal import events
+from agentruns.journal.calls import Call
 from agentruns.journal.events import Row
-from agentruns.journal.fold import ACTIVE, RunState, fold
+from agentruns.journal.fold import ACTIVE, RunState
 from agentruns.journal.read import FIELDS
 from agentruns.models import Approval, Message, Run, Session
 
-# Approval columns that are folded from the journal.
+# Approval columns that are folded from the journal; those of a run are RunState's.
 CARD = ("status", "title", "digest", "arguments", "approved_count")
+
+TRIES = 10
+_TEXT = "payload_text"
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: with a row of the journal (`seq`), or with what is folded from it.
+
+    A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`. `status` is
+    that of its row as it was read.
+    """
+
+    session: str
+    what: str
+    seq: int | None = None
+    kind: str = ""
+    run: UUID | None = None
+    approval: UUID | None = None
+    column: str = ""
+    stored: str | None = None
+    folded: Any = None
+    status: str = ""
+
+    def __str__(self) -> str:
+        return f"Session {self.session}: {self.what}"
 
 
 def problems(session_id: UUID, alias: str | None = None) -> list[str]:
     """Return what is wrong with a session's journal and its projections, the first bad row first."""
+    return [str(problem) for problem in check(session_id, alias)]
+
+
+def check(session_id: UUID, alias: str | None = None) -> list[Problem]:
+    """Return what is wrong with a session: its first bad row alone, or else every folded column that differs.
+
+    Takes no lock: a session that somebody wrote to meanwhile is read again. Raises Session.DoesNotExist.
+    """
     alias = alias or settings.DATABASE
-    session = Session.objects.using(alias).get(pk=session_id)
-    raw = Message.objects.using(alias).filter(session_id=session_id).order_by("seq").values_list(*FIELDS)
-    rows = [Row(*values) for values in raw]
-    found = _chain(session, rows)
-    if found:  # what is folded from an altered journal means nothing
-        return found
-    for run in Run.objects.using(alias).filter(session_id=session_id).order_by("created_at"):
-        state = fold(run.pk, rows)
-        found += _columns(run, state)
-        found += _cards(alias, run, state)
-    return found + _pairing(rows)
-
-
-def _chain(session: Session, rows: list[Row]) -> list[str]:
-    """Compare every hash, and the head the session remembers, which shows a cut-off tail."""
-    prev = canonical.GENESIS
-    for seq, row in enumerate(rows, 1):
-        if row.seq != seq:
-            return [f"Session {session.key}: seq {seq} is missing; the next row is {row.seq}."]
-        if row.prev_hash != prev:
-            return [f"Session {session.key}: seq {seq} does not follow the row before it."]
-        if row.hash != events.row_hash(session.pk, row, canonical.dumps(row.payload)):
-            return [f"Session {session.key}: seq {seq} ({row.kind}) was altered."]
-        prev = row.hash
-    if session.next_seq != len(rows) + 1 or session.head != prev:
-        return [
-            f"Session {session.key}: its head is seq {session.next_seq - 1}, the journal ends at {len(rows)}."
-        ]
-    return []
-
-
-def _columns(run: Run, state: RunState) -> list[str]:
-    folded = state.columns()
-    stored: dict[str, Any] = {name: getattr(run, name) for name in folded}
-    if stored["status"] in (Run.Status.QUEUED, Run.Status.RUNNING):
-        stored["status"] = ACTIVE
-    return [
-        f"Run {run.pk}: {name} is {stored[name]!r}, the journal says {value!r}."
-        for name, value in folded.items()
-        if stored[name] != value
-    ]
-
-
-def _cards(alias: str, run: Run, state: RunState) -> list[str]:
-    found = []
-    stored = {card.call_id: card for card in Approval.objects.using(alias).filter(run=run)}
-    for call in state.calls.values():
-        if call.card is None:
-            continue
-        card = stored.get(call.id)
-        if card is None:
-            found.append(f"Run {run.pk}: approval {call.card.id} is missing.")
-            continue
-        seen = call.card
-        folded = (seen.status, seen.title, seen.digest, call.arguments, len(seen.given))
-        columns = tuple(getattr(card, name) for name in CARD)
-        if folded != columns:
-            found.append(f"Approval {card.pk} is {columns!r}, the journal says {folded!r}.")
+    found: list[Problem] = []
+    for _ in range(TRIES):
+        session = Session.objects.using(alias).get(pk=session_id)
+        found = _check(alias, session)
+        same = Session.objects.using(alias).filter(
+            pk=session_id, next_seq=session.next_seq, head=session.head
+        )
+        if not found or same.exists():
+            break
     return found
 
 
-def _pairing(rows: list[Row]) -> list[str]:
-    """Every start has its intent, every result its intent, and no call has two results."""
-    intents: set[str] = set()
-    results: set[str] = set()
-    found = []
-    for row in rows:
+def _check(alias: str, session: Session) -> list[Problem]:
+    history = History(session)
+    problem = history.read(alias)
+    if problem is not None:  # what is folded from a journal that is wrong means nothing
+        return [problem]
+    return [*_runs(alias, history), *_approvals(alias, history)]
+
+
+class History:
+    """The rows of a session, checked one after the other and folded run by run."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.seq = 0
+        self.head = canonical.GENESIS
+        self.states: dict[UUID, RunState] = {}
+        self.calls: dict[UUID, dict[str, Call]] = {}  # of every reply, not only of the last
+        self.cards: set[UUID] = set()
+
+    def read(self, alias: str) -> Problem | None:
+        """Read all rows; return the first that is wrong, or that the session remembers and is not there."""
+        # The text as it is stored: parsing it would forgive what was done to it.
+        rows = Message.objects.using(alias).filter(session_id=self.session.pk).order_by("seq")
+        names = [_TEXT if name == "payload" else name for name in FIELDS]
+        values = rows.annotate(**{_TEXT: Cast("payload", TextField())}).values_list(*names)
+        try:
+            for one in values.iterator(chunk_size=500):
+                row = Row(*one)
+                wrong = self.add(row._replace(payload={}), str(row.payload))
+                if wrong is not None:
+                    return wrong
+        except (ValueError, TypeError) as error:
+            return self._problem(self.seq + 1, "", f"cannot be read: {error}.")
+        return self._cut()
+
+    def add(self, row: Row, text: str) -> Problem | None:
+        """Check one more row, whose payload is `text`, and fold it."""
+        wrong = self._unchained(row, text)
+        if wrong is not None:
+            return wrong
+        state = self.states.setdefault(row.run_id, RunState(row.run_id))
+        calls = self.calls.setdefault(row.run_id, {})
+        try:
+            row = row._replace(payload=events.upcast(row.kind, canonical.loads(text)))
+            what = self._unpaired(row, state, calls)
+            if not what:
+                state.apply(row)
+        except Exception as error:  # a forged row can be wrong in any way
+            what = f"cannot be folded: {error!r}."
+        if what:
+            return self._problem(row.seq, row.kind, what)
+        calls.update(state.calls)
+        self.seq, self.head = row.seq, row.hash
+        return None
+
+    def _problem(self, seq: int, kind: str, what: str) -> Problem:
+        name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
+        return Problem(self.session.key, f"{name} {what}", seq=seq, kind=kind)
+
+    def _unchained(self, row: Row, text: str) -> Problem | None:
+        expected = self.seq + 1
+        if row.seq != expected:
+            return self._problem(expected, "", f"is missing; the next row is {row.seq} ({row.kind}).")
+        if row.prev_hash != self.head:
+            return self._problem(row.seq, row.kind, "does not follow the row before it.")
+        try:
+            intact = row.hash == events.row_hash(self.session.pk, row, text)
+        except (AttributeError, TypeError, ValueError):  # such as a time that is none
+            intact = False
+        return None if intact else self._problem(row.seq, row.kind, "was altered.")
+
+    def _cut(self) -> Problem | None:
+        """Compare the head that the session remembers: it shows a cut-off tail."""
+        remembered = self.session.next_seq - 1
+        if remembered != self.seq:
+            what = f"its head is seq {remembered}, the journal ends at {self.seq}."
+        elif self.session.head != self.head:
+            what = f"its head is not the hash of seq {self.seq}, at which the journal ends."
+        else:
+            return None
+        return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)
+
+    def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
+        """Return what is wrong with a row beside the rows before it, or ""."""
         if row.kind == events.ASSISTANT:
-            intents |= {call["id"] for call in row.payload["calls"]}
-        elif row.kind in (events.TOOL_STARTED, events.TOOL_RESULT) and row.call_id not in intents:
-            found.append(f"seq {row.seq}: {row.kind} of call {row.call_id}, which no reply asked for.")
-        elif row.kind == events.TOOL_RESULT and row.call_id in results:
-            found.append(f"seq {row.seq}: a second result of call {row.call_id}.")
-        if row.kind == events.TOOL_RESULT:
-            results.add(row.call_id)
-    return found
+            for call in state.open_calls():
+                return f"is a reply while call {call.id} has no result."
+            for asked in row.payload["calls"]:
+                if asked["id"] in calls:
+                    return f"asks for call {asked['id']} a second time."
+        if row.kind not in _PAIRED:
+            return ""
+        known = calls.get(row.call_id)
+        if known is None:
+            return f"is of call {row.call_id}, which no reply asked for."
+        if row.kind == events.APPROVAL_REQUESTED:
+            return self._asked(row, known)
+        return _CHECKS[row.kind](row, known) if row.kind in _CHECKS else ""
+
+    def _asked(self, row: Row, call: Call) -> str:
+        card = UUID(row.payload["approval"])
+        if card in self.cards or call.card is not None:
+            return f"asks for an approval of call {call.id} a second time."
+        if not call.is_open:
+            return f"asks for an approval of call {call.id}, which has a result."
+        if row.payload["digest"] != call.digest:
+            return f"asks for an approval of call {call.id} with other arguments than it has."
+        self.cards.add(card)
+        return ""
+
+
+def _decided(row: Row, call: Call) -> str:
+    card, payload = call.card, row.payload
+    if card is None:
+        return f"decides on call {call.id}, for which no approval was asked."
+    if card.status != "pending":
+        return f"decides on approval {card.id}, which is {card.status} already."
+    if "arguments" not in payload and payload["digest"] != card.digest:
+        return f"decides on another digest than that of approval {card.id}."
+    return ""
+
+
+def _started(row: Row, call: Call) -> str:
+    if not call.is_open:
+        return f"starts call {call.id}, which has a result."
+    if row.attempt != call.attempt + 1:
+        return f"is attempt {row.attempt} of call {call.id}, after attempt {call.attempt}."
+    if row.payload["digest"] != call.digest:
+        return f"starts call {call.id} with other arguments than were recorded."
+    if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
+        return f"starts call {call.id}, which the gate did not let through."
+    return _consumes(row, call)
+
+
+def _consumes(row: Row, call: Call) -> str:
+    """An approval is consumed by the first start, once, and only as it was approved."""
+    card, used = call.card, row.consumes
+    if card is None:
+        return f"consumes approval {used}, which is not of call {call.id}." if used else ""
+    if card.digest != row.payload["digest"]:
+        return f"starts call {call.id} with other arguments than approval {card.id} shows."
+    if used is None:
+        early = call.attempt == 0 or card.status != "consumed"
+        return f"starts call {call.id} without approval {card.id}, which is {card.status}." if early else ""
+    if used != card.id:
+        return f"consumes approval {used}, which is not of call {call.id}."
+    if card.status == "consumed":
+        return f"consumes approval {card.id} a second time."
+    return "" if card.status == "approved" else f"consumes approval {card.id}, which is {card.status}."
+
+
+def _result(row: Row, call: Call) -> str:
+    if not call.is_open:
+        return f"is a second result of call {call.id}."
+    if row.payload["outcome"] == "ok" and call.attempt == 0:
+        return f"says that call {call.id} was done, which never started."
+    return ""
+
+
+def _doubted(row: Row, call: Call) -> str:
+    return "" if call.is_started else f"doubts call {call.id}, which has a result or never started."
+
+
+_CHECKS = {
+    events.APPROVAL_DECIDED: _decided,
+    events.TOOL_STARTED: _started,
+    events.TOOL_RESULT: _result,
+    events.ORPHAN_FOUND: _doubted,
+}
+_PAIRED = {*_CHECKS, events.APPROVAL_REQUESTED, events.ORPHAN_RESOLVED, events.LATE_RESULT}
+
+
+def _runs(alias: str, history: History) -> Iterator[Problem]:
+    key, unseen = history.session.key, dict(history.states)
+    runs = Run.objects.using(alias).filter(session_id=history.session.pk).order_by("created_at", "pk")
+    columns = tuple(RunState(history.session.pk).columns())
+    for pk, stored in _stored(runs, columns):
+        state = unseen.pop(pk, None)
+        if state is None:
+            yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
+            continue
+        status = str(stored["status"])
+        if status in (Run.Status.QUEUED, Run.Status.RUNNING):
+            stored["status"] = ACTIVE
+        for name, what, folded in _differences(Run, stored, state.columns()):
+            yield Problem(
+                key,
+                f"run {pk}: {what}",
+                run=pk,
+                column=name,
+                stored=stored[name],
+                folded=folded,
+                status=status,
+            )
+    for pk in unseen:
+        yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
+
+
+def _approvals(alias: str, history: History) -> Iterator[Problem]:
+    key = history.session.key
+    unseen = {
+        call.card.id: (run_id, call, call.card)
+        for run_id, calls in history.calls.items()
+        for call in calls.values()
+        if call.card is not None
+    }
+    approvals = Approval.objects.using(alias).filter(run__session_id=history.session.pk).order_by("pk")
+    for pk, stored in _stored(approvals, (*CARD, "call_id", "run_id")):
+        run_id, call, card = unseen.pop(pk, (None, None, None))
+        place = (UUID(stored.pop("run_id") or ""), stored.pop("call_id"))
+        if call is None or card is None or place != (run_id, call.id):
+            yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
+            continue
+        folded = (card.status, card.title, card.digest, call.arguments, len(card.given))
+        for name, what, value in _differences(Approval, stored, dict(zip(CARD, folded, strict=True))):
+            yield Problem(
+                key,
+                f"approval {pk}: {what}",
+                run=run_id,
+                approval=pk,
+                column=name,
+                stored=stored[name],
+                folded=value,
+                status=str(stored["status"]),
+            )
+    for pk, (run_id, _, _) in unseen.items():
+        yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
+
+
+def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID, dict[str, str | None]]]:
+    """Yield columns as the texts they are stored as, since what was done to them may not even parse."""
+    texts = {f"stored_{name}": Cast(name, TextField()) for name in names}
+    for pk, *values in rows.annotate(**texts).values_list("pk", *texts):
+        yield pk, dict(zip(names, values, strict=True))
+
+
+def _differences(
+    model: type[Model], stored: dict[str, str | None], folded: dict[str, Any]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the columns that differ: name, what to say of it, value by the journal."""
+    for name, value in folded.items():
+        due = stored_form(model, name, value)
+        if stored[name] == due:
+            continue
+        if name == "arguments":  # may hold what is not to be shown
+            yield name, "arguments differ from the journal's.", value
+        else:
+            yield name, f"{name} is {shown(stored[name])}, the journal says {shown(due)}.", value
+
+
+def stored_form(model: type[Model], name: str, value: Any) -> str | None:
+    """Return a column's value as the text it is stored as."""
+    prepared = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
+    return None if prepared is None else str(prepared)
+
+
+def shown(text: str | None) -> str:
+    """Return a stored text in quotes, cut where it is long."""
+    return repr(text) if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
