@@ -70,7 +70,8 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Pause a run whoever seems to drive it: after a restore, leases are of a time that is gone.
 
-    Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended or is paused.
+    Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended, or is
+    paused already.
     """
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.pause_run", run)

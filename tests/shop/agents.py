@@ -26,6 +26,7 @@ def act(name: str, ctx: ToolContext, **facts: object) -> str:
     """Let an effect happen outside, with places to die before and after it."""
     misfortune(f"{name}:before")
     Effects.from_environment().record(ctx.idempotency_key, tool=name, attempt=ctx.attempt, **facts)
+    time.sleep(float(os.environ.get("SHOP_PACE", "0")))
     misfortune(f"{name}:after")
     return f"{name} done"
 
@@ -119,3 +120,17 @@ shop_agent(
 )
 
 shop_agent("asks-and-searches", {"tools": [call("refund", cents=5000), call("search", query="refunds")]})
+
+# Ten steps with every kind of tool, for the soak.
+shop_agent(
+    "soaked",
+    {"tools": [call("lookup", number="A1"), call("post", text="one")]},
+    {"tools": [call("search", query="x"), call("search", query="y"), call("search", query="z")]},
+    {"tools": [call("charge", cents=500)]},
+    {"tools": [call("annotate", number="A1", note="seen")]},
+    {"tools": [call("refund", cents=5000), call("post", text="two")]},
+    {"tools": [call("post", text="three"), call("post", text="four")]},
+    {"tools": [call("broken")]},
+    {"tools": [call("refund", cents=10)]},
+    {"tools": [call("charge", cents=700), call("lookup", number="A1")]},
+)

@@ -1,0 +1,131 @@
+"""`manage.py verify_journal`: is the journal intact, and are the columns folded from it what it says?"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, transaction
+
+from agentruns.conf import settings
+from agentruns.journal import triggers
+from agentruns.journal.verify import Problem, check, shown, stored_form
+from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.management.terminal import escaped
+from agentruns.models import Approval, Run, Session
+from agentruns.repair import Repaired, repair_session, value_of
+
+PAGE = 200
+NO_TRIGGERS = "The database has lost triggers of the journal: it would let its rows be changed."
+INSTALLED = "The triggers of the journal were installed again."
+REFUSED = "not repaired: its journal itself is wrong, and nothing can be folded from it."
+
+
+class Command(AgentRunsCommand):
+    help = "Check the journal and what is folded from it; exit 1 if anything is wrong, or still is."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--session", metavar="KEY", help="Only this session.")
+        parser.add_argument(
+            "--repair",
+            action="store_true",
+            help="Rewrite folded columns from the journal and install missing triggers; "
+            "journal rows and leases are never touched.",
+        )
+
+    def act(self, *, session: str | None, repair: bool, json: bool, **options: Any) -> None:
+        alias, self.json = settings.DATABASE, json
+        self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
+        sessions = _every(alias) if session is None else iter([_one(alias, session)])
+        self._triggers(alias, repair)
+        for session_id in sessions:
+            try:
+                self._session(alias, session_id, repair)
+            except Session.DoesNotExist:  # pruned meanwhile
+                continue
+        self._summary(repair)
+        if self.counts["problems"]:
+            sys.exit(WRONG)
+
+    def _triggers(self, alias: str, repair: bool) -> None:
+        connection = connections[alias]
+        if triggers.installed(connection):
+            return
+        if not repair:
+            self._report(Problem("", NO_TRIGGERS), NO_TRIGGERS)
+            return
+        with transaction.atomic(using=alias):
+            triggers.install(connection)
+        self._tell(INSTALLED, {"repaired": INSTALLED})
+        self.counts["repaired"] += 1
+
+    def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
+        found = Repaired([], check(session_id, alias))
+        if found.left and repair:
+            found = repair_session(alias, session_id)
+        self.counts["sessions"] += 1
+        self.counts["bad_sessions"] += bool(found.changed or found.left)
+        for problem in found.changed:
+            text = _change(problem)
+            self._tell(f"Session {problem.session}: {text}", {**_names(problem), "repaired": text})
+            self.counts["repaired"] += 1
+        for problem in found.left:
+            self._report(problem, str(problem))
+            if repair and problem.seq is not None:
+                self._tell(f"Session {problem.session}: {REFUSED}", {**_names(problem), "refused": REFUSED})
+
+    def _report(self, problem: Problem, text: str) -> None:
+        self.counts["problems"] += 1
+        self._tell(text, {**_names(problem), "problem": problem.what})
+
+    def _tell(self, text: str, record: dict[str, Any]) -> None:
+        if self.json:
+            self.say_json(record)
+        else:
+            self.say(text)
+
+    def _summary(self, repair: bool) -> None:
+        counts = self.counts
+        text = f"Sessions checked: {counts['sessions']}. "
+        if repair:
+            text += f"Repaired: {counts['repaired']}. "
+        text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
+        self._tell(text, {"summary": counts})
+
+
+def _one(alias: str, key: str) -> UUID:
+    found = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
+    return found if found is not None else usage(f"There is no session {escaped(repr(key))}.")
+
+
+def _every(alias: str) -> Iterator[UUID]:
+    # In pages: on SQLite one open cursor over all of them would keep what repairs a session from writing.
+    sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
+    page = list(sessions[:PAGE])
+    while page:
+        yield from page
+        page = list(sessions.filter(pk__gt=page[-1])[:PAGE])
+
+
+def _names(problem: Problem) -> dict[str, Any]:
+    return {
+        "session": problem.session or None,
+        "seq": problem.seq,
+        "kind": problem.kind or None,
+        "run": problem.run,
+        "approval": problem.approval,
+        "column": problem.column or None,
+    }
+
+
+def _change(problem: Problem) -> str:
+    model, what = (Approval, "approval") if problem.approval else (Run, "run")
+    text = f"{what} {problem.approval or problem.run}: {problem.column} rewritten"
+    if problem.column == "arguments":  # may hold what is not to be shown
+        return f"{text}."
+    value = stored_form(model, problem.column, value_of(problem))
+    return f"{text} from {shown(problem.stored)} to {shown(value)}."

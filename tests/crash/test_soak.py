@@ -1,0 +1,77 @@
+"""Many runs, several workers, one of them killed at random all the time: nothing doubled, nothing lost.
+
+AGENTRUNS_LONG=1 takes the long form: 200 runs and 4 workers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from agentruns import approve, deny, resume_run, start_run
+from agentruns.exceptions import AgentRunsError
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Message, Run
+from agentruns.runs import result_of
+from agentruns.testing import check_messages
+from tests.crash.processes import start
+from tests.effects import Effects
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = bool(os.environ.get("AGENTRUNS_LONG"))
+RUNS, WORKERS, LIMIT = (200, 4, 1500) if LONG else (15, 3, 150)
+ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
+
+
+def decide(dice: random.Random) -> None:
+    """Play the people: approve or deny what waits, and resume what is in doubt or paused."""
+    for card in Approval.objects.pending():
+        try:
+            approve(card.pk, None) if dice.random() < 0.8 else deny(card.pk, None, "not today")
+        except AgentRunsError:
+            continue
+    for run in Run.objects.filter(status__in=["orphaned", "paused"]):
+        try:
+            resume_run(run.pk, drive=False)
+        except AgentRunsError:
+            continue
+
+
+def test_soak(effects: Effects) -> None:
+    dice = random.Random(time.time_ns())
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    for number in range(RUNS):
+        start_run("soaked", "do it", f"soak-{number}", idempotency_key=f"soak-{number}")
+    workers = [start("work", AGENTRUNS_TEST_LEASE="1", SHOP_PACE="0.15") for _ in range(WORKERS)]
+    kills, deadline = 0, time.monotonic() + LIMIT
+    try:
+        while Run.objects.unfinished().exists():
+            assert time.monotonic() < deadline, Counter(Run.objects.values_list("status", flat=True))
+            time.sleep(1)
+            victim = dice.randrange(WORKERS)
+            workers[victim].kill()
+            workers[victim].communicate()
+            kills += 1
+            # The others go on while the new one starts: else a slow machine never gets anywhere.
+            workers[victim] = start("work", AGENTRUNS_TEST_LEASE="1", SHOP_PACE="0.15")
+            decide(dice)
+            time.sleep(dice.uniform(0, 3))
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    starts = Counter(line["key"] for line in effects.lines() if line["tool"] in ONCE)
+    print(f"{RUNS} runs, {WORKERS} workers, {kills} kills, {sum(starts.values())} effects,"
+          f" {Message.objects.filter(kind='orphan_found').count()} orphans")  # fmt: skip
+    assert kills > 2
+    assert not [key for key, times in starts.items() if times > 1], "an effect happened twice"
+    assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
+    for run in Run.objects.all():
+        assert problems(run.session_id) == []
+        check_messages(result_of(run.pk).messages)
