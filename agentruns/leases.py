@@ -92,6 +92,9 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
 def _claim(alias: str, run_id: UUID, owner: str) -> tuple[UUID, int, int, bool] | None:
     runs = Run.objects.using(alias)
+    mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
+    for session_id, epoch, attempts in mine:  # the commit went through, only its acknowledgement was lost
+        return session_id, epoch, attempts, True
     # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
     seen = (
         runs.runnable()

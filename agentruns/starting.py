@@ -60,10 +60,10 @@ def place(order: Order, *, leased: bool = False) -> Placed:
     for what, name in (("session", order.session), ("idempotency key", order.key)):
         _check_name(what, name)
     people.require_somebody(order.actor)
-    alias = settings.DATABASE
+    alias, owner = settings.DATABASE, uuid7().hex if leased else ""
 
     def action() -> Placed:
-        placed = _place(alias, order, leased)
+        placed = _place(alias, order, owner)
         if placed.run.status == Run.Status.QUEUED:
             ring_on_commit(alias, placed.run.pk)
         reached("before_start_commit")
@@ -82,17 +82,17 @@ def _check_name(what: str, name: str) -> None:
         )
 
 
-def _place(alias: str, order: Order, leased: bool) -> Placed:
+def _place(alias: str, order: Order, owner: str) -> Placed:
     found = _by_key(alias, order, _owner_id(alias, order))
     if found is not None:
-        return Placed(found)
+        return _found(alias, found, owner)
     session = _session(alias, order)
     transitions.lock_session(alias, session.pk)
     found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
     if found is not None:
         _forget_if_empty(alias, session)
-        return Placed(found)
-    run, lease = _new_run(alias, session, order, leased)
+        return _found(alias, found, owner)
+    run, lease = _new_run(alias, session, order, owner)
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
     if not Run.objects.using(alias).filter(pk=run.pk).exists():
@@ -100,9 +100,20 @@ def _place(alias: str, order: Order, leased: bool) -> Placed:
         if found is None:
             raise SessionBusyError(f"Session {order.session!r} was taken by another run; try again.")
         _forget_if_empty(alias, session)
-        return Placed(found)
+        return _found(alias, found, owner)
     _first_rows(alias, session, run, order, lease)
     return Placed(transitions.find_run(run.pk), is_new=True, lease=lease)
+
+
+def _found(alias: str, run: Run, owner: str) -> Placed:
+    if not owner or run.lease_owner != owner:
+        return Placed(run)
+    # Made by this very call: the commit went through, only its acknowledgement was lost.
+    return Placed(run, is_new=True, lease=_first_lease(alias, run))
+
+
+def _first_lease(alias: str, run: Run) -> Lease:
+    return Lease(alias, run.pk, run.session_id, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
 
 
 def _forget_if_empty(alias: str, session: Session) -> None:
@@ -174,7 +185,7 @@ def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
     )
 
 
-def _new_run(alias: str, session: Session, order: Order, leased: bool) -> tuple[Run, Lease | None]:
+def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Run, Lease | None]:
     agent = order.agent
     store_definition(alias, agent)
     run = Run(
@@ -187,11 +198,11 @@ def _new_run(alias: str, session: Session, order: Order, leased: bool) -> tuple[
         idempotency_key=order.key,
         input=order.text,
     )
-    if not leased:
+    if not owner:
         return run, None
-    lease = Lease(alias, run.pk, session.pk, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
+    lease = _first_lease(alias, run)
     run.status = Run.Status.RUNNING
-    run.lease_owner, run.lease_epoch = uuid7().hex, lease.epoch
+    run.lease_owner, run.lease_epoch = owner, lease.epoch
     run.lease_expires_at = later(settings.LEASE_SECONDS)
     return run, lease
 

@@ -13,7 +13,7 @@ from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.leases import take
-from agentruns.models import Run, Session
+from agentruns.models import Message, Run, Session
 from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
@@ -45,7 +45,10 @@ def write(
     serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
-    return in_transaction(alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed))
+    tried: list[str] = []
+    return in_transaction(
+        alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
+    )
 
 
 def lock_session(alias: str, session_id: UUID) -> None:
@@ -61,9 +64,12 @@ def _write(
     by_force: Callable[[RunState], bool],
     guard: Q | None,
     closed: bool,
+    tried: list[str],
 ) -> Run:
     run = find_run(run_id)
     lock_session(alias, run.session_id)
+    if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
+        return run  # the commit went through, only its acknowledgement was lost
     store = DatabaseStore(alias)
     state = store.load(run.session_id, run.pk)
     epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
@@ -72,6 +78,7 @@ def _write(
     batch.release = bool(epoch)
     change(run, batch)
     if batch.rows:
+        tried.append(batch.rows[0].hash)
         store.append(batch, guard=guard, closed=closed)
     elif epoch:
         raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
