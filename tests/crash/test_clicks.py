@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def test_a_second_cancel_takes_the_run_from_a_worker_that_does_not_listen(
     assert cancel_run(slow.run.pk).status == "running"
     assert cancel_run(slow.run.pk).status == "running", "too soon: the worker had no chance to honour it"
     settings.AGENTRUNS_LEASE_SECONDS = 0.01
+    time.sleep(0.1)
     assert cancel_run(slow.run.pk, reason="now").status == "cancelled"
     run = slow.let_go()
     assert outcomes(run) == ["ok", "unknown", "cancelled"]
