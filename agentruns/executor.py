@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +29,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     """Bring the first of the calls that can go on, or its group of parallel ones, to a result."""
     call = ready[0]
     if call.decision:
-        driver.commit(lambda batch: _each(batch, [call], recovery.decided))
+        driver.commit(lambda batch: _decided(batch, call.id))
         return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
@@ -306,11 +305,10 @@ def _context(driver: Driver, call: Call) -> ToolContext:
     )
 
 
-def _each(batch: Batch, calls: list[Call], write: Callable[[Batch, Call], None]) -> None:
-    for call in calls:
-        again = batch.state.run.calls[call.id]
-        if again.is_open:
-            write(batch, again)
+def _decided(batch: Batch, call_id: str) -> None:
+    call = batch.state.run.calls[call_id]
+    if call.is_open:
+        recovery.decided(batch, call)
 
 
 def _refuse(driver: Driver, batch: Batch, call_id: str, text: str) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentruns.models import Approval, Run  # noqa: F401
 
 SEES_ALL_APPROVALS = ("view_approval", "view_run", "decide_approval")
+ENDED = ("completed", "failed", "cancelled")
 UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
 

@@ -197,14 +197,21 @@ def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Ru
         definition_id=agent.definition_hash,
         idempotency_key=order.key,
         input=order.text,
+        **_leased_columns(owner),
     )
+    return run, _first_lease(alias, run) if owner else None
+
+
+def _leased_columns(owner: str) -> dict[str, Any]:
+    """Return what makes a new run one that its maker drives at once."""
     if not owner:
-        return run, None
-    lease = _first_lease(alias, run)
-    run.status = Run.Status.RUNNING
-    run.lease_owner, run.lease_epoch = owner, lease.epoch
-    run.lease_expires_at = later(settings.LEASE_SECONDS)
-    return run, lease
+        return {}
+    return {
+        "status": Run.Status.RUNNING,
+        "lease_owner": owner,
+        "lease_epoch": 1,
+        "lease_expires_at": later(settings.LEASE_SECONDS),
+    }
 
 
 def _first_rows(alias: str, session: Session, run: Run, order: Order, lease: Lease | None) -> None:

@@ -25,7 +25,7 @@ TYPES = (
     "uuid", "bigint", "uuid", "text", "text", "text", "integer", "bigint",
     "text", "timestamptz", "text", "text", "uuid",
 )  # fmt: skip
-ENDED = "('completed', 'failed', 'cancelled')"
+ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
 
 _SESSION = Session._meta.db_table
 _RUN = Run._meta.db_table

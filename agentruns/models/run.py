@@ -9,7 +9,7 @@ from agentruns.ids import uuid7
 from agentruns.models.definition import Definition
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.session import Session
-from agentruns.querysets import RunQuerySet
+from agentruns.querysets import ENDED, UNFINISHED, RunQuerySet
 
 
 class Run(models.Model):
@@ -25,8 +25,8 @@ class Run(models.Model):
         FAILED = "failed", _("failed")
         CANCELLED = "cancelled", _("cancelled")
 
-    ENDED = ("completed", "failed", "cancelled")
-    UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
+    ENDED = ENDED
+    UNFINISHED = UNFINISHED
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     session = models.ForeignKey(
