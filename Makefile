@@ -25,6 +25,7 @@ console: $(VENV)/runtime
 test: $(VENV)/dev
 	$(BIN)/$(PYTEST)
 	$(BIN)/python -m tests.servers $(PYTEST)
+	AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) tests/db tests/crash tests/properties
 	$(if $(wildcard tests/e2e),$(BIN)/pytest tests/e2e)
 
 test-fast: $(VENV)/dev

@@ -81,14 +81,16 @@ class Driver:
         `joined` appends inside the caller's transaction (a transactional tool's), where a broken
         transaction is the caller's to roll back. Raises LeaseLostError.
         """
-        tries, give_up = 0, uptime() + settings.LEASE_SECONDS
+        tried: list[Batch] = []
+        tries, began = 0, uptime()
+        give_up = began + settings.LEASE_SECONDS
         while True:
             batch = Batch(self.state, self.lease.epoch if self.lease else 0)
             seq = batch.first_seq
             build(batch)
             if not batch.rows:
                 return batch
-            before = uptime()
+            tried.append(batch)
             try:
                 self.store.append(batch, durable=not joined)
                 break
@@ -97,7 +99,9 @@ class Driver:
                 if joined and not conflict:
                     raise
                 logger.info("Append refused run=%s: %s", self.run.run_id, error)
-                if self.reread(batch, patient=batch.progressed, give_up=give_up):
+                stored = self.reread(tried, patient=batch.progressed, give_up=give_up)
+                if stored is not None:
+                    batch = stored
                     break
                 tries = tries + 1 if self.state.next_seq == seq else 0
                 passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
@@ -105,11 +109,11 @@ class Driver:
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
-        self._stored(batch, before)
+        self._stored(batch, began)
         return batch
 
-    def reread(self, batch: Batch | None, *, patient: bool, give_up: float) -> bool:
-        """Rebuild the state from the database; return whether `batch` turned out to be stored.
+    def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
+        """Rebuild the state from the database; return the one of `tried` that turned out to be stored.
 
         `patient` waits for the database for as long as the lease is ours: a known result or a paid
         reply is never lost because it cannot be stored now. Raises LeaseLostError.
@@ -117,7 +121,7 @@ class Driver:
         lease, pause = self._require_lease(), 0.05
         while True:
             try:
-                return self._reread(lease, batch)
+                return self._reread(lease, tried)
             except PASSING:
                 inside = connections[lease.alias].in_atomic_block  # a broken block never heals
                 if inside or (not patient and uptime() > give_up):
@@ -126,11 +130,14 @@ class Driver:
                 time.sleep(pause)
                 pause = min(2 * pause, 2.0)
 
-    def _reread(self, lease: Lease, batch: Batch | None) -> bool:
+    def _reread(self, lease: Lease, tried: list[Batch]) -> Batch | None:
         close_stale(lease.alias)
         self.state = self.store.load(lease.session_id, lease.run_id)
-        if batch is not None and self._is_stored(lease, batch):
-            return True
+        stored = self._stored_of(lease, tried)
+        if stored is not None:
+            if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
+                self.state = self.store.load(lease.session_id, lease.run_id)
+            return stored
         epoch, status = (
             Run.objects.using(lease.alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
         )
@@ -139,22 +146,22 @@ class Driver:
             raise LeaseLostError(
                 f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
             )
-        return False
+        return None
 
-    def _is_stored(self, lease: Lease, batch: Batch) -> bool:
-        rows = Message.objects.using(lease.alias)
-        return rows.filter(
-            session_id=lease.session_id, seq=batch.rows[0].seq, hash=batch.rows[0].hash
-        ).exists()
+    def _stored_of(self, lease: Lease, tried: list[Batch]) -> Batch | None:
+        # All of them: the server may commit a transaction long after its connection broke.
+        hashes = {batch.rows[0].hash: batch for batch in tried}
+        rows = Message.objects.using(lease.alias).filter(session_id=lease.session_id, hash__in=hashes)
+        return next((hashes[found] for found in rows.values_list("hash", flat=True)), None)
 
-    def _stored(self, batch: Batch, before: float) -> None:
+    def _stored(self, batch: Batch, sent: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
         if batch.failed_drive:
             self.attempts += 1
         elif batch.progressed:
             self.attempts = 0
         if self.lease is not None:
-            self.lease.deadline = before + settings.LEASE_SECONDS
+            self.lease.deadline = sent + settings.LEASE_SECONDS
         self.released = batch.releases
 
     def _require_lease(self) -> Lease:

@@ -87,7 +87,7 @@ def _run(
 def _is_stored(driver: Driver, call: Call) -> bool:
     if driver.lease is None:
         return False
-    driver.reread(None, patient=True, give_up=uptime())
+    driver.reread([], patient=True, give_up=uptime())
     return not driver.run.calls[call.id].is_open
 
 

@@ -9,10 +9,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from agentruns import run_agent
+from tests import rebuild
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(rebuild.ALWAYS, reason="reading everything again after each append is not the cost"),
+]
 
 
 def cost(turns: list[Any], session: str) -> tuple[int, int]:

@@ -4,3 +4,9 @@ from django.apps import AppConfig
 class ShopConfig(AppConfig):
     name = "tests.shop"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from tests import rebuild  # it imports models
+
+        if rebuild.ALWAYS:  # here, so that a test's child processes do it too
+            rebuild.always()
