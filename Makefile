@@ -10,7 +10,7 @@ define install
 	@echo "Installing into $(VENV) ..."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/pip install -qq --disable-pip-version-check uv || true
-	@$(BIN)/uv pip install -q --system-certs --python $(BIN)/python $(1) 2>/dev/null || $(BIN)/pip install -qq --disable-pip-version-check $(1)
+	@$(BIN)/uv pip install -q --compile-bytecode --system-certs --python $(BIN)/python $(1) 2>/dev/null || $(BIN)/pip install -qq --disable-pip-version-check $(1)
 	@touch $@
 endef
 

@@ -18,6 +18,7 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call, Card
 from agentruns.models import Approval, Run
+from agentruns.retries import reading
 from agentruns.tools import InvalidArguments
 from agentruns.tools.card import MASK
 
@@ -122,7 +123,7 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
 
     transitions.write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
-    return find_approval(approval_id)
+    return reading(settings.DATABASE, lambda: find_approval(approval_id))
 
 
 def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:

@@ -79,6 +79,11 @@ def legal(value: Any) -> Any:
     return value
 
 
+def legal_text(value: Any) -> str:
+    """Return `value` as the text of strict JSON for a provider; our own escapes mean nothing to it."""
+    return _encode(legal(value))
+
+
 def _encode(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 

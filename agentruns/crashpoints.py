@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 POINTS = (
     "before_start_commit", "after_start", "before_model", "after_model", "after_reply", "before_tool",
@@ -14,9 +15,18 @@ POINTS = (
 _armed: tuple[str, int] | None = None
 
 
-def arm(spec: str) -> None:
-    """Kill this process with SIGKILL the nth time it reaches a point; ValueError for an unknown one."""
-    global _armed
+def die() -> None:
+    """Kill this process as the kernel would when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_strike: Callable[[], object] = die
+
+
+def arm(spec: str, strike: Callable[[], object] = die) -> None:
+    """Call `strike` the nth time this process reaches a point; ValueError for an unknown one."""
+    global _armed, _strike
+    _strike = strike
     point, _, nth = spec.partition(":")
     if point not in POINTS:
         raise ValueError(f"There is no crash point {point!r}; there are {', '.join(POINTS)}.")
@@ -30,7 +40,7 @@ def reached(point: str) -> None:
         return
     _armed = (point, _armed[1] - 1)
     if _armed[1] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        _strike()
 
 
 if _spec := os.environ.get("AGENTRUNS_CRASH_AT"):

@@ -19,6 +19,7 @@ from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import RunState
 from agentruns.leases import Lease, uptime
 from agentruns.models import Message, Run
+from agentruns.retries import close_stale
 from agentruns.stores import Store
 
 logger = logging.getLogger("agentruns.driver")
@@ -51,7 +52,10 @@ class Driver:
         self.attempts = lease.attempts if lease else 0
         self.released = False
         self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
-        self.abandoned: dict[str, Future[Any]] = {}  # handlers that outlived their time, by call
+        # Handlers that nobody waits for any more, by call and attempt.
+        self.abandoned: dict[tuple[str, int], Future[Any]] = {}
+        self.caller: Any = None
+        self.asked_about: set[tuple[str, int]] = set()  # in doubt when the caller asked the run to go on
 
     @property
     def run(self) -> RunState:
@@ -63,9 +67,9 @@ class Driver:
         """The database of the journal."""
         return self.lease.alias if self.lease else settings.DATABASE
 
-    def is_cancelled(self, call_id: str) -> bool:
+    def is_cancelled(self, call_id: str, attempt: int) -> bool:
         """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
-        if call_id in self.abandoned or self.released:
+        if (call_id, attempt) in self.abandoned or self.released:
             return True
         return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
 
@@ -168,15 +172,6 @@ class Driver:
         if self.lease is None:
             raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
         return self.lease
-
-
-def close_stale(alias: str) -> None:
-    """Drop a connection that broke, so that the next query opens another."""
-    connection = connections[alias]
-    # Not for its age: with CONN_MAX_AGE = 0 each step would connect anew. And not inside a TestCase's own
-    # transaction, which would go with it.
-    if connection.errors_occurred and not connection.in_atomic_block:
-        connection.close_if_unusable_or_obsolete()
 
 
 def require_no_transaction(alias: str) -> None:

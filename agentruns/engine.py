@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from agentruns import executor, gate, recovery
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
-from agentruns.driver import Driver, close_stale
+from agentruns.driver import Driver
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -28,6 +28,7 @@ from agentruns.providers.base import (
     model_identity,
     resolve,
 )
+from agentruns.retries import close_stale
 
 logger = logging.getLogger("agentruns.engine")
 
@@ -102,6 +103,9 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
         left = [call for call in run.open_calls() if call.attempt > 0 and not call.orphan]
+        if asked:
+            driver.caller = caller
+            driver.asked_about = {(call.id, call.attempt) for call in run.open_calls() if call.attempt > 0}
         if lease is not None and (lease.took_over or left):
             reason = "lease expired" if lease.took_over else "the last drive failed"
             payload = {"actor": events.actor_ref(caller), "epoch": lease.epoch, "reason": reason}
@@ -245,7 +249,12 @@ def _model_raised(driver: Driver, error: Exception) -> None:
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
-    """Return the back-off, never beyond the run's deadline, at which the next claim ends it."""
+    """Return the back-off, never beyond the run's deadline, at which the next claim ends it.
+
+    A run that is asked to stop has none: the next claim stops it.
+    """
+    if batch.state.run.cancel_requested or batch.state.run.pause_requested:
+        return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
     if driver.agent.deadline is None:
         return delay

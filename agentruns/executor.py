@@ -21,8 +21,10 @@ from agentruns.leases import uptime
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 
 NOT_AS_APPROVED = "Not executed: {why}. Nothing happened."
+RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
 PARALLEL = 8  # threads of one reply's reads; more wait for their turn
+Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
@@ -30,6 +32,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     call = ready[0]
     if call.decision:
         driver.commit(lambda batch: _decided(batch, call.id))
+        return
+    if call.is_contradicted:
+        _orphan(driver, call, RETURNED_LATE, unresolved=True)
         return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
@@ -63,14 +68,14 @@ def _too_early(driver: Driver, call: Call) -> bool:
 
     To ask the outside world, or to run again, while it is at work would let the effect happen twice.
     """
-    abandoned = driver.abandoned.get(call.id)
+    abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
         _orphan(driver, call, "The handler is still at work in this process.", unresolved=True)
         return True
-    if call.timeout is None or call.started_at is None:
-        return False
+    if call.timeout is None or call.started_at is None or driver.lease is None:
+        return False  # without a lease no other process ever had the run
     left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
-    if left > 0 and driver.lease is not None:
+    if left > 0:
         driver.lease.release(delay=left)
         driver.released = True
     return left > 0
@@ -84,6 +89,8 @@ def start_next(driver: Driver, batch: Batch) -> None:
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
         return
+    if any(call.is_started for call in run.open_calls()):
+        return  # the rest of a parallel group is at work, and much may happen before it is done
     ready = run.next_calls()
     if not ready or ready[0].parallel or ready[0].verdict != "run" or ready[0].attempt:
         return
@@ -129,7 +136,8 @@ def _start(driver: Driver, group: list[Call]) -> None:
         if run.cancel_requested or run.pause_requested:
             return
         for call in group:
-            _write_start(driver, batch, run.calls[call.id])
+            if not run.calls[call.id].is_contradicted:
+                _write_start(driver, batch, run.calls[call.id])
 
     driver.commit(build)
 
@@ -163,7 +171,6 @@ def _run_one(driver: Driver, call: Call) -> None:
             observation = transactional.run(driver, tool, context, call, record)
         else:
             observation = _observe(driver, tool, context, call)
-            handlers.mend_connection(driver.alias)
     except Interrupted as interruption:
         _orphan(driver, call, str(interruption))
         return
@@ -171,14 +178,16 @@ def _run_one(driver: Driver, call: Call) -> None:
         reached("after_result")
         return
     if observation.is_error and tool.recovery == "reconcile":
-        observation = _ask_about_error(tool, context, call, observation)
+        observation = _ask_about_error(driver, tool, context, call, observation)
     reached("after_tool")
     _record(driver, call, observation)
 
 
-def _ask_about_error(tool: Tool, context: ToolContext, call: Call, raised: Observation) -> Observation:
+def _ask_about_error(
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, raised: Observation
+) -> Observation:
     """Ask the outside world about a handler that raised: the effect may have happened before the error."""
-    verdict = handlers.reconcile(tool, context, call.arguments)
+    verdict = handlers.reconcile(driver.alias, tool, context, call.arguments)
     if not isinstance(verdict, Occurred):
         return raised
     return Observation(verdict.result, flags={"reconciled": True, "raised": raised.content})
@@ -207,9 +216,16 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
 def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Observation:
     """Enter the handler within the tool's time; raise Interrupted when its outcome is not known."""
     if tool.timeout is None:
-        return handlers.call(tool, context, call.arguments)
+        try:
+            return handlers.call(tool, context, call.arguments)
+        finally:
+            handlers.mend_connection(driver.alias)
     future = handlers.in_thread(driver.alias, tool, context, call.arguments)
-    wait([future], timeout=tool.timeout)
+    try:
+        wait([future], timeout=tool.timeout)
+    except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
+        _abandon(driver, call, future)
+        raise
     if future.done():
         return future.result()
     _abandon(driver, call, future)
@@ -217,24 +233,37 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler that takes too long; what it still returns is evidence."""
-    driver.abandoned[call.id] = future
+    """Stop waiting for a handler; what it still returns is evidence."""
+    driver.abandoned[call.id, call.attempt] = future
     future.add_done_callback(lambda done: _late(driver, call, done))
 
 
 def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
     if future.exception() is None:
         observation = future.result()
-        store_late_result(driver, call, {"content": observation.content, "is_error": observation.is_error})
+        facts = {"content": observation.content, "is_error": observation.is_error, **observation.flags}
+        store_late_result(driver, call, facts)
 
 
 def _run_parallel(driver: Driver, group: list[Call]) -> None:
     """Run reads together in threads; only this thread appends, as their results land."""
-    queue, running = deque(group), dict[Future[Observation], tuple[Call, float | None]]()
+    queue, running = deque(group), Running()
+    try:
+        _run_all(driver, queue, running)
+    except (Exception, KeyboardInterrupt) as error:  # the others go on without us
+        for future, (call, _) in running.items():
+            _abandon(driver, call, future)
+        if isinstance(error, LeaseLostError):
+            for call in queue:
+                store_late_result(driver, call, {"never_entered": True})
+        raise
+
+
+def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
     while queue or running:
         while queue and len(running) < PARALLEL:
-            call = queue.popleft()
             driver.hold_lease()
+            call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
             future = handlers.in_thread(driver.alias, tool, _context(driver, call), call.arguments)
@@ -262,11 +291,15 @@ def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = False) -> None:
     """Treat a call of unknown outcome in a live drive as a sweep would."""
-    surfaces = driver.agent.on_orphan == "surface" or not driver.store.durable
+    asked = (call.id, call.attempt) in driver.asked_about
+    surfaces = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
+    actor = driver.caller if asked else None
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
-        recovery.orphan(batch, again, surfaces=surfaces, actor=None, evidence=evidence, unresolved=unresolved)
+        recovery.orphan(
+            batch, again, surfaces=surfaces, actor=actor, evidence=evidence, unresolved=unresolved
+        )
         batch.failed_drive = again.orphan in ("retry", "reconcile")
 
     driver.commit(build)
@@ -275,7 +308,7 @@ def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = Fal
 def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
-    verdict = handlers.reconcile(tool, _context(driver, call), call.arguments)
+    verdict = handlers.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
     actor = {"id": "", "name": "reconcile"}
     if not isinstance(verdict, Occurred | NotOccurred):
         _orphan(driver, call, f"reconcile does not know: {verdict.reason}", unresolved=True)

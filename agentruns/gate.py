@@ -183,6 +183,6 @@ def context_for(
         idempotency_key=key,
         actor=driver.run.actor,
         approved_by=approved_by,
-        _is_cancelled=partial(driver.is_cancelled, call_id),
+        _is_cancelled=partial(driver.is_cancelled, call_id, attempt),
         _heartbeat=lease.wake.set if lease else (lambda: None),
     )

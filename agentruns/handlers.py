@@ -53,8 +53,10 @@ def call(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observa
         output = tool.invoke(context, arguments)
     except ToolDurabilityError as error:
         raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
-    except (Exception, SystemExit) as error:
-        if isinstance(error, MemoryError | SystemExit) or _is_time_limit(error):
+    except KeyboardInterrupt:
+        raise  # a person stops the process; what became of the call is found when the run goes on
+    except BaseException as error:
+        if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
         text = described(error)
         if tool.recovery in ("nothing", "reconcile"):
@@ -83,9 +85,11 @@ def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str,
 
     def target() -> None:
         try:
-            future.set_result(call(tool, context, arguments))
+            observation = call(tool, context, arguments)
         except BaseException as error:
             future.set_exception(error)
+        else:
+            future.set_result(observation)
         finally:
             connections.close_all()
 
@@ -100,16 +104,21 @@ def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str,
 
 
 def reconcile(
-    tool: Tool, context: ToolContext, arguments: dict[str, Any]
+    alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
 ) -> Occurred | NotOccurred | Unknown:
     """Ask a tool's `reconcile` within the tool's time; what it does not answer is Unknown."""
-    if tool.timeout is None:
-        return tool.run_reconcile(context, arguments)
+    if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
+        try:
+            return tool.run_reconcile(context, arguments)
+        finally:
+            mend_connection(alias)
     answer: Future[Occurred | NotOccurred | Unknown] = Future()
 
     def target() -> None:
         try:
             answer.set_result(tool.run_reconcile(context, arguments))
+        except BaseException as error:
+            answer.set_exception(error)
         finally:
             connections.close_all()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
+import time
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, OperationalError
 
 from agentruns.driver import Driver
 from agentruns.exceptions import JournalConflictError
@@ -35,8 +37,8 @@ def store_late_result(driver: Driver, call: Call, facts: dict[str, Any]) -> None
             )
             driver.store.append(batch, closed=True)
             return
-        except JournalConflictError:
-            continue
+        except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
+            time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load
         except (DatabaseError, InterfaceError):
             break
     logger.error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -57,7 +58,10 @@ class Lease:
         """Extend the lease by a guarded update; LeaseLostError if another process took it."""
         before = uptime()
         rows = Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
-        if rows.update(lease_expires_at=later(settings.LEASE_SECONDS)) != 1:
+        extended = in_transaction(
+            self.alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS))
+        )
+        if extended != 1:
             self.lost.set()
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
         self.deadline = before + settings.LEASE_SECONDS
@@ -67,14 +71,24 @@ class Lease:
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
         if failed:
             columns["attempts"] = F("attempts") + 1
-        Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running").update(
-            status="queued",
-            lease_owner="",
-            lease_expires_at=None,
-            lease_epoch=F("lease_epoch") + 1,
-            updated_at=timezone.now(),
-            **columns,
-        )
+        columns |= {
+            "status": "queued",
+            "lease_owner": "",
+            "lease_expires_at": None,
+            "lease_epoch": F("lease_epoch") + 1,
+            "updated_at": timezone.now(),
+        }
+        run = Run.objects.using(self.alias).filter(pk=self.run_id)
+        mine = run.filter(lease_epoch=self.epoch, status="running")
+        in_transaction(self.alias, lambda: mine.update(**columns))
+        if delay and self.is_cancel_requested():  # while the lease was ours, so nobody has closed the run
+            released = run.filter(lease_epoch=self.epoch + 1, status="queued")
+            in_transaction(self.alias, lambda: released.update(not_before=None))
+
+    def is_cancel_requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        rows = Message.objects.using(self.alias)
+        return rows.filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
@@ -82,16 +96,18 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
     An expired lease is taken over, which counts as an attempt.
     """
-    owner, before = uuid7().hex, uptime()
-    taken = in_transaction(alias, lambda: _claim(alias, run_id, owner))
+    owner, before, tries = uuid7().hex, uptime(), itertools.count()
+    taken = in_transaction(alias, lambda: _claim(alias, run_id, owner, again=next(tries) > 0))
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
     return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + settings.LEASE_SECONDS)
 
 
-def _claim(alias: str, run_id: UUID, owner: str) -> tuple[UUID, int, int, bool] | None:
+def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> tuple[UUID, int, int, bool] | None:
     runs = Run.objects.using(alias)
+    if again:  # the try before may still be open on the server: wait for what becomes of it
+        list(runs.filter(pk=run_id).select_for_update().values_list("pk"))
     mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
     for session_id, epoch, attempts in mine:  # the commit went through, only its acknowledgement was lost
         return session_id, epoch, attempts, True
@@ -167,11 +183,6 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join()
 
-    def _look_for_cancel(self) -> None:
-        rows = Message.objects.using(self.lease.alias)
-        if rows.filter(run_id=self.lease.run_id, kind=events.RUN_CANCEL_REQUESTED).exists():
-            self.lease.cancelled.set()
-
     def _beat(self) -> None:
         try:
             while True:
@@ -181,7 +192,8 @@ class Heartbeat:
                     return
                 try:
                     self.lease.extend()
-                    self._look_for_cancel()
+                    if self.lease.is_cancel_requested():
+                        self.lease.cancelled.set()
                 except LeaseLostError:
                     logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
                     return

@@ -1,4 +1,4 @@
-"""Short transactions that lose a race against others are simply tried again."""
+"""Tried again: short transactions that lose a race against others, reads whose connection broke."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
 
 from agentruns.exceptions import JournalConflictError
 
@@ -21,14 +21,49 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
     """Return what `action` returns, run in a transaction of its own or in the caller's.
 
     Outside of one, serialization failures, deadlocks, a busy database and conflicts are retried with
-    growing, jittered pauses; inside one the caller's transaction is what has to be retried.
+    growing, jittered pauses and at READ COMMITTED; inside one the caller's transaction is what has to be
+    retried.
     """
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=alias):
+                if attempt > 1:
+                    read_committed(alias)
                 return action()
         except RACES:
             if connections[alias].in_atomic_block or attempt == TRIES:
                 raise
             time.sleep(random.uniform(0, min(0.01 * 2**attempt, 0.5)))  # noqa: S311 - spreads load
     raise AssertionError("unreachable")
+
+
+def read_committed(alias: str) -> None:
+    """Let the transaction just opened see what is committed while it waits for its locks.
+
+    At a stricter level, which a project may have as its default, every heartbeat in between would fail it.
+    A transaction that somebody else opened is left as it is.
+    """
+    connection = connections[alias]
+    if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def reading(alias: str, read: Callable[[], T]) -> T:
+    """Return what `read` returns, on a new connection where the old one broke since it was last used."""
+    try:
+        return read()
+    except (OperationalError, InterfaceError):
+        if connections[alias].in_atomic_block:
+            raise
+        close_stale(alias)
+        return read()
+
+
+def close_stale(alias: str) -> None:
+    """Drop a connection that broke, so that the next query opens another."""
+    connection = connections[alias]
+    # Not for its age: with CONN_MAX_AGE = 0 each step would connect anew. And not inside a TestCase's own
+    # transaction, which would go with it.
+    if connection.errors_occurred and not connection.in_atomic_block:
+        connection.close_if_unusable_or_obsolete()

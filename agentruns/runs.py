@@ -19,6 +19,7 @@ from agentruns.journal.conversation import SessionState
 from agentruns.journal.read import load
 from agentruns.models import Approval, Run
 from agentruns.querysets import RunQuerySet
+from agentruns.retries import reading
 from agentruns.starting import Order, place, write_start
 from agentruns.stores import MemoryStore, Store
 from agentruns.typing import RunResult
@@ -83,7 +84,7 @@ def run_agent(
     run, _, lease = place(order, leased=True)
     if lease is not None:
         drive_claimed(run, agent, lease, store=store)
-        return result_of(run.pk)
+        return reading(alias, lambda: result_of(run.pk))
     held = run.status == Run.Status.ORPHANED
     may_surface = people.may(actor, "agentruns.resume_run")
     # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
@@ -165,7 +166,7 @@ def _go_on(
         run = transitions.write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
     if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=surfaces):
         _refuse_live(transitions.find_run(run.pk))
-    return result_of(run.pk)
+    return reading(alias, lambda: result_of(run.pk))
 
 
 def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> None:

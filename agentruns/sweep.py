@@ -168,5 +168,6 @@ def _block(run: Run, alias: str) -> int:
         agent_for(run, alias)
     except DurableConfigMismatchError as error:
         rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
-        return rows.update(blocked_reason=str(error))
+        reason = str(error)
+        return in_transaction(alias, lambda: rows.update(blocked_reason=reason))
     return 0

@@ -15,6 +15,7 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.handlers import Interrupted, Observation
 from agentruns.journal.calls import Call
 from agentruns.leases import uptime
+from agentruns.retries import read_committed
 from agentruns.tools import Tool, ToolContext
 
 logger = logging.getLogger("agentruns.executor")
@@ -39,7 +40,10 @@ def run(
     """
     committed: list[bool] = []
     try:
-        _run(driver, tool, context, call, record, committed)
+        try:
+            _run(driver, tool, context, call, record, committed)
+        finally:
+            handlers.mend_connection(driver.alias)
     except _RollBack as rolled_back:
         return rolled_back.observation
     except LeaseLostError:
@@ -69,10 +73,8 @@ def _run(
         # First, so that it runs before any hook of the handler's can raise.
         transaction.on_commit(lambda: committed.append(True), using=alias)
         connection = connections[alias]
-        if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
-            # At a stricter level every heartbeat in between would fail the guard for ever.
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        read_committed(alias)
+        blocks = list(connection.atomic_blocks)
         with refuse_other_writes(alias):
             try:
                 observation = handlers.call(tool, context, call.arguments)
@@ -80,6 +82,8 @@ def _run(
                 observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
         if observation.is_error:
             raise _RollBack(observation)
+        if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
+            raise RuntimeError("The handler left a transaction block open.")
         reached("before_result_commit")
         record(observation)
 

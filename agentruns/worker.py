@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+from django.db import DatabaseError, InterfaceError
 
 from agentruns.agents import Agent, definition_difference, get_agent
 from agentruns.driver import Driver, require_no_transaction
 from agentruns.engine import drive
 from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, UnknownAgentError
+from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease, claim
 from agentruns.models import Definition, Run, Session
+from agentruns.retries import reading
 from agentruns.stores import DatabaseStore, Store
 
 logger = logging.getLogger("agentruns.worker")
@@ -72,14 +77,23 @@ def drive_claimed(
     """Drive a run whose lease this process holds. A lease lost on the way is logged: another one goes on."""
     store = store or DatabaseStore(lease.alias)
     try:
-        state = store.load(lease.session_id, lease.run_id)
-        sessions = Session.objects.using(lease.alias)
-        session_key = sessions.values_list("key", flat=True).get(pk=lease.session_id)
+        state, session_key = _read(store, lease)
     except BaseException:
-        lease.release(failed=True)
+        with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+            lease.release(failed=True)
         raise
     driver = Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=should_stop)
     try:
         drive(driver, caller=caller, asked=asked)
     except LeaseLostError as error:
         logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)
+
+
+def _read(store: Store, lease: Lease) -> tuple[SessionState, str]:
+    """Return the state of a run just claimed, and its session's key."""
+
+    def read() -> tuple[SessionState, str]:
+        keys = Session.objects.using(lease.alias).values_list("key", flat=True)
+        return store.load(lease.session_id, lease.run_id), keys.get(pk=lease.session_id)
+
+    return reading(lease.alias, read)

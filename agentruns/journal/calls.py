@@ -46,6 +46,7 @@ class Call:
     started_at: datetime | None = None
     timeout: float | None = None  # seconds its tool gave that attempt
     declares: str = ""  # what its tool declared when it started: that judges an orphan
+    returned_late: bool = False  # without an error, after its worker had lost the run
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     outcome: str = ""
 
@@ -57,9 +58,16 @@ class Call:
     @property
     def is_started(self) -> bool:
         """Whether an effect may have happened: the outcome is unknown until a result is stored."""
-        if self.declares == "transactional" or self.orphan == "not_occurred":
+        if self.declares == "transactional":
+            return False
+        if self.orphan == "not_occurred" and not self.returned_late:
             return False
         return self.is_open and self.attempt > 0
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether it is to run again because it did not happen, and its handler has returned after all."""
+        return self.orphan == "not_occurred" and self.returned_late
 
     @property
     def is_waiting(self) -> bool:

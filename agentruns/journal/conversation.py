@@ -91,11 +91,11 @@ class SessionState:
 def result_block(provider_id: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Return the provider's `tool_result` for a `tool_result` row's payload."""
     content = payload["content"]
-    text = content if isinstance(content, str) else canonical.dumps(canonical.legal(content))
+    text = content if isinstance(content, str) else canonical.legal_text(content)
     if payload.get("misfit"):
         text = MISFIT.format(misfit=payload["misfit"]) + text
     if payload.get("edited") is not None:
-        text = EDITED.format(arguments=canonical.dumps(canonical.legal(payload["edited"]))) + text
+        text = EDITED.format(arguments=canonical.legal_text(payload["edited"])) + text
     block = {
         "type": "tool_result",
         "tool_use_id": provider_id,

@@ -106,6 +106,8 @@ class RunState:
         held = any(call.orphan == "held" and call.is_open for call in self.calls.values())
         if self.paused:
             return "orphaned" if held else "paused"
+        if self.pause_requested:
+            return ACTIVE  # a worker that would park pauses instead
         if self.open_calls() and not self.next_calls():
             return "orphaned" if held else "awaiting-approval"
         return ACTIVE
@@ -214,6 +216,12 @@ def _model_failed(state: RunState, row: Row) -> None:
     _add_usage(state, row.payload.get("usage"))
 
 
+def _late_result(state: RunState, row: Row) -> None:
+    call = state.calls.get(row.call_id)
+    if call is not None and not row.payload.get("never_entered") and not row.payload.get("is_error"):
+        call.returned_late = True
+
+
 def _orphan_found(state: RunState, row: Row) -> None:
     state.calls[row.call_id].orphan = row.payload["action"]
 
@@ -261,6 +269,7 @@ _APPLY: dict[str, Callable[[RunState, Row], None]] = {
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,
+    events.LATE_RESULT: _late_result,
     events.ORPHAN_FOUND: _orphan_found,
     events.ORPHAN_RESOLVED: _orphan_resolved,
     events.RUN_RESUMED: _run_resumed,

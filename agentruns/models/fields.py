@@ -27,7 +27,8 @@ class CanonicalField(AnyTextField):
         return None if value is None else canonical.dumps(value)
 
     def to_python(self, value: Any) -> Any:
-        return value
+        # A dump holds what `value_to_string` wrote.
+        return canonical.loads(value) if isinstance(value, str) else value
 
     def value_to_string(self, obj: models.Model) -> str:
         return canonical.dumps(self.value_from_object(obj))

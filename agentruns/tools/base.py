@@ -178,7 +178,9 @@ class Tool(Generic[P, R]):
             return Unknown(f"{self.name} declares no reconcile function.")
         try:
             verdict = call(self.reconcile, ctx, copy.deepcopy(arguments))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             logger.warning("reconcile of %s failed", self.name, exc_info=True)
             return Unknown(one_line(f"reconcile raised {type(error).__name__}: {to_jsonable(error)[0]}"))
         if isinstance(verdict, Occurred):

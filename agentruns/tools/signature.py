@@ -72,6 +72,7 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
     except Exception as error:
         raise TypeError(f"Tool {name!r} cannot be described to a model: {error}") from error
     _refuse_aliases(model, parameters, name)
+    _refuse_hidden(model, name)
     return Signature(model, parameters, context, description, schema, _returns(hints))
 
 
@@ -153,6 +154,16 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
                 f"{where} contains {kind.__name__}: its order differs between processes, and with it the "
                 "digest a person approved. Use list."
             )
+
+
+def _refuse_hidden(model: type[BaseModel], name: str) -> None:
+    for kind in _kinds(model, set()):
+        for field, info in getattr(kind, "__pydantic_fields__", {}).items():
+            if info.exclude or getattr(info, "exclude_if", None):
+                raise TypeError(
+                    f"Field {field!r} of {kind.__name__!r}, which tool {name!r} takes, has `exclude`: it "
+                    "would be neither shown nor stored, and its default made anew each time. Leave it out."
+                )
 
 
 def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:

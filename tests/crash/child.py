@@ -1,10 +1,18 @@
-"""A process of its own, working on the test's database: `python -m tests.crash.child ACTION ARGUMENTS`."""
+"""A process of its own, working on the test's database: `python -m tests.crash.child ACTION ARGUMENTS`.
+
+`perform` is the same for a process that was forked, which stops at a crash point and asks what to do.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
@@ -12,10 +20,33 @@ import django
 
 django.setup()
 
-from django.db import DatabaseError
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import F
 
-from agentruns import approve, cancel_run, run_agent
+from agentruns import approve, cancel_run, crashpoints, get_run, run_agent, tool
+from agentruns.exceptions import AgentRunsError
 from agentruns.sweep import sweep
+from agentruns.worker import advance
+from tests.shop.agents import TOOLS, call, shop_agent
+from tests.shop.models import Order
+
+
+@tool(transactional=True)
+def tally(number: str) -> str:
+    """Count one more on an order: what ran twice shows."""
+    Order.objects.filter(number=number).update(refunded_cents=F("refunded_cents") + 1)
+    return "counted"
+
+
+CALLS = [
+    call("post", text="hello"),
+    call("charge", cents=700),
+    call("lookup", number="A1"),
+    call("tally", number="A1"),
+]
+shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally])
+shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
 
 def work() -> None:
@@ -28,13 +59,75 @@ def work() -> None:
             time.sleep(0.1)
 
 
-ACTIONS = {
+ACTIONS: dict[str, Callable[..., object]] = {
     "work": work,
     "run": lambda agent, session: run_agent(agent, "do it", session, idempotency_key=session),
     "sweep": sweep,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),
+    "advance": lambda run_id: advance(get_run(run_id), "default"),
 }
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a forked process is to do: actions, and the crash point at which it stops and asks, or dies."""
+
+    actions: list[tuple[str, ...]]
+    point: str = ""
+    dies: bool = False
+    lease: float = 1
+    beats: bool = True
+    database: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def perform(orders: Orders, pipe: Connection) -> None:
+    """Do it, and send the errors that the database caused; a call that raised one is repeated once."""
+    connections["default"].settings_dict.update(orders.database)
+    os.environ.update(orders.environment)
+    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+    errors: list[str] = []
+    with ExitStack() as faults:
+        if orders.point:
+            crashpoints.arm(orders.point)
+        if not orders.dies:  # where it would be killed, it asks
+            ask = SimpleNamespace(kill=lambda *_: _ask(pipe, faults), getpid=os.getpid)
+            crashpoints.os = ask  # type: ignore[assignment, attr-defined]
+        for action in orders.actions:
+            if not _act(action, errors):
+                _act(action, errors)
+    connections.close_all()
+    pipe.send(errors)
+
+
+def _act(action: tuple[str, ...], errors: list[str]) -> bool:
+    try:
+        ACTIONS[action[0]](*action[1:])
+    except (DatabaseError, InterfaceError, AgentRunsError) as error:
+        errors.append(f"{action[0]}: {type(error).__name__}: {error}")
+        connections.close_all()  # as every request and every round of a worker does
+        return False
+    return True
+
+
+def _ask(pipe: Connection, faults: ExitStack) -> None:
+    """Say that the point is reached, with the backend of this connection; wait for what is to happen."""
+    connection = connections["default"]
+    connection.ensure_connection()
+    pipe.send(connection.connection.info.backend_pid if connection.vendor == "postgresql" else None)
+    lost = pipe.recv()
+    if lost:
+        from tests.crash.test_faults import broken_commit  # with pytest, which other children can do without
+
+        left = faults.enter_context(broken_commit(1, went_through=lost == "committed"))
+        faults.callback(_must_be_lost, left)
+
+
+def _must_be_lost(left: list[int]) -> None:
+    assert left[0] <= 0, "the COMMIT never came"
+
 
 if __name__ == "__main__":
     action, *arguments = sys.argv[1:]

@@ -8,11 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
 from agentruns.models import Run
+
+if TYPE_CHECKING:
+    from tests.crash.child import Orders
 
 LEASE = 1
 ROOT = Path(__file__).parents[2]
@@ -60,3 +66,40 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> N
 def expire_lease(run: Run) -> None:
     """Wait until the dead worker's lease has run out by the database clock."""
     wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire", LEASE + 10)
+
+
+class Forked:
+    """A child like those of `start`, forked from a server that has imported everything already."""
+
+    def __init__(self, perform: Callable[[Orders, Connection], None], orders: Orders) -> None:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["tests.crash.child", "tests.crash.test_faults"])
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=perform, args=(orders, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hear(self) -> Any:
+        """Return the next that it says: at its crash point its backend, at its end its errors."""
+        assert self.pipe.poll(60), "the child says nothing"
+        return self.pipe.recv()
+
+    def go(self, lost: str = "") -> None:
+        """Let it go on from its crash point; on SQLite its next COMMIT may be lost."""
+        self.pipe.send(lost)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.process.pid or 0, number)
+
+    def ended(self) -> int | None:
+        """Wait for its end; return its exit code."""
+        self.process.join(60)
+        return self.process.exitcode
+
+    def close(self) -> None:
+        """Make sure that it is gone, also if it is frozen."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()

@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connection
 
-from agentruns import approve, cancel_run, deny, run_agent, start_run
+from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_run, tool
+from agentruns.agents import isolated_registry
+from agentruns.driver import Driver
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError
 from agentruns.journal.verify import problems
-from agentruns.leases import claim
-from agentruns.models import Message, Run, Session
+from agentruns.leases import Lease, claim
+from agentruns.models import Approval, Message, Run, Session
+from agentruns.stores import DatabaseStore
 from agentruns.sweep import sweep
-from tests.db.helpers import kill, run_turns, the_run
+from agentruns.worker import advance
+from tests.crash.processes import wait_for
+from tests.db.helpers import kill, outcomes, run_turns, the_run
+from tests.db.racing import (
+    CLICKS,
+    LEVELS,
+    LIMIT,
+    Click,
+    at_once,
+    deadlocks,
+    drive,
+    end,
+    isolation,
+    nothing_lost,
+    order,
+)
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import TOOLS, act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-
-def at_once(*actions: Callable[[], Any]) -> list[Any]:
-    """Run the actions in threads that start together; return what each returned or raised."""
-    barrier, results = threading.Barrier(len(actions)), [None] * len(actions)
-
-    def work(index: int, action: Callable[[], Any]) -> None:
-        try:
-            barrier.wait()
-            results[index] = action()
-        except Exception as error:
-            results[index] = error
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(actions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+ONE_CARD = {"tools": [call("refund", cents=5000), call("search", query="x")]}
+TWO_CARDS = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
 
 
 def test_one_of_many_claimers_wins(effects: Effects, agents: None) -> None:
@@ -49,7 +51,7 @@ def test_one_of_many_claimers_wins(effects: Effects, agents: None) -> None:
         if round_number % 2:  # an expired lease is taken over by one, too
             assert claim("default", run.pk) is not None
             kill(run)
-        leases = at_once(*[lambda run=run: claim("default", run.pk)] * 6)
+        leases = at_once(*[partial(claim, "default", run.pk)] * 6)
         won = [lease for lease in leases if lease is not None]
         assert len(won) == 1, leases
         assert won[0].epoch == Run.objects.get(pk=run.pk).lease_epoch
@@ -59,8 +61,8 @@ def test_one_of_many_deciders_wins(effects: Effects, agents: None) -> None:
     for round_number in range(5):
         card = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{round_number}").pending[0]
         decisions = [
-            lambda card=card: approve(card.pk, None, digest=card.digest),
-            lambda card=card: deny(card.pk, None, "no"),
+            partial(approve, card.pk, None, digest=card.digest),
+            partial(deny, card.pk, None, "no"),
         ]
         results = at_once(*decisions * 3)
         refused = [result for result in results if isinstance(result, ApprovalStateError)]
@@ -71,11 +73,10 @@ def test_one_of_many_deciders_wins(effects: Effects, agents: None) -> None:
 
 def test_many_starts_with_one_key_are_one_run(effects: Effects, agents: None) -> None:
     agent = shop_agent("started")
-    for session in (lambda n: "one", lambda n: f"session-{n}"):
-        key = session(0)
+    for session in ("one", "session-{}"):
+        key = session.format(0)
         starts = [
-            lambda n=n, key=key, session=session: start_run(agent, "do it", session(n), idempotency_key=key)
-            for n in range(6)
+            partial(start_run, agent, "do it", session.format(n), idempotency_key=key) for n in range(6)
         ]
         runs = at_once(*starts)
         assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key=key).pk}
@@ -104,12 +105,12 @@ def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects, agent
     turn = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
     for number in range(5):
         result = run_turns(turn, session=f"s{number}")
-        run = Run.objects.get(pk=result.run_id)
+        run = the_run(result)
         first, second = result.pending
         outcome = at_once(
-            lambda first=first: approve(first.pk, None),
-            lambda second=second: deny(second.pk, None, "no"),
-            lambda run=run: cancel_run(run.pk),
+            partial(approve, first.pk, None),
+            partial(deny, second.pk, None, "no"),
+            partial(cancel_run, run.pk),
             sweep,
             sweep,
         )
@@ -120,3 +121,236 @@ def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects, agent
         too_late = isinstance(outcome[2], RunStateError)  # the sweeps were quicker than the cancel
         assert run.status == ("completed" if too_late else "cancelled")
     assert effects.count() <= 10
+
+
+class ParkingStore(DatabaseStore):
+    """The store of one drive, at each of whose attempts to park somebody decides just before it is sent."""
+
+    def __init__(self, *clicks: str) -> None:
+        super().__init__()
+        self.clicks = [Click(word) for word in clicks]
+
+    def append(self, batch: Any, **options: Any) -> None:
+        if batch.state.run.status == "awaiting-approval" and self.clicks:
+            click = self.clicks.pop(0)
+            click.make(batch.state.run.run_id)
+            assert (click.made, click.was_live, click.refused) == (True, True, None)
+        super().append(batch, **options)
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (ONE_CARD, ["approve"]),
+        (ONE_CARD, ["deny"]),
+        (TWO_CARDS, ["approve", "deny"]),
+        (TWO_CARDS, ["deny", "approve"]),
+        (TWO_CARDS, ["approve the last", "approve"]),
+        (TWO_CARDS, ["deny the last", "approve"]),
+    ],
+)
+def test_a_decision_just_before_the_parking_goes_on_in_that_drive(
+    turn: dict[str, Any], words: list[str], effects: Effects, agents: None
+) -> None:
+    order(effects)
+    store = ParkingStore(*words)
+    run = drive(start_run(shop_agent("parked", turn), "do it", "s1"), store)
+    assert (run.status, store.clicks, sweep().found) == ("completed", [], 0)
+    nothing_lost(run, effects)
+    verdicts = sorted(word.split()[0] for word in words)
+    assert sorted(outcomes(run)) == sorted(
+        ["ok", *[{"approve": "ok", "deny": "denied"}[verdict] for verdict in verdicts]]
+    )
+
+
+@pytest.mark.parametrize("word", ["approve", "deny"])
+def test_one_of_two_decisions_just_before_the_parking_waits_for_the_other(
+    word: str, effects: Effects, agents: None
+) -> None:
+    order(effects)
+    agent = shop_agent("parked", TWO_CARDS)
+    run = drive(start_run(agent, "do it", "first"), ParkingStore(word))
+    assert (run.status, run.lease_expires_at, sweep().found) == ("awaiting-approval", None, 0)
+    assert outcomes(run) == ["ok", "ok" if word == "approve" else "denied"], "the first is settled already"
+    assert end(run).status == "completed"
+    nothing_lost(run, effects)
+
+    order(effects)
+    run = drive(start_run(agent, "do it", "last"), ParkingStore(f"{word} the last"))
+    assert (run.status, run.lease_expires_at, sweep().found) == ("awaiting-approval", None, 0)
+    assert outcomes(run) == ["ok"], "the last waits for the first"
+    assert end(run).status == "completed"
+    nothing_lost(run, effects)
+
+
+def decide_on(run: Run, word: str, number: int) -> None:
+    card = Approval.objects.filter(run=run).order_by("id")[number]
+    approve(card.pk, None) if word == "approve" else deny(card.pk, None, "no")
+
+
+def extend_as_long_as_it_lives(run: Run) -> None:
+    """Extend the lease as its worker does before it enters a handler."""
+    for _ in range(30):
+        epoch = Run.objects.values_list("lease_epoch", flat=True).get(pk=run.pk)
+        Lease("default", run.pk, run.session_id, epoch).extend()
+
+
+def work_on(run: Run) -> None:
+    """Sweep until the run ends or waits, and let no drive fail behind a log line."""
+    for _ in range(10):
+        assert sweep().errors == 0
+        if Run.objects.get(pk=run.pk).status != "queued":
+            return
+
+
+@pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2]])
+def test_no_deadlock_when_everybody_acts_at_once(
+    level: str, effects: Effects, agents: None, settings: Any
+) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
+    with isolation(level):
+        before = deadlocks()
+        for number in range(25):
+            order(effects)
+            everybody_at_once(number, effects)
+        assert deadlocks() == before
+
+
+def everybody_at_once(number: int, effects: Effects) -> None:
+    """Let all of them begin inside the first handler: the worker is live, and two cards are pending."""
+    met = threading.Barrier(7)
+
+    @tool
+    def meet(ctx: ToolContext) -> str:
+        """Meet the others."""
+        met.wait(LIMIT)
+        return act("meet", ctx)
+
+    def after_meeting(action: Callable[[], Any]) -> Callable[[], Any]:
+        def act_then() -> Any:
+            met.wait(LIMIT)
+            return action()
+
+        return act_then
+
+    def cancel() -> None:
+        time.sleep(0.01 * (number % 6))  # so that not every round ends before it began
+        cancel_run(run.pk)
+
+    tools = [call("meet"), call("annotate", number="A1", note="seen"), *TWO_CARDS["tools"]]
+    agent = shop_agent(f"hunted-{number}", {"tools": tools}, tools=[*TOOLS, meet])
+    run = start_run(agent, "do it", f"s{number}")
+    clicks = [partial(decide_on, run, word, card) for word in ("approve", "deny") for card in (0, 1)]
+    others: list[Callable[[], Any]] = [*clicks, partial(extend_as_long_as_it_lives, run), cancel]
+    results = at_once(partial(work_on, run), *[after_meeting(action) for action in others])
+    for one in results:
+        assert not isinstance(one, Exception) or isinstance(one, AgentRunsError), results
+    sweep()
+    run = Run.objects.get(pk=run.pk)
+    assert run.status in (*Run.ENDED, "awaiting-approval")
+    assert end(run).is_ended
+    nothing_lost(run, effects)
+    assert effects.count() <= 4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_whole_drives_at_any_isolation_level(
+    level: str, effects: Effects, agents: None, settings: Any
+) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
+    note = call("annotate", number="A1", note="seen")
+    turn = {"tools": [call("post", text="x"), note, call("refund", cents=5000), call("search", query="x")]}
+    with isolation(level):
+        before = deadlocks()
+        for number in range(8):
+            order(effects)
+            agent = shop_agent(f"strict-{number}", turn, {"tools": [note, call("charge", cents=700)]})
+            run = start_run(agent, "do it", f"s{number}")
+            with isolated_registry():  # both sweeps say of this one that nobody serves it
+                start_run(shop_agent("retired"), "do it", f"retired-{number}")
+
+            def click(word: str, run: Run = run) -> bool:
+                wait_for(lambda: Approval.objects.filter(run=run).exists(), "the card", LIMIT)
+                return CLICKS[word](run.pk)
+
+            clicks = [partial(click, word) for word in ("approve", "deny", *["pause"] * (number % 2))]
+            results = at_once(partial(work_on, run), partial(work_on, run), *clicks)
+            for one in results:
+                assert not isinstance(one, Exception) or isinstance(one, AgentRunsError), results
+            assert end(run).status == "completed"
+            nothing_lost(run, effects)
+            assert Message.objects.filter(run=run, kind="approval_decided").count() == 1
+            assert sorted(set(outcomes(run))) in (["denied", "ok"], ["ok"])
+            assert effects.count() == 3 + ("denied" not in outcomes(run))
+        assert deadlocks() == before
+
+
+class BusyOnce:
+    """An execute wrapper that lets the first statement of one kind fail as a lost race does."""
+
+    def __init__(self, *words: str) -> None:
+        self.words, self.failed = words, False
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if not self.failed and all(word in sql for word in self.words):
+            self.failed = True
+            raise OperationalError("could not serialize access due to concurrent update")
+        return execute(sql, params, many, context)
+
+
+def test_a_lost_race_for_the_lease_row_costs_no_call(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its `tool_started` and its handler a call would be in doubt for nothing."""
+    order(effects)
+    run = start_run(shop_agent("busy", {"tools": [call("post", text="x")]}), "do it", "s1")
+    busy, hold_lease = BusyOnce('UPDATE "agentruns_run" SET "lease_expires_at"'), Driver.hold_lease
+
+    def hold_late(driver: Driver) -> None:
+        assert driver.lease is not None
+        driver.lease.deadline = 0.0  # so it has to be extended
+        hold_lease(driver)
+
+    monkeypatch.setattr(Driver, "hold_lease", hold_late)
+    with connection.execute_wrapper(busy):
+        assert sweep().errors == 0
+    run = Run.objects.get(pk=run.pk)
+    assert (busy.failed, run.status, outcomes(run)) == (True, "completed", ["ok"])
+    nothing_lost(run, effects)
+
+
+def test_a_lost_race_at_the_release_is_no_failed_drive(effects: Effects, agents: None) -> None:
+    run = start_run(shop_agent("busy"), "do it", "s1")
+    busy = BusyOnce('UPDATE "agentruns_run"', '"updated_at" =')
+    with connection.execute_wrapper(busy):
+        assert advance(run, "default", should_stop=lambda: True)
+    run = Run.objects.get(pk=run.pk)
+    assert (busy.failed, run.status, run.attempts) == (True, "queued", 0)
+
+
+@tool
+def stubborn(ctx: ToolContext) -> str:
+    """Return only after somebody took the run away."""
+    cancel_run(ctx.run_id)
+    time.sleep(0.1)
+    cancel_run(ctx.run_id)
+    return act("stubborn", ctx)
+
+
+def test_evidence_is_kept_although_the_journal_was_busy(
+    effects: Effects, agents: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AGENTRUNS_LEASE_SECONDS = 0.05  # after which a second cancel does not wait for the worker
+    append = DatabaseStore.append
+    refused: list[Any] = []
+
+    def append_when_quiet(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        if not refused and batch.rows[0].kind == "late_result":
+            refused.append(batch)
+            raise OperationalError("could not serialize access due to concurrent update")
+        append(store, batch, **options)
+
+    monkeypatch.setattr(DatabaseStore, "append", append_when_quiet)
+    run = the_run(run_turns({"tools": [call("stubborn")]}, tools=[stubborn]))
+    assert (len(refused), run.status, outcomes(run), effects.count()) == (1, "cancelled", ["unknown"], 1)
+    assert Message.objects.get(kind="late_result").payload["content"] == "stubborn done"

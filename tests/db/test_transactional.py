@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
-from django.db import IntegrityError, connection, transaction
+import threading
+import time
+from contextlib import suppress
+from typing import Any
 
-from agentruns import RunResult, ToolContext, cancel_run, run_agent, tool
+import pytest
+from django.db import IntegrityError, connection, connections, transaction
+
+from agentruns import RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.models import Message
-from tests.db.helpers import outcomes, payloads, the_run
+from agentruns.models import Message, Run
+from agentruns.runs import result_of
+from agentruns.sweep import sweep
+from tests.crash.processes import wait_for
+from tests.db.helpers import kill, outcomes, payloads, the_run
+from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
@@ -41,6 +50,19 @@ def write_and(number: str, then: str, ctx: ToolContext) -> str:
         transaction.on_commit(lambda: 1 / 0)
     if then == "be cancelled":
         cancel_run(ctx.run_id)
+    if then == "ask for a rollback":
+        transaction.set_rollback(True)
+    if then == "leave a block open":
+        transaction.atomic().__enter__()
+    if then == "leave a block open and raise":
+        transaction.atomic().__enter__()
+        raise ValueError("no")
+    if then == "nest":
+        with suppress(ValueError), transaction.atomic():
+            make("undone")
+            raise ValueError("only the inner block is undone")
+        with transaction.atomic():
+            Order.objects.select_for_update().filter(number=number).update(note="nested")
     return "written"
 
 
@@ -49,7 +71,13 @@ def do(then: str) -> RunResult:
     return run_agent(agent, "do it", "s1", idempotency_key="k")
 
 
-@pytest.mark.parametrize("then", ["raise", "not know", "swallow", "write elsewhere"])
+FAILURES = [
+    "raise", "not know", "swallow", "write elsewhere", "ask for a rollback", "leave a block open",
+    "leave a block open and raise",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("then", FAILURES)
 def test_what_fails_leaves_no_write_and_an_error_result(then: str, agents: None) -> None:
     run = the_run(do(then))
     assert (run.status, outcomes(run)) == ("completed", ["error"])
@@ -58,7 +86,7 @@ def test_what_fails_leaves_no_write_and_an_error_result(then: str, agents: None)
     assert ("journal's database" in told) == (then == "write elsewhere")
 
 
-@pytest.mark.parametrize("then", ["end well", "read elsewhere", "hook raises"])
+@pytest.mark.parametrize("then", ["end well", "read elsewhere", "hook raises", "nest"])
 def test_what_goes_well_is_written_once_with_its_result(then: str, agents: None) -> None:
     run = the_run(do(then))
     assert (run.status, outcomes(run), Order.objects.count()) == ("completed", ["ok"], 1)
@@ -85,3 +113,121 @@ def test_the_block_reads_committed_whatever_the_project_set(agents: None) -> Non
     agent = shop_agent("looker", {"tools": [call("look")]}, tools=[look])
     run_agent(agent, "do it", "s1", idempotency_key="k")
     assert levels == ["read committed"]
+
+
+def counting(*fate: Any) -> Any:
+    """Return a transactional tool that counts one more on an order, and calls `fate` before it returns."""
+
+    @tool(transactional=True)
+    def count(ctx: ToolContext) -> str:
+        """Count."""
+        order = Order.objects.select_for_update().get(number="A1")
+        order.refunded_cents += 1
+        order.save()
+        for one in fate:
+            one(ctx)
+        return f"attempt {ctx.attempt}"
+
+    return count
+
+
+def count_once(*fate: Any) -> Run:
+    make("A1")
+    agent = shop_agent("counter", {"tools": [call("count")]}, tools=[counting(*fate)])
+    return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: nobody takes over while it writes")
+def test_the_writes_of_a_zombie_roll_back_with_its_lease(agents: None) -> None:
+    """The other worker waits for the zombie's row lock, and then counts on what was there before it."""
+    workers = []
+
+    def take_over(ctx: ToolContext) -> None:
+        if ctx.attempt > 1:
+            return
+        elsewhere(lambda: kill(Run.objects.get()))
+        workers.append(threading.Thread(target=elsewhere, args=(sweep,)))
+        workers[0].start()
+        started = Message.objects.filter(kind="tool_started")
+        wait_for(lambda: elsewhere(started.all().count) == 2, "the other worker to start the call again")
+
+    run = count_once(take_over)
+    workers[0].join(60)
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+    assert payloads(run, "tool_result")[0]["content"] == "attempt 2"
+    assert not payloads(run, "late_result"), "what was rolled back is no evidence"
+    the_run(result_of(run.pk))
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: the heartbeat waits for the block")
+def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(agents: None, settings: Any) -> None:
+    settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 2, 0.2
+
+    def outlive(ctx: ToolContext) -> None:
+        until = elsewhere(lambda: Run.objects.get().lease_expires_at)
+        wait_for(
+            lambda: elsewhere(lambda: Run.objects.get().lease_expires_at) > until, "a heartbeat in the block"
+        )
+        assert elsewhere(sweep).found == 0
+
+    run = count_once(outlive)
+    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL: others write during the block")
+def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(
+    agents: None, settings: Any
+) -> None:
+    """SQLite has one writer: nobody can take the run over before the block has committed."""
+    settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.3, 0.1
+    workers = []
+
+    def outlive(ctx: ToolContext) -> None:
+        wait_for(Run.objects.runnable().exists, "the lease to expire")
+        workers.append(threading.Thread(target=elsewhere, args=(sweep,)))
+        workers[0].start()
+        time.sleep(0.2)  # the other one waits for the write lock, or is about to
+
+    run = count_once(outlive)
+    workers[0].join(60)
+    sweep()  # on a slow machine the lease may have run out again on the way
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+    assert len(payloads(run, "tool_started")) == 1
+    the_run(result_of(run.pk))
+
+
+def test_two_runs_that_lock_the_same_order_both_count(agents: None) -> None:
+    make("A1")
+    shop_agent("counter", {"tools": [call("count")]}, tools=[counting()])
+    for number in range(4):
+        start_run("counter", "do it", f"s{number}")
+    workers = [threading.Thread(target=elsewhere, args=(sweep,)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
+    assert Order.objects.get().refunded_cents == 4
+    assert {outcome for run in Run.objects.all() for outcome in outcomes(run)} == {"ok"}
+
+
+def test_ctrl_c_inside_the_block_undoes_it_and_the_call_runs_again(agents: None) -> None:
+    def stop(ctx: ToolContext) -> None:
+        if ctx.attempt == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        count_once(stop)
+    assert Order.objects.get().refunded_cents == 0
+    assert sweep().completed == 1
+    run = the_run(result_of(Run.objects.get().pk))
+    assert (outcomes(run), Order.objects.get().refunded_cents) == (["ok"], 1)
+
+
+def test_after_a_careless_block_the_connection_serves_the_next_run(agents: None) -> None:
+    assert do("leave a block open").status == "completed"
+    assert not connections["default"].in_atomic_block
+    assert connections["default"].get_autocommit()
+    assert sweep().errors == 0

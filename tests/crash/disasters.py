@@ -1,0 +1,171 @@
+"""Agents whose tools, reconcilers and hooks can die, and the forked process they die in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, connections, transaction
+from django.db.models import F
+
+from agentruns import NotOccurred, Occurred, ToolContext, Unknown, crashpoints, get_run, resume_run, tool
+from agentruns.worker import advance
+from tests.crash.child import Orders
+from tests.crash.processes import Forked
+from tests.effects import VARIABLE, Effects
+from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
+from tests.shop.models import Order
+
+
+def asked(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
+    """Ask the ledger by key, or answer as the test wants; and perhaps die of it."""
+    misfortune("ask:before")
+    answer = os.environ.get("DISASTER_ANSWER", "")
+    if answer == "raises":
+        raise ConnectionError("the carrier does not answer")
+    if answer == "hangs":
+        time.sleep(60)
+    happened = Effects.from_environment().count(ctx.idempotency_key)
+    misfortune("ask:after")
+    if answer == "unknown":
+        return Unknown("the carrier has no record")
+    return Occurred("shipped, says the carrier") if happened else NotOccurred()
+
+
+@tool(reconcile=asked)
+def ship(ctx: ToolContext) -> str:
+    """Ship the order."""
+    return act("ship", ctx)
+
+
+@tool(reconcile=asked, timeout=0.3)
+def ship_soon(ctx: ToolContext) -> str:
+    """Ship the order, in time."""
+    return act("ship", ctx)
+
+
+@tool(transactional=True)
+def tally_up(number: str) -> str:
+    """Count one more on an order, then tell the outside of it: what ran twice shows."""
+    misfortune("tally:before")
+    Order.objects.filter(number=number).update(refunded_cents=F("refunded_cents") + 1)
+    transaction.on_commit(partial(_told, number))
+    misfortune("tally:after")
+    return "counted"
+
+
+def _told(number: str) -> None:
+    misfortune("hook:before")
+    Effects.from_environment().record("hook", tool="hook", number=number)
+
+
+@tool(transactional=True, requires_approval=True)
+def tally_asked(number: str) -> str:
+    """Count one more on an order, after a person said so."""
+    return str(tally_up(number))
+
+
+@tool(safe_to_retry=True)
+def leave(ctx: ToolContext, how: str) -> str:
+    """End the process, until the test says that it is cured."""
+    Effects.from_environment().record(ctx.idempotency_key, tool="leave")
+    if "DISASTER_CURED" not in os.environ:
+        os._exit(3) if how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+    return "stayed"
+
+
+DISASTERS = [*TOOLS, ship, ship_soon, tally_up, tally_asked, leave]
+
+for _name, _call in {
+    "ships": call("ship"),
+    "ships-soon": call("ship_soon"),
+    "tallies": call("tally_up", number="A1"),
+    "tallies-asked": call("tally_asked", number="A1"),
+    "exits": call("leave", how="exit"),
+    "kills-itself": call("leave", how="kill"),
+}.items():
+    shop_agent(_name, {"tools": [_call]}, tools=DISASTERS)
+
+shop_agent("surfaces", {"tools": [call("post", text="hello")]}, on_orphan="surface")
+
+
+def die_before_commit(nth: int) -> None:
+    """Kill this process just before the nth COMMIT of its connection: what it wrote since is undone."""
+    target: Any = connections["default"]
+    left = [nth]
+    commit = target._commit
+
+    def commit_or_die() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit()
+
+    target._commit = commit_or_die
+
+
+def stop_at(point: str) -> None:
+    """Let this process freeze, once, where it would be killed: a host that sleeps."""
+    crashpoints.arm(point)
+    freezing = SimpleNamespace(kill=lambda pid, _: os.kill(pid, signal.SIGSTOP), getpid=os.getpid)
+    vars(crashpoints)["os"] = freezing
+
+
+# The server that forks has the environment of whichever test started it.
+UNHARMED = {"SHOP_KILL": "", "SHOP_SLOW": "", "SHOP_PACE": "0", "DISASTER_ANSWER": ""}
+
+ACTIONS: dict[str, Callable[..., object]] = {
+    "advance": lambda run_id: advance(get_run(run_id), "default"),
+    "resume": resume_run,
+}
+
+
+def perform(orders: Orders, pipe: Connection) -> None:
+    """Do what a forked process is ordered to do."""
+    connections["default"].settings_dict.update(orders.database)
+    os.environ.update(orders.environment)
+    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4
+    settings.AGENTRUNS_MAX_ATTEMPTS = int(os.environ.get("DISASTER_ATTEMPTS", "5"))
+    if commit := os.environ.get("DISASTER_COMMIT"):
+        die_before_commit(int(commit))
+    if orders.point:
+        crashpoints.arm(orders.point) if orders.dies else stop_at(orders.point)
+    for name, *arguments in orders.actions:
+        ACTIONS[name](*arguments)
+    connections.close_all()
+
+
+def forked(
+    effects: Effects,
+    *action: str,
+    point: str = "",
+    freezes: bool = False,
+    lease: float = 60,
+    environment: dict[str, str] | None = None,
+) -> Forked:
+    """Start an action on this test's database in a process that dies, or freezes, at a crash point."""
+    orders = Orders(
+        actions=[action],
+        point=point,
+        dies=not freezes,
+        lease=lease,
+        database={"NAME": str(connection.settings_dict["NAME"])},
+        environment={VARIABLE: str(effects.path), **UNHARMED, **(environment or {})},
+    )
+    return Forked(perform, orders)
+
+
+def ended(child: Forked) -> int | None:
+    """Wait for the end of a process; return how it ended."""
+    try:
+        return child.ended()
+    finally:
+        child.close()

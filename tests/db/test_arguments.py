@@ -1,0 +1,166 @@
+"""Arguments that would change on their way are refused; the others are what is shown, bound and run."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, WrapValidator
+
+from agentruns import DatabaseStore, ToolContext, approve, resume_run, run_agent, tool
+from agentruns.exceptions import ApprovalStateError
+from agentruns.models import Approval, Message, Run
+from agentruns.runs import result_of
+from agentruns.sweep import sweep
+from agentruns.testing import Crash, check_messages, crash_after_tool_results
+from tests.crash.test_arguments import act, bound, ordered, started
+from tests.db.helpers import outcomes, payloads, run_turns, the_run
+from tests.effects import Effects
+from tests.shop.agents import act as effect
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def louder(text: str) -> str:
+    return f"{text}!"
+
+
+def in_cents(amount: int) -> int:
+    return amount * 100
+
+
+class Loud(BaseModel):
+    text: Annotated[str, AfterValidator(louder)]
+
+
+COUNTER = itertools.count()
+
+# What a developer may write without noticing that reading the stored arguments changes them again.
+UNSTABLE: dict[str, tuple[Any, Any]] = {
+    "after": (Annotated[str, AfterValidator(louder)], "a"),
+    "before": (Annotated[str, BeforeValidator(louder)], "a"),
+    "wrap": (Annotated[str, WrapValidator(lambda text, inner: louder(inner(text)))], "a"),
+    "serializer": (Annotated[str, PlainSerializer(louder)], "a"),
+    "cents": (Annotated[int, AfterValidator(in_cents)], 3),
+    "in a list": (list[Annotated[int, AfterValidator(in_cents)]], [3]),
+    "in a model": (Loud, {"text": "a"}),
+    "a counter": (Annotated[int, AfterValidator(lambda number: number + next(COUNTER))], 1),
+    "does not read back": (Annotated[str, PlainSerializer(lambda text: {"text": text})], "a"),
+}
+
+
+def say_of(annotation: Any, **options: Any) -> Any:
+    """Return a tool of one parameter that records what it was given."""
+
+    def say(ctx: ToolContext, what: Any) -> str:
+        """Say it."""
+        return effect("say", ctx, what=str(what))
+
+    say.__annotations__["what"] = annotation
+    return tool(**options)(say)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["runs", "asks"])
+@pytest.mark.parametrize("case", UNSTABLE)
+def test_a_coercer_that_is_no_fixed_point_is_refused(
+    case: str, asks: bool, effects: Effects, agents: None
+) -> None:
+    annotation, given = UNSTABLE[case]
+    say = say_of(annotation, requires_approval=asks)
+    result = run_turns({"tools": [call("say", what=given)]}, tools=[say])
+    run = the_run(result)
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+    assert not Message.objects.filter(kind__in=["tool_started", "approval_requested"]).exists()
+    (told,) = payloads(run, "tool_result")
+    assert told["is_error"]
+    assert told["content"].startswith("Not executed: ")
+    assert "what" in told["content"]
+    check_messages(result.messages)
+
+
+def test_an_edit_that_would_change_again_is_refused_and_the_card_stays(
+    effects: Effects, agents: None
+) -> None:
+    cut = Annotated[str, AfterValidator(lambda text: text[:-1] if len(text) > 3 else text)]
+    say = say_of(cut, requires_approval=True)
+    card = run_turns({"tools": [call("say", what="four")]}, tools=[say]).pending[0]
+    assert card.arguments == {"what": "fou"}
+    with pytest.raises(ApprovalStateError, match="does not read back as itself"):
+        approve(card.pk, None, digest=card.digest, arguments={"what": "hello"})
+    assert not Message.objects.filter(kind="approval_decided").exists()
+    card.refresh_from_db()
+    assert (card.status, card.arguments) == ("pending", {"what": "fou"})
+    approve(card.pk, None, digest=card.digest)
+    assert sweep().completed == 1
+    assert [line["what"] for line in effects.lines()] == ["fou"]
+
+
+def test_a_coercer_that_changes_after_the_decision_runs_nothing(effects: Effects, agents: None) -> None:
+    """A deploy, or a limit kept elsewhere: it would not be what was approved, so it is not done."""
+    limit = [100]
+    capped = Annotated[int, AfterValidator(lambda cents: min(cents, limit[0]))]
+    say = say_of(capped, requires_approval=True)
+    result = run_turns({"tools": [call("say", what=50), call("say", what=7)]}, tools=[say])
+    for card in result.pending:
+        approve(card.pk, None, digest=card.digest)
+    limit[0] = 10
+    assert sweep().completed == 1
+    run = the_run(result)
+    assert (outcomes(run), [line["what"] for line in effects.lines()]) == (["error", "ok"], ["7"])
+    told = payloads(run, "tool_result")[0]["content"]
+    assert told == "Not executed: the arguments are not the ones that were recorded. Nothing happened."
+
+
+def test_a_coercer_that_changes_under_a_started_call_repeats_nothing(effects: Effects, agents: None) -> None:
+    """It may have happened with the old arguments: neither a result nor a second attempt is invented."""
+    limit = [100]
+    capped = Annotated[int, AfterValidator(lambda cents: min(cents, limit[0]))]
+    say = say_of(capped, safe_to_retry=True)
+    agent = shop_agent("capped", {"tools": [call("say", what=50)]}, tools=[say])
+    with pytest.raises(Crash):
+        run_agent(agent, "do it", "s1", store=crash_after_tool_results(DatabaseStore(), 2))
+    limit[0] = 10
+    assert sweep().waiting == 1
+    run = Run.objects.get()
+    assert (run.status, effects.count(), outcomes(run)) == ("orphaned", 1, [])
+    assert resume_run(run.pk).status == "completed"
+    assert (effects.count(), outcomes(the_run(result_of(run.pk)))) == (1, ["unknown"])
+
+
+def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects, agents: None) -> None:
+    act("asks-to-order")
+    plain, edited = Approval.objects.order_by("requested_at", "pk")
+    run = plain.run
+    made = payloads(run, "assistant")[0]["calls"]
+    assert [(card.arguments, card.digest) for card in (plain, edited)] == [
+        (call["arguments"], call["digest"]) for call in made
+    ]
+    approve(plain.pk, None, digest=plain.digest)
+    left_out = {key: value for key, value in edited.arguments.items() if key not in ("request_id", "made")}
+    again = approve(edited.pk, None, digest=edited.digest, arguments=left_out)
+    assert again.arguments["request_id"] != edited.arguments["request_id"]
+    assert sweep().completed == 1
+    (_, first), (_, second) = ordered(effects)
+    bound(plain.arguments, plain.digest, first)
+    bound(again.arguments, again.digest, second)
+    assert started(run) == [plain.digest, again.digest]
+    assert effects.count("fresh") == 3, "for each call once, and once for the edit that left it out"
+
+
+class Sealed(BaseModel):
+    text: str
+    token: UUID = Field(default_factory=uuid4, exclude=True)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Sealed, list[Sealed], Annotated[UUID, Field(default_factory=uuid4, exclude=True)]],
+    ids=["model", "nested", "parameter"],
+)
+def test_a_field_that_is_not_stored_is_refused_where_it_is_declared(annotation: Any) -> None:
+    """It would be hidden from the person who approves, and made anew for each attempt."""
+    with pytest.raises(TypeError, match="exclude"):
+        say_of(annotation)

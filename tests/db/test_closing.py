@@ -1,0 +1,266 @@
+"""A run closed at any prefix of its journal leaves a session that the next run can go on with."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+import agentruns.engine
+from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
+from agentruns.journal.verify import problems
+from agentruns.leases import Lease
+from agentruns.models import Approval, Message, Run
+from agentruns.providers.base import ProviderError
+from agentruns.sweep import sweep
+from agentruns.testing import Crash, ScriptedModel, check_messages
+from agentruns.testing.crash import CrashingStore
+from tests.db.helpers import kill, payloads
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+SHOP: Any = TOOLS
+
+
+@tool(transactional=True)
+def book(ctx: ToolContext, customer: str) -> str:
+    """Make an order; a second attempt that was not rolled back would break its unique number."""
+    Order.objects.create(number=ctx.idempotency_key[:20], customer=customer, total_cents=1)
+    return "booked"
+
+
+# One reply with a call of every kind. The gated one holds up what follows it, but for the reads.
+CALLS = [
+    call("post", text="hello"),
+    call("post", wrong=1),
+    call("charge", cents=500),
+    call("refund", cents=5000),
+    call("search", query="x"),
+    call("lookup", number="A1"),
+    call("book", customer="Ada"),
+    call("no_such_tool"),
+    call("search", query="y"),
+    call("post", text="goodbye"),
+]
+
+
+class Checked(ScriptedModel):
+    """Says its turns, and takes no conversation that Claude would refuse."""
+
+    def propose(self, request: Any) -> Any:
+        check_messages(request.messages)
+        return super().propose(request)
+
+
+class Cancelling(CrashingStore):
+    """Instead of stopping at the nth append, somebody cancels the run just before it."""
+
+    def __init__(self, session: str, nth: int) -> None:
+        super().__init__(DatabaseStore(), nth)
+        self.session = session
+        self.cancelled = False
+
+    def append(self, batch: Any, **options: Any) -> None:
+        self.left -= 1
+        # In a transactional tool's transaction nobody else is: this test has one connection.
+        if self.left == 0 and not connection.in_atomic_block:
+            self.cancelled = cancel_run(Run.objects.get(session__key=self.session).pk).status == "running"
+        self.store.append(batch, **options)
+
+
+@pytest.fixture(autouse=True)
+def _the_dead_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive that crashes here is a process that died: its lease stays until it expires."""
+    release = Lease.release
+
+    def release_unless_dead(lease: Lease, **how: Any) -> None:
+        if not how.get("failed"):
+            release(lease, **how)
+
+    monkeypatch.setattr(Lease, "release", release_unless_dead)
+
+
+def agent_of(last: Any, name: str = "closing", **options: Any) -> Agent:
+    """Return the agent whose reply calls everything and whose second turn is `last`."""
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    model = Checked([{"tools": CALLS, "usage": usage}, last])
+    return Agent(name, instructions="Do it all.", tools=[*SHOP, book], model=model, **options)
+
+
+def drive_to(agent: Agent, session: str, store: Any) -> Run:
+    """Drive and approve until the run ends, or until the store stops it."""
+    with suppress(Crash):
+        for _ in range(3):
+            run_agent(agent, "do it", session, store=store, idempotency_key=session)
+            for card in Approval.objects.pending().filter(run__session__key=session):
+                approve(card.pk, None, digest=card.digest)
+    return Run.objects.get(session__key=session)
+
+
+def revive(run: Run) -> None:
+    """Let the dead worker's lease expire, and drive what is left as a caller who asks."""
+    for _ in range(5):
+        run.refresh_from_db()
+        if run.is_ended:
+            return
+        kill(run)
+        for card in Approval.objects.pending().filter(run=run):
+            approve(card.pk, None, digest=card.digest)
+        resume_run(run.pk)
+    raise AssertionError(f"{run.pk} does not end: {run.status}")
+
+
+def outcomes_by_call(run: Run) -> dict[str, str]:
+    rows = Message.objects.filter(run=run, kind="tool_result")
+    return {row.call_id: row.payload["outcome"] for row in rows}
+
+
+def closed_well(run: Run, effects: Effects) -> bool:
+    """Check every call of a closed run against the outside world; return whether a post is in doubt."""
+    run.refresh_from_db()
+    assert run.is_ended
+    assert problems(run.session_id) == []
+    assert not Approval.objects.filter(run=run, status__in=["pending", "approved"]).exists()
+    outcome = outcomes_by_call(run)
+    replies = payloads(run, "assistant")
+    made = {one["id"]: one for reply in replies for one in reply["calls"]}
+    assert outcome.keys() == made.keys()
+    assert Message.objects.filter(run=run, kind="tool_result").count() == len(made)
+    done = {line["key"] for line in effects.lines()} | set(Order.objects.values_list("number", flat=True))
+    acted = {
+        row.call_id
+        for row in Message.objects.filter(run=run, kind="tool_started")
+        if {row.payload["key"], row.payload["key"][:20]} & done
+    }
+    for call_id, word in outcome.items():
+        assert word != "ok" or call_id in acted, made[call_id]
+        assert word in ("ok", "unknown") or call_id not in acted, made[call_id]
+        assert word != "unknown" or made[call_id]["tool"] != "book", "it was rolled back, and that is known"
+    once = [line["key"] for line in effects.lines() if line["tool"] not in ("search", "lookup")]
+    assert len(once) == len(set(once))
+    return any(made[call_id]["tool"] == "post" and word == "unknown" for call_id, word in outcome.items())
+
+
+def goes_on(session: str, effects: Effects, *, asks: bool) -> None:
+    """A new run in the session calls tools again, and Claude takes all of its conversation."""
+    before = effects.count()
+    turn = {"tools": [call("lookup", number="B2"), call("post", text="next"), call("charge", cents=1)]}
+    agent = Agent("next", instructions="Go on.", tools=SHOP, model=Checked([turn, {"text": "done"}]))
+    result = run_agent(agent, "and now?", session, idempotency_key=f"{session}-2")
+    assert result.status == ("awaiting-approval" if asks else "completed"), session
+    for card in result.pending:
+        approve(card.pk, None, digest=card.digest)
+        result = run_agent(agent, "and now?", session, idempotency_key=f"{session}-2")
+    assert (result.status, effects.count()) == ("completed", before + 3)
+    check_messages(result.messages)
+    run = Run.objects.get(pk=result.run_id or "")
+    assert set(outcomes_by_call(run).values()) == {"ok"}
+    assert problems(run.session_id) == []
+
+
+CALM: Any = {"text": "all done"}
+
+
+def cancel_dead(run: Run, when: str) -> str:
+    """Cancel a run whose worker died; return how it must end."""
+    if when == "within its lease":
+        assert cancel_run(run.pk).status == "running", "its worker may be alive, and is only asked"
+    kill(run)
+    if when != "after its lease":
+        sweep()
+    run.refresh_from_db()
+    if when == "after a sweep":
+        assert run.status in ("completed", "orphaned", "awaiting-approval")
+        if run.is_ended:
+            return "completed"
+    if when != "within its lease":
+        cancel_run(run.pk)
+    return "cancelled"
+
+
+@pytest.mark.parametrize("when", ["after its lease", "within its lease", "after a sweep"])
+def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects, agents: None) -> None:
+    agent, ends = agent_of(CALM), set()
+    for nth in range(1, 100):
+        session, store = f"dead-{nth}", CrashingStore(DatabaseStore(), nth)
+        run = drive_to(agent, session, store)
+        if store.left > 0:
+            assert nth > 12, "it was stopped in every place"
+            break
+        end = cancel_dead(run, when)
+        goes_on(session, effects, asks=closed_well(run, effects))
+        assert run.status == end
+        ends.add(end)
+    assert "cancelled" in ends
+
+
+def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects, agents: None) -> None:
+    agent = agent_of(CALM)
+    for nth in range(1, 100):
+        session = f"live-{nth}"
+        store = Cancelling(session, nth)
+        run = drive_to(agent, session, store)
+        assert run.status == ("cancelled" if store.cancelled else "completed")
+        goes_on(session, effects, asks=closed_well(run, effects))
+        if store.left > 0:
+            assert nth > 12
+            return
+
+
+def refuses(request: Any) -> Any:
+    raise ProviderError("messages: nonsense", disposition="fail", type="invalid_request_error", status=400)
+
+
+class Later(datetime):
+    """A clock two hours ahead."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) + timedelta(hours=2)
+
+
+ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "400": (refuses, {}, "invalid_request_error: messages: nonsense"),
+    "refusal": (
+        {"content": [{"type": "tool_use", **one} for one in CALLS], "stop_reason": "refusal"},
+        {},
+        "refusal: The model refused.",
+    ),
+    "max_steps": (CALM, {"max_steps": 1}, "BudgetExceededError: max_steps: 1 of 1"),
+    "token_budget": (CALM, {"token_budget": 15}, "BudgetExceededError: token_budget: 15 of 15"),
+    "deadline": (CALM, {"deadline": timedelta(hours=1)}, "BudgetExceededError: deadline: 72"),
+}
+
+
+# Each prefix with two of the ends, or with all of them.
+SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0, 2)
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_a_run_that_died_at_any_prefix_and_then_fails(
+    shift: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for nth in range(1, 100):
+        how = list(ENDS)[(nth + shift) % len(ENDS)]
+        last, options, said = ENDS[how]
+        store = CrashingStore(DatabaseStore(), nth)
+        session = f"{how}-{nth}"
+        run = drive_to(agent_of(last, name=f"closing-{how}", **options), session, store)
+        if store.left > 0:
+            assert nth > 12, "it was stopped in every place"
+            return
+        with monkeypatch.context() as patch:
+            if how == "deadline":
+                patch.setattr(agentruns.engine, "datetime", Later)
+            revive(run)
+        run.refresh_from_db()
+        assert (run.status, run.error.startswith(said)) == ("failed", True), run.error
+        goes_on(session, effects, asks=closed_well(run, effects))

@@ -1,0 +1,288 @@
+"""A worker goes on without its lease: not one engine row by it, and what it knows is kept as evidence."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
+from agentruns.exceptions import RunStateError
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from agentruns.runs import result_of
+from agentruns.sweep import sweep
+from agentruns.testing import check_messages
+from tests.crash.disasters import ended, forked
+from tests.crash.processes import expire_lease, wait_for
+from tests.db.helpers import kill, outcomes, payloads
+from tests.effects import Effects
+from tests.seeds.dying import elsewhere
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def record(ctx: ToolContext) -> None:
+    Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt)
+
+
+def lose_the_run(ctx: ToolContext) -> None:
+    """Another worker takes the run over and drives it, as if this one had slept through its lease."""
+    kill(Run.objects.get(pk=ctx.run_id))
+    elsewhere(sweep)
+
+
+def notice(ctx: ToolContext) -> None:
+    """Wait until the handler is told that its lease is gone."""
+    ctx.heartbeat()
+    wait_for(ctx.is_cancelled, "is_cancelled() to be true")
+
+
+def run(*calls: Any, tools: list[Any]) -> Run:
+    """Run an agent that makes the calls in one reply; whatever becomes of this worker, return the run."""
+    run_agent(shop_agent("zombie", {"tools": list(calls)}, tools=tools), "do it", "s1", idempotency_key="k")
+    return the_only_run()
+
+
+def the_only_run() -> Run:
+    found = Run.objects.get()
+    assert problems(found.session_id) == []
+    if found.is_ended:
+        check_messages(result_of(found.pk).messages)
+    return found
+
+
+def late(found: Run) -> list[dict[str, Any]]:
+    return payloads(found, "late_result")
+
+
+def kinds_after(found: Run, kind: str) -> list[str]:
+    """Return the kinds of the rows after the first of a kind."""
+    kinds = list(Message.objects.filter(run=found).order_by("seq").values_list("kind", flat=True))
+    return kinds[kinds.index(kind) + 1 :]
+
+
+@tool
+def post(ctx: ToolContext) -> str:
+    """Lose the run, then act."""
+    if ctx.attempt == 1:
+        lose_the_run(ctx)
+    record(ctx)
+    return "posted"
+
+
+@tool
+def fail(ctx: ToolContext) -> str:
+    """Lose the run, then fail before acting."""
+    if ctx.attempt == 1:
+        lose_the_run(ctx)
+        raise ConnectionRefusedError("no route")
+    record(ctx)
+    return "posted"
+
+
+def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects, agents: None) -> None:
+    found = run(call("post"), tools=[post])
+    assert (found.status, outcomes(found), effects.count()) == ("orphaned", [], 1)
+    assert kinds_after(found, "orphan_found") == ["late_result"]
+    assert late(found)[0]["content"] == "posted"
+    (call_id,) = result_of(found.pk).orphans
+    with pytest.raises(RunStateError, match="did happen"):
+        resolve_orphan(found.pk, call_id, "not_occurred", None)
+    resolve_orphan(found.pk, call_id, "occurred", None, result="posted, late")
+    sweep()
+    assert (the_only_run().status, outcomes(found), effects.count()) == ("completed", ["ok"], 1)
+
+
+def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(
+    effects: Effects, agents: None
+) -> None:
+    found = run(call("fail"), tools=[fail])
+    assert (found.status, late(found)[0]["is_error"], effects.count()) == ("orphaned", True, 0)
+    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+    assert sweep().completed == 1
+    found = the_only_run()
+    assert (outcomes(found), effects.count(), effects.lines()[0]["attempt"]) == (["ok"], 1, 2)
+
+
+def test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt(
+    effects: Effects, agents: None
+) -> None:
+    """The verdict was right when it was given; now it is known to be wrong, and nothing has run yet."""
+
+    @tool
+    def late_post(ctx: ToolContext) -> str:
+        """Act after a person looked and saw nothing."""
+        lose_the_run(ctx)
+        resolve_orphan(ctx.run_id, ctx.call_id, "not_occurred", None, evidence="nothing is there")
+        record(ctx)
+        return "posted"
+
+    found = run(call("late_post"), tools=[late_post])
+    assert (late(found)[0]["content"], effects.count()) == ("posted", 1)
+    sweep()
+    found = the_only_run()
+    assert (found.status, effects.count(), len(payloads(found, "tool_started"))) == ("orphaned", 1, 1)
+    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "occurred", None, result="posted")
+    assert sweep().completed == 1
+    assert effects.count() == 1
+
+
+def known(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+    happened = Effects.from_environment().count(ctx.idempotency_key)
+    return Occurred("known outside") if happened else NotOccurred()
+
+
+@pytest.mark.parametrize("declares", ["safe_to_retry", "reconcile"])
+def test_the_result_of_the_worker_that_took_over_stands(
+    declares: str, effects: Effects, agents: None
+) -> None:
+    options: dict[str, Any] = {"safe_to_retry": True} if declares == "safe_to_retry" else {"reconcile": known}
+
+    def work(ctx: ToolContext) -> str:
+        """Act, then lose the run."""
+        record(ctx)
+        if ctx.attempt == 1:
+            lose_the_run(ctx)
+            notice(ctx)
+        return f"attempt {ctx.attempt}"
+
+    found = run(call("work"), tools=[tool(work, **options)])
+    expected = ("attempt 2", 2) if declares == "safe_to_retry" else ("known outside", 1)
+    assert (found.status, outcomes(found)) == ("completed", ["ok"])
+    assert (payloads(found, "tool_result")[0]["content"], effects.count()) == expected
+    assert kinds_after(found, "run_completed") == ["late_result"]
+    assert late(found)[0]["content"] == "attempt 1"
+    assert len({line["key"] for line in effects.lines()}) == 1
+
+
+def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects, agents: None) -> None:
+    first_is_back = threading.Event()
+
+    @tool(safe_to_retry=True, parallel=True)
+    def read(ctx: ToolContext, number: int) -> str:
+        """Read; the first one loses the run, the second one is slower than that."""
+        if ctx.attempt == 1 and number == 1:
+            lose_the_run(ctx)
+        elif ctx.attempt == 1:
+            wait_for(Message.objects.filter(kind="late_result").exists, "the first one's evidence")
+            first_is_back.set()
+        return f"{number} at attempt {ctx.attempt}"
+
+    found = run(call("read", number=1), call("read", number=2), tools=[read])
+    assert (found.status, outcomes(found)) == ("completed", ["ok", "ok"])
+    assert first_is_back.wait(30)
+    wait_for(lambda: len(late(found)) == 2, "the second one's evidence")
+    assert {one["content"] for one in late(found)} == {"1 at attempt 1", "2 at attempt 1"}
+    the_only_run()
+
+
+def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentruns.executor.PARALLEL", 1)
+
+    @tool(safe_to_retry=True, parallel=True)
+    def read(ctx: ToolContext, number: int) -> str:
+        """Read; the first one loses the run."""
+        if ctx.attempt == 1:
+            record(ctx)
+            lose_the_run(ctx)
+        return "read"
+
+    found = run(call("read", number=1), call("read", number=2), tools=[read])
+    assert (found.status, outcomes(found), effects.count()) == ("completed", ["ok", "ok"], 1)
+    assert [one.get("never_entered", False) for one in late(found)] == [False, True]
+
+
+def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
+    effects: Effects, agents: None
+) -> None:
+    told = []
+
+    @tool(safe_to_retry=True, timeout=0.3)
+    def slow(ctx: ToolContext) -> str:
+        """Take too long the first time; say at each attempt whether to stop."""
+        if ctx.attempt == 1:
+            wait_for(ctx.is_cancelled, "the time to be over")
+        told.append((ctx.attempt, ctx.is_cancelled()))
+        return "done"
+
+    found = run(call("slow"), tools=[slow])
+    assert (found.status, outcomes(found)) == ("completed", ["ok"])
+    wait_for(lambda: len(told) == 2, "both attempts")
+    assert dict(told) == {1: True, 2: False}
+
+
+def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    def ctrl_c(*futures: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    @tool(timeout=60)
+    def long(ctx: ToolContext) -> str:
+        """Be at work while somebody presses Ctrl-C."""
+        let_go.wait(30)
+        record(ctx)
+        return "done"
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("agentruns.executor.wait", ctrl_c)  # where the engine waits for the handler
+        run(call("long"), tools=[long])
+    sweep()
+    found = the_only_run()
+    assert (found.status, outcomes(found)) == ("orphaned", [])
+    let_go.set()
+    wait_for(lambda: bool(late(found)), "the evidence")
+    assert (late(found)[0]["content"], effects.count()) == ("done", 1)
+    with pytest.raises(RunStateError, match="did happen"):
+        resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+
+
+def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence(
+    effects: Effects, agents: None
+) -> None:
+    @tool(safe_to_retry=True, parallel=True)
+    def read(ctx: ToolContext, number: int) -> str:
+        """Read, but stop the process at the first attempt of the first."""
+        if ctx.attempt == 1 and number == 1:
+            raise KeyboardInterrupt
+        if ctx.attempt == 1:
+            wait_for(lambda: Run.objects.get(pk=ctx.run_id).attempts == 1, "the engine to stop")
+        return f"{number} at attempt {ctx.attempt}"
+
+    with pytest.raises(KeyboardInterrupt):
+        run(call("read", number=1), call("read", number=2), tools=[read])
+    wait_for(lambda: bool(payloads(Run.objects.get(), "late_result")), "the other one's evidence")
+    sweep()
+    found = the_only_run()
+    assert (found.status, outcomes(found)) == ("completed", ["ok", "ok"])
+    assert [one["content"] for one in late(found)] == ["2 at attempt 1"]
+
+
+def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_enter_it(
+    effects: Effects,
+) -> None:
+    started = start_run("calls-post", "do it", "s1")
+    child = forked(effects, "advance", str(started.pk), point="before_tool", freezes=True, lease=1)
+    try:
+        wait_for(Message.objects.filter(kind="tool_started").exists, "the call to be started")
+        expire_lease(started)
+        sweep()
+        assert Run.objects.get().status == "orphaned"
+        child.signal(signal.SIGCONT)
+        wait_for(Message.objects.filter(kind="late_result").exists, "what the frozen process knows")
+    finally:
+        code = ended(child)
+    found = the_only_run()
+    assert (code, effects.count(), late(found)[0]["never_entered"]) == (0, 0, True)
+    assert kinds_after(found, "orphan_found") == ["late_result"]
+    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+    assert sweep().completed == 1
+    assert (outcomes(the_only_run()), effects.count()) == (["ok"], 1)

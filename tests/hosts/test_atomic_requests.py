@@ -1,0 +1,147 @@
+"""With ATOMIC_REQUESTS every POST of the console and of the API works, rings late, and drives nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db import connection, connections
+from django.test.client import MULTIPART_CONTENT
+from django.urls import reverse
+
+from agentruns.api.routing import router
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Message, Run
+from agentruns.sweep import sweep
+from tests.admin.conftest import World, world
+from tests.admin.people import browser
+from tests.db.test_host_project import Bell, bell
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["bell", "world"]  # fixtures
+
+# Where it is posted, what, and the run that a worker is told of (None: the run that the request makes).
+Post = tuple[str, dict[str, Any], Run | None]
+
+
+def console(thing: Run | Approval, action: str, **data: Any) -> Post:
+    url = reverse(f"admin:agentruns_{thing._meta.model_name}_{action}", args=[thing.pk])
+    return url, {"reason": "because", **data}, thing if isinstance(thing, Run) else thing.run
+
+
+def decision(approval: Approval, verb: str) -> Post:
+    return console(approval, verb, digest=approval.digest)
+
+
+def resumption(run: Run) -> Post:
+    return console(run, "resume", seq=run.messages.latest("seq").seq)
+
+
+def service(thing: Run | Approval, verb: str, **data: Any) -> Post:
+    run = thing if isinstance(thing, Run) else thing.run
+    return f"/api/{thing._meta.model_name}s/{thing.pk}/{verb}", data, run
+
+
+def card(approval: Approval, verb: str, **data: Any) -> Post:
+    return service(approval, verb, digest=approval.digest, **data)
+
+
+CONSOLE: dict[str, list[Callable[[World], Post]]] = {
+    "approval_approve": [lambda world: decision(world.waiting(), "approve")],
+    "approval_deny": [lambda world: decision(world.waiting(), "deny")],
+    "run_resume": [lambda world: resumption(world.paused()), lambda world: resumption(world.orphaned())],
+    "run_cancel": [
+        lambda world: console(world.waiting().run, "cancel"),
+        lambda world: console(world.queued(), "cancel"),
+    ],
+}
+API: dict[str, list[Callable[[World], Post]]] = {
+    "/runs": [
+        lambda world: (
+            "/api/runs",
+            {"agent": world.completed().agent, "input": "more", "session": "s2"},
+            None,
+        )
+    ],
+    "/runs/{run_id}/resume": [
+        lambda world: service(world.paused(), "resume"),
+        lambda world: service(world.orphaned(), "resume"),
+    ],
+    "/runs/{run_id}/cancel": [
+        lambda world: service(world.waiting().run, "cancel"),
+        lambda world: service(world.queued(), "cancel", reason="no"),
+    ],
+    "/approvals/{approval_id}/approve": [
+        lambda world: card(world.waiting(), "approve"),
+        lambda world: card(world.waiting(), "approve", arguments={"cents": 4000}),
+    ],
+    "/approvals/{approval_id}/deny": [lambda world: card(world.waiting(), "deny", reason="no")],
+}
+POSTS = [
+    (name, prepare) for table in (CONSOLE, API) for name, prepares in table.items() for prepare in prepares
+]
+
+
+def test_these_are_all_the_posts_there_are() -> None:
+    """A new button or endpoint has to be added above."""
+    offered = {
+        str(url.name).removeprefix("agentruns_")
+        for model in (Run, Approval)
+        for url in admin.site._registry[model].get_urls()
+        if url.name is not None
+    }
+    pages = {"row", "changelist", "add", "history", "delete", "change"}
+    assert {name for name in offered if name.partition("_")[2] not in pages} == set(CONSOLE)
+    posts = {
+        path
+        for path, view in router.path_operations.items()
+        if any(operation.methods == ["POST"] for operation in view.operations)
+    }
+    assert posts == set(API)
+
+
+class Watch:
+    """Sees whether statements on our tables are in a transaction."""
+
+    def __init__(self) -> None:
+        self.inside: list[bool] = []
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if "agentruns_" in sql:
+            self.inside.append(context["connection"].in_atomic_block)
+        return execute(sql, params, many, context)
+
+
+@pytest.mark.parametrize(("name", "prepare"), POSTS, ids=[f"{n}-{name}" for n, (name, _) in enumerate(POSTS)])
+def test_every_post(
+    name: str,
+    prepare: Callable[[World], Post],
+    world: World,
+    effects: Effects,
+    bell: type[Bell],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, body, run = prepare(world)
+    client, watch = browser("superuser"), Watch()
+    bell.rung.clear()
+    acted, asked = effects.count(), Message.objects.filter(kind="assistant").count()
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    with connection.execute_wrapper(watch):
+        kind = "application/json" if path.startswith("/api/") else MULTIPART_CONTENT
+        response = client.post(path, body, content_type=kind)
+    assert response.status_code in (200, 201, 302), response.content
+    assert watch.inside
+    assert all(watch.inside)
+    assert (effects.count(), Message.objects.filter(kind="assistant").count()) == (acted, asked)
+    run = Run.objects.get(pk=run.pk) if run else Run.objects.exclude(session__key="completed").get()
+    assert bell.rung == ([] if run.is_ended else [(run.pk, True)]), (
+        "after the commit, and for whom it goes on"
+    )
+    sweep()
+    run.refresh_from_db()
+    assert run.status == ("cancelled" if "cancel" in name else "completed")
+    assert problems(run.session_id) == []

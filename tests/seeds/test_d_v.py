@@ -1,0 +1,153 @@
+"""Where vertz breaks (D-V), and properties that both lack (D-S): ours must not."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agentruns import cancel_run, resume_run, run_agent
+from agentruns.exceptions import AgentRunsError
+from agentruns.journal.read import load
+from agentruns.models import Message, Run
+from agentruns.sweep import sweep
+from agentruns.testing import check_messages
+from tests.db.helpers import kill, outcomes, payloads, the_run
+from tests.db.racing import at_once
+from tests.effects import Effects
+from tests.seeds.dying import die_at
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def names(effects: Effects) -> list[str]:
+    return [line["tool"] for line in effects.lines()]
+
+
+def test_d_v02_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("post", text=text) for text in "abc"]}
+    run = die_at("before_result_commit", shop_agent("poster", turn), nth=3)
+    assert effects.count() == 3
+    result = resume_run(run.pk)
+    assert outcomes(the_run(result)) == ["ok", "ok", "unknown"]
+    assert effects.count() == 3
+
+
+def test_d_v04_a_call_without_an_id_is_known_after_a_crash(effects: Effects, agents: None) -> None:
+    block = {"type": "tool_use", "name": "post", "input": {"text": "pay"}}
+    run = die_at("after_tool", shop_agent("nameless", {"content": [block], "stop_reason": "tool_use"}))
+    result = resume_run(run.pk)
+    assert (outcomes(the_run(result)), effects.count()) == (["unknown"], 1)
+    check_messages(result.messages)
+
+
+def test_d_v05_many_resume_one_orphan_and_one_result_is_written(effects: Effects, agents: None) -> None:
+    for round_number in range(3):
+        session = f"s{round_number}"
+        agent = shop_agent(f"poster-{session}", {"tools": [call("post", text="pay")]})
+        run = die_at("after_tool", agent, session)
+        results = at_once(*[partial(resume_run, run.pk)] * 4, sweep)
+        for one in results:
+            assert not isinstance(one, Exception) or isinstance(one, AgentRunsError), results
+        for _ in range(3):  # whoever lost the race may have left it held, or queued
+            if (run := Run.objects.get(pk=run.pk)).is_ended:
+                break
+            resume_run(run.pk)
+        assert (run.status, outcomes(run)) == ("completed", ["unknown"])
+        assert effects.count() == round_number + 1
+
+
+def test_d_v08_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("lookup", number="A1"), call("post", text="pay")]}
+    run = die_at("after_tool", shop_agent("reader", turn))
+    assert sweep().completed == 1
+    assert (outcomes(run), names(effects)) == (["ok", "ok"], ["lookup", "lookup", "post"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"max_steps": 4}, "max_steps: 4 of 4"), ({"token_budget": 35}, "token_budget: 40 of 35")],
+)
+def test_d_v11_budgets_are_not_begun_anew_by_a_crash(
+    options: dict[str, Any], said: str, effects: Effects, agents: None
+) -> None:
+    turn = {"tools": [call("charge", cents=5)], "usage": {"input_tokens": 10}}
+    agent = shop_agent("spender", *[turn] * 20, **options)
+    for _ in range(2):
+        die_at("after_result", agent)  # the same call again is the same run
+    assert sweep().failed == 1
+    run = Run.objects.get()
+    assert (run.step, said in run.error) == (4, True)
+    assert effects.count() <= 4
+
+
+def test_d_v14_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(
+    effects: Effects, agents: None
+) -> None:
+    run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="pay")]}))
+    cancel_run(run.pk, reason="start over")
+    assert outcomes(run) == ["unknown"]
+    agent = shop_agent("later", {"tools": [call("post", text="pay, please")]})
+    later = run_agent(agent, "pay it then", "s1", idempotency_key="k2")
+    assert (later.status, effects.count()) == ("awaiting-approval", 1)
+    assert "unknown outcome" in later.pending[0].why
+    check_messages(later.messages[:-1])  # the last turn still waits for its results
+
+
+def test_d_s04_what_a_parallel_batch_finished_stays_finished(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("search", query=str(number)) for number in range(3)]}
+    run = die_at("after_result", shop_agent("searcher", turn))
+    deadline = time.monotonic() + 60
+    while effects.count() < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)  # a real death would end the other threads
+    (kept,) = Message.objects.filter(run=run, kind="tool_result").values_list("call_id", flat=True)
+    assert sweep().completed == 1
+    run = Run.objects.get(pk=run.pk)
+    assert outcomes(run) == ["ok"] * 3
+    started = Message.objects.filter(run=run, kind="tool_started").order_by("seq")
+    again = dict(started.values_list("call_id", "attempt"))
+    assert again.pop(kept) == 1
+    assert list(again.values()) == [2, 2]
+    assert effects.count() == 5
+
+
+POINTS = [
+    "before_model",
+    "after_model",
+    "after_reply",
+    "before_tool",
+    "after_tool",
+    "after_result",
+    "before_finish",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_d_s07_every_request_is_valid_and_the_history_is_what_was_returned(
+    point: str, effects: Effects, agents: None
+) -> None:
+    asked: list[int] = []
+
+    def ask(request: Any) -> dict[str, Any]:
+        check_messages(request.messages)
+        asked.append(len(request.messages))
+        return {"tools": [call("lookup", number=str(request.step)), call("charge", cents=request.step)]}
+
+    def last(request: Any) -> dict[str, str]:
+        check_messages(request.messages)
+        return {"text": "FINAL ANSWER"}
+
+    run = die_at(point, shop_agent("careful", ask, ask, last))
+    kill(run)
+    result = resume_run(run.pk)
+    run = the_run(result)
+    assert (result.status, result.output, run.output) == ("completed", "FINAL ANSWER", "FINAL ANSWER")
+    assert load("default", run.session_id, run.pk).settled_messages() == result.messages
+    assert result.messages[-1]["content"][-1]["text"] == "FINAL ANSWER"
+    assert [message["role"] for message in result.messages] == ["user", "assistant"] * 3
+    check_messages([*result.messages, {"role": "user", "content": [{"type": "text", "text": "thanks"}]}])
+    assert sorted(set(asked)) == [1, 3]
+    assert len(payloads(run, "user")) == 1, "a resume is no new turn"
