@@ -1,10 +1,14 @@
-"""Crashes for tests: a real SIGKILL at a named boundary, or a store that stops in the middle of a drive."""
+"""Crashes for tests: a SIGKILL at a named boundary, one that spares the process, or a store that stops."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from unittest.mock import patch
 from uuid import UUID
 
+from agentruns import crashpoints
 from agentruns.crashpoints import arm
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
@@ -14,11 +18,52 @@ if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from agentruns.journal.conversation import SessionState
     from agentruns.stores import Store
 
-crash_at = arm
+
+def crash_at(point: str) -> None:
+    """Kill this process with SIGKILL the nth time it reaches a point, given as `<point>[:<nth>]`.
+
+    Raises ValueError for a point that does not exist.
+    """
+    arm(point)
 
 
 class Crash(BaseException):
-    """What a crashing store raises: no `except Exception` on the way may mistake it for an error."""
+    """What a crash raises in this process: no `except Exception` on the way may mistake it for an error."""
+
+
+@contextmanager
+def crashing_at(point: str) -> Iterator[None]:
+    """End the block at a boundary as a SIGKILL there would end its process, but spare the process.
+
+    Open transactions roll back, and nothing is stored or released on the way out: the run stays leased to
+    its dead driver (see `expire_leases`). `point` is `<point>[:<nth>]`, as for `crash_at`. AssertionError if
+    the boundary was not reached.
+    """
+    from agentruns.leases import Lease
+
+    died: list[Crash] = []
+    release = Lease.release
+
+    def die() -> NoReturn:
+        died.append(Crash(f"The process died at {point}."))
+        raise died[0]
+
+    def release_if_alive(lease: Lease, **options: Any) -> None:
+        if not died:  # the dead release nothing
+            release(lease, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(crashpoints, "_armed", None))
+        stack.enter_context(patch.object(crashpoints, "_strike", die))
+        stack.enter_context(patch.object(Lease, "release", release_if_alive))
+        arm(point, die)
+        try:
+            yield
+        except Crash as crash:
+            if crash not in died:
+                raise
+    if not died:
+        raise AssertionError(f"{point} was not reached, so nothing died there.")
 
 
 class CrashingStore:

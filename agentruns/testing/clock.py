@@ -1,0 +1,88 @@
+"""A clock that stands still until a test moves it: the database's, Django's and the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+# Where the engine asks Python for the time; a test looks that none is missing.
+READERS = (
+    "agentruns.control",
+    "agentruns.engine",
+    "agentruns.executor",
+    "agentruns.gate",
+    "agentruns.journal.batch",
+)
+_current: list[DatabaseClock] = []
+
+
+class DatabaseClock:
+    """What time it is for leases, back-offs, approvals and deadlines, in this process."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def forward(self, time: timedelta = timedelta(), **parts: float) -> None:
+        """Let time pass: a timedelta, or its parts as in `forward(minutes=5)`."""
+        time += timedelta(**parts)
+        if time < timedelta():
+            raise ValueError("The clock of a database never goes back.")
+        self.now += time
+
+    def move_to(self, moment: datetime) -> None:
+        """Let time pass until just after a moment."""
+        # Just after: SQLite compares texts, and one without a fraction is less than the same with zeros.
+        self.now = max(self.now, moment) + timedelta(milliseconds=1)
+
+
+@contextmanager
+def frozen_clock() -> Iterator[DatabaseClock]:
+    """Freeze the time of `Now()`, of `django.utils.timezone.now()` and of the engine, and let a test move it.
+
+    Python's own `datetime.now()` in other code goes on, and so do other processes. Inside another
+    `frozen_clock` this is that one.
+    """
+    if _current:
+        yield _current[-1]
+        return
+    clock = DatabaseClock()
+    with ExitStack() as stack:
+        for target, name, value in _patches(clock):
+            stack.enter_context(patch.object(target, name, value, create=True))
+        _current.append(clock)
+        stack.callback(_current.clear)
+        yield clock
+
+
+def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
+    from django.db.models.functions import Now
+    from django.utils import timezone
+
+    from agentruns.journal import append
+
+    def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
+        cast = "::timestamptz" if connection.vendor == "postgresql" else ""
+        return f"(%s{cast})", [connection.ops.adapt_datetimefield_value(moment)]
+
+    def as_sql(self: Now, compiler: Any, connection: Any, **context: Any) -> tuple[str, list[Any]]:
+        return sql(connection, clock.now)
+
+    def append_clock(connection: Any, seconds: float = 0) -> tuple[str, list[Any]]:
+        return sql(connection, clock.now + timedelta(seconds=seconds))
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return clock.now.astimezone(tz)
+
+    for name in {"as_sql", *vars(Now)}:
+        if name.startswith("as_"):
+            yield Now, name, as_sql
+    yield append, "clock", append_clock
+    yield timezone, "now", lambda: clock.now
+    for name in READERS:
+        yield import_module(name), "datetime", Frozen

@@ -1,0 +1,95 @@
+"""Driving runs in a test: everything that can go on goes on, now and in this process."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from agentruns.conf import settings
+
+if TYPE_CHECKING:  # agents.py may import this package before the models can be
+    from agentruns import RunResult
+    from agentruns.models import Run
+    from agentruns.querysets import RunQuerySet
+
+
+class StillRunning(AssertionError):
+    """Something could still go on; the text says what, and why it did not."""
+
+
+def run_until_blocked(
+    run: Run | RunResult | UUID | str | None = None, *, fast_forward: bool = False, sweeps: int = 100
+) -> list[RunResult]:
+    """Sweep until every run has ended or waits: for a person, a back-off, or code that serves it.
+
+    `run` restricts it to one run, whose result is then the only one; otherwise the results are those of the
+    runs that were driven, in the order in which they were started. `fast_forward` lets the time pass that
+    runs wait for by themselves: `frozen_clock` is moved to the end of each back-off (deadlines and expiries
+    see that time too). Raises StillRunning for a run held by the lease of a worker, dead or alive, and for
+    one that goes on and on.
+    """
+    from agentruns.approvals import expire_due
+    from agentruns.runs import result_of
+    from agentruns.sweep import candidates, sweep
+    from agentruns.testing.clock import frozen_clock
+
+    run_id = _id(run)
+    driven = {run_id} if run_id else set()
+    with frozen_clock() if fast_forward else nullcontext() as clock:
+        for _ in range(sweeps):
+            expire_due()
+            if ready := candidates(run_id):
+                driven |= {each.pk for each in ready}
+                sweep(run_id=run_id)
+                continue
+            timer = _next_timer(run_id) if clock else None
+            if clock is None or timer is None:
+                break
+            clock.move_to(timer)
+        else:
+            names = ", ".join(f"{each} ({each.status})" for each in _unfinished(run_id))
+            raise StillRunning(f"After {sweeps} sweeps these could still go on: {names}.")
+        _refuse_leased(run_id)
+    return [result_of(pk) for pk in sorted(driven)]
+
+
+def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
+    """Let the leases of workers that died run out now; return of how many runs.
+
+    A worker that is alive loses its run by this, as if it had slept for that long.
+    """
+    from django.db.models.functions import Now
+
+    leased = _unfinished(_id(run)).filter(lease_expires_at__isnull=False)
+    return leased.update(lease_expires_at=Now() - timedelta(seconds=1))
+
+
+def _id(run: Any) -> UUID | None:
+    found = getattr(run, "run_id", None) or getattr(run, "pk", run)
+    return None if found is None else UUID(str(found))
+
+
+def _unfinished(run_id: UUID | None) -> RunQuerySet:
+    from agentruns.models import Run
+
+    runs = Run.objects.using(settings.DATABASE).unfinished().order_by("pk")
+    return runs if run_id is None else runs.filter(pk=run_id)
+
+
+def _next_timer(run_id: UUID | None) -> datetime | None:
+    from django.db.models.functions import Now
+
+    waiting = _unfinished(run_id).filter(status="queued", not_before__gt=Now())
+    return waiting.order_by("not_before").values_list("not_before", flat=True).first()
+
+
+def _refuse_leased(run_id: UUID | None) -> None:
+    from django.db.models.functions import Now
+
+    for run in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
+        raise StillRunning(
+            f"Run {run} is held by a worker's lease until {run.lease_expires_at}. If that worker is dead, as "
+            "after a crash that the test made, call expire_leases() first."
+        )
