@@ -136,7 +136,7 @@ def mend_connection(alias: str) -> None:
     """
     connection = connections[alias]
     foreign = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
-    fine = connection.in_atomic_block or connection.connection is None or connection.get_autocommit()
+    fine = connection.in_atomic_block or connection.connection is None or connection.autocommit
     if fine and not foreign:
         return
     logger.error("A handler left a transaction open on %r; it is rolled back.", alias)

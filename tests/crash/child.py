@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
@@ -90,11 +89,10 @@ def perform(orders: Orders, pipe: Connection) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
     errors: list[str] = []
     with ExitStack() as faults:
-        if orders.point:
+        if orders.point and orders.dies:
             crashpoints.arm(orders.point)
-        if not orders.dies:  # where it would be killed, it asks
-            ask = SimpleNamespace(kill=lambda *_: _ask(pipe, faults), getpid=os.getpid)
-            crashpoints.os = ask  # type: ignore[assignment, attr-defined]
+        elif orders.point:
+            crashpoints.arm(orders.point, lambda: _ask(pipe, faults))
         for action in orders.actions:
             if not _act(action, errors):
                 _act(action, errors)

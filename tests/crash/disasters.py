@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import Any
 
 from django.conf import settings
@@ -113,9 +112,7 @@ def die_before_commit(nth: int) -> None:
 
 def stop_at(point: str) -> None:
     """Let this process freeze, once, where it would be killed: a host that sleeps."""
-    crashpoints.arm(point)
-    freezing = SimpleNamespace(kill=lambda pid, _: os.kill(pid, signal.SIGSTOP), getpid=os.getpid)
-    vars(crashpoints)["os"] = freezing
+    crashpoints.arm(point, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 # The server that forks has the environment of whichever test started it.

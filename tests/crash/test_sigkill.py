@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
+from django.db import connection
 
 from agentruns import approve, resume_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.processes import expire_lease, finish, run_and_die, start
-from tests.effects import Effects
+from tests.crash.child import Orders, perform
+from tests.crash.processes import Forked, expire_lease
+from tests.effects import VARIABLE, Effects
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,11 +44,38 @@ WINDOWS = {
 }
 
 
+def child(*action: str, point: str = "", **environment: str) -> int | None:
+    """Do it in another process; return how that ended. Nobody competes with it, so its lease is short."""
+    orders = Orders(
+        actions=[action],
+        point=point,
+        dies=True,
+        lease=0.3,
+        database={"NAME": str(connection.settings_dict["NAME"])},
+        environment={VARIABLE: os.environ[VARIABLE], **environment},
+    )
+    process = Forked(perform, orders)
+    try:
+        code = process.ended()
+        assert code != 0 or process.hear() == []
+        return code
+    finally:
+        process.close()
+
+
+def run_and_die(*action: str, point: str = "", **environment: str) -> None:
+    assert child(*action, point=point, **environment) == -signal.SIGKILL
+
+
+def finish(*action: str) -> None:
+    assert child(*action) == 0
+
+
 def die(tool: str, where: str, agent: str = "") -> Run:
     """Run the agent that calls `tool` in a process that is killed at a place; wait out its lease."""
     inside = where.startswith(f"{tool}:")
-    environment = {"SHOP_KILL": where} if inside else {"AGENTRUNS_CRASH_AT": where}
-    run_and_die("run", agent or f"calls-{tool}", "s1", **environment)
+    place = {"SHOP_KILL": where} if inside else {"point": where}
+    run_and_die("run", agent or f"calls-{tool}", "s1", **place)
     run = Run.objects.get()
     expire_lease(run)
     return run
@@ -89,7 +121,7 @@ def test_a_caller_surfaces_the_orphan_and_the_model_decides(effects: Effects) ->
 
 def test_repeating_the_same_call_goes_on_with_the_same_run(effects: Effects) -> None:
     run = die("charge", "charge:after")
-    finish(start("run", "calls-charge", "s1"))
+    finish("run", "calls-charge", "s1")
     run = sound(run)
     assert (run.status, effects.count(), Run.objects.count()) == ("completed", 1, 1)
 
@@ -113,10 +145,10 @@ def test_only_the_call_in_flight_is_in_doubt(where: str, effects: Effects) -> No
 
 
 def test_after_a_decision_the_sweep_executes_it(effects: Effects) -> None:
-    finish(start("run", "calls-refund", "s1"))
+    finish("run", "calls-refund", "s1")
     run = Run.objects.get()
     assert run.status == "awaiting-approval"
-    run_and_die("approve", str(run.approvals.get().pk), AGENTRUNS_CRASH_AT="after_decision")
+    run_and_die("approve", str(run.approvals.get().pk), point="after_decision")
     assert effects.count() == 0
     assert sweep().completed == 1
     assert effects.count() == 1
@@ -125,7 +157,7 @@ def test_after_a_decision_the_sweep_executes_it(effects: Effects) -> None:
 
 @pytest.mark.parametrize(("where", "count"), [("refund:before", 0), ("refund:after", 1)])
 def test_an_approved_call_that_dies_is_not_approved_twice(where: str, count: int, effects: Effects) -> None:
-    finish(start("run", "calls-refund", "s1"))
+    finish("run", "calls-refund", "s1")
     run = Run.objects.get()
     approve(run.approvals.get().pk, None)
     run_and_die("sweep", SHOP_KILL=where)
@@ -137,7 +169,7 @@ def test_an_approved_call_that_dies_is_not_approved_twice(where: str, count: int
 
 @pytest.mark.parametrize("point", ["before_model", "after_model", "after_reply", "before_finish"])
 def test_between_steps_nothing_is_lost_or_repeated(point: str, effects: Effects) -> None:
-    run_and_die("run", "calls-charge", "s1", AGENTRUNS_CRASH_AT=point)
+    run_and_die("run", "calls-charge", "s1", point=point)
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1
@@ -146,12 +178,12 @@ def test_between_steps_nothing_is_lost_or_repeated(point: str, effects: Effects)
 
 
 def test_before_start_commits_there_is_nothing(effects: Effects) -> None:
-    run_and_die("run", "calls-post", "s1", AGENTRUNS_CRASH_AT="before_start_commit")
+    run_and_die("run", "calls-post", "s1", point="before_start_commit")
     assert (Run.objects.count(), Message.objects.count(), effects.count()) == (0, 0, 0)
 
 
 def test_after_start_the_run_is_there(effects: Effects) -> None:
-    run_and_die("run", "calls-charge", "s1", AGENTRUNS_CRASH_AT="after_start")
+    run_and_die("run", "calls-charge", "s1", point="after_start")
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1
@@ -160,12 +192,12 @@ def test_after_start_the_run_is_there(effects: Effects) -> None:
 
 def test_a_process_that_dies_in_every_attempt_is_paused(effects: Effects, settings: object) -> None:
     settings.AGENTRUNS_MAX_ATTEMPTS = 3  # type: ignore[attr-defined]
-    run_and_die("run", "calls-lookup", "s1", SHOP_KILL="lookup:before", AGENTRUNS_TEST_LEASE="1")
+    run_and_die("run", "calls-lookup", "s1", SHOP_KILL="lookup:before")
     run = Run.objects.get()
     expire_lease(run)
-    run_and_die("sweep", SHOP_KILL="lookup:before", AGENTRUNS_TEST_LEASE="1")
+    run_and_die("sweep", SHOP_KILL="lookup:before")
     expire_lease(run)
-    run_and_die("sweep", SHOP_KILL="lookup:before", AGENTRUNS_TEST_LEASE="1")
+    run_and_die("sweep", SHOP_KILL="lookup:before")
     expire_lease(run)
     sweep()
     run = sound(run)
