@@ -1,0 +1,204 @@
+"""What random runs are made of: what the model says, where a worker dies or freezes, how a run is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from hypothesis import strategies as st
+
+from agentruns import deny, resume_run
+from agentruns.exceptions import AgentRunsError
+from agentruns.journal.batch import Batch
+from agentruns.leases import Lease
+from agentruns.models import Approval, Run
+from agentruns.stores import DatabaseStore
+from agentruns.sweep import sweep
+from tests.db.helpers import forget_backoff, kill
+from tests.shop.agents import call
+
+CALLS = [
+    call("post", text="hi"),
+    call("post", text="hi"),
+    call("post", wrong=1),
+    call("lookup", number="A1"),
+    call("search", query="x"),
+    call("search", query="y"),
+    call("annotate", number="A1", note="seen"),
+    call("charge", cents=500),
+    call("refund", cents=5000),
+    call("refund", cents=5),
+    call("broken"),
+    call("unknown_tool"),
+]
+STOPS = ["tool_use"] * 12 + ["max_tokens", "refusal", "pause_turn"]
+POINTS = [
+    "before_model", "after_model", "after_reply", "before_tool", "after_tool", "before_result_commit",
+    "after_result", "before_finish", "after_repair",
+]  # fmt: skip
+DIES_NOW = ("dies", "", 1)
+PATIENCE = 120  # seconds after which a worker counts as hung, on a machine however slow
+
+Fate = tuple[str, str, int]  # "dies" or "freezes", at a point or ANYWHERE, the nth time it gets there
+ANYWHERE = "anywhere"
+
+
+class Death(BaseException):
+    """Stands for SIGKILL inside this process; tests/crash sends the real one."""
+
+
+class Unwell(Exception):
+    """What a model object itself raises."""
+
+
+def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> None:
+    """Let `reached` hear of every named boundary; a Death it raises leaves the lease as it is."""
+    for module in ("approvals", "engine", "executor", "starting", "transactional"):
+        patch.setattr(f"agentruns.{module}.reached", reached)
+    release = Lease.release
+
+    def release_unless_dead(lease: Lease, **how: Any) -> None:
+        if not isinstance(sys.exc_info()[1], Death):
+            release(lease, **how)
+
+    patch.setattr(Lease, "release", release_unless_dead)
+
+
+def at_each_append(
+    patch: pytest.MonkeyPatch,
+    *,
+    before: Callable[[Batch], None] = lambda batch: None,
+    after: Callable[[Batch], None],
+) -> None:
+    """Call `before` and `after` around everything that is appended to a journal."""
+    append = DatabaseStore.append
+
+    def surrounded(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+        before(batch)
+        append(store, batch, **options)
+        after(batch)
+
+    patch.setattr(DatabaseStore, "append", surrounded)
+
+
+def surviving(action: Callable[[], object]) -> Any:
+    """Return what an action returns, or None where it was refused, its model raised or its process died."""
+    with contextlib.suppress(AgentRunsError, Unwell, Death):
+        return action()
+    return None
+
+
+class Worker:
+    """A process that drives, in a thread of its own: it can die, or freeze and be let go later.
+
+    Nothing happens at the same time: whoever gives it something to do waits until it is done or frozen.
+    """
+
+    here = threading.local()  # the worker whose thread this is
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, initializer=self._live_here)
+        self._news: queue.Queue[bool] = queue.Queue()  # true: frozen, false: done
+        self._orders: queue.Queue[Fate | None] = queue.Queue()
+        self._done: Future[Any] = Future()
+        self._fate: Fate | None = None
+        self.is_frozen = False
+        self.met = ""  # its last fate, and where
+        self.returned: list[tuple[str, int]] = []  # call and attempt of handlers whose result it has seen
+
+    def _live_here(self) -> None:
+        Worker.here.worker = self
+
+    @classmethod
+    def current(cls) -> Worker | None:
+        """Return the worker whose thread this is; the main thread is none."""
+        return getattr(cls.here, "worker", None)
+
+    @classmethod
+    def reached(cls, point: str) -> None:
+        """Meet the fate of the worker whose thread this is, if it is to be met here."""
+        worker = cls.current()
+        if worker is not None:
+            worker._reached(point)
+
+    def do(self, action: Callable[[], Any], fate: Fate | None) -> Any:
+        """Return what `action` returns; None if the worker died, was refused or froze on the way."""
+        self._fate = fate
+        self._done = self._thread.submit(surviving, action)
+        self._done.add_done_callback(lambda done: self._news.put(False))
+        return self._wait()
+
+    def let_go(self, fate: Fate | None) -> Any:
+        """Let a frozen worker go on, perhaps to another fate; returns as `do`."""
+        self._orders.put(fate)
+        return self._wait()
+
+    def end(self) -> None:
+        """Close the connection: the test database goes away."""
+        self._thread.submit(connections.close_all).result(PATIENCE)
+        self._thread.shutdown()
+
+    def _wait(self) -> Any:
+        self.is_frozen = self._news.get(timeout=PATIENCE)
+        return None if self.is_frozen else self._done.result()
+
+    def _reached(self, point: str) -> None:
+        if self._fate is None or self._fate[1] not in (point, ANYWHERE):
+            return
+        how, place, nth = self._fate
+        if how == "freezes" and _holds_locks(point):
+            return
+        if nth > 1:
+            self._fate = (how, place, nth - 1)
+            return
+        self._fate, self.met = None, f"{how} at: {point}"
+        if how == "freezes":
+            self._news.put(True)
+            self._fate = self._orders.get()
+        if how == "dies" or self._fate == DIES_NOW:
+            self.returned.clear()  # what it knew dies with it
+            raise Death(point)
+
+
+def _holds_locks(point: str) -> bool:
+    """Whether others would wait for a worker that is frozen here, as they would for its database."""
+    if not connection.in_atomic_block:
+        return False
+    in_handler = point in ("handler_entered", "handler_left", "before_result_commit")
+    return not in_handler or connection.vendor == "sqlite"
+
+
+def clear(run: Run) -> None:
+    """Whatever waits is decided, so that the run ends without anybody touching the database."""
+    for _ in range(40):
+        run = Run.objects.get(pk=run.pk)
+        if run.is_ended:
+            return
+        if run.lease_expires_at is not None:
+            kill(run)
+        forget_backoff(run)
+        for card in Approval.objects.pending().filter(run=run):
+            surviving(partial(deny, card.pk, None, "closing", digest=card.digest))
+        surviving(sweep)
+        if Run.objects.get(pk=run.pk).status in ("orphaned", "paused"):
+            surviving(partial(resume_run, run.pk))
+    raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
+
+
+def scripts(calls: list[Any], shortest: int = 0) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Return a strategy of what a model says in a run, before it is done."""
+    use = [{"type": "tool_use", **one} for one in calls]
+    content = st.lists(st.sampled_from(use), min_size=1, max_size=4)
+    return st.lists(st.builds(_turn, content, st.sampled_from(STOPS)), min_size=shortest, max_size=3)
+
+
+def _turn(content: list[Any], stop_reason: str) -> dict[str, Any]:
+    return {"content": content, "stop_reason": stop_reason}
