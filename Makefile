@@ -29,7 +29,7 @@ test: $(VENV)/dev
 	$(if $(wildcard tests/e2e),$(BIN)/pytest tests/e2e)
 
 test-fast: $(VENV)/dev
-	$(BIN)/$(PYTEST)
+	$(BIN)/$(PYTEST) --ignore=tests/crash --ignore=tests/properties
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .
