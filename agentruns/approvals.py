@@ -41,8 +41,13 @@ def approve(
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
+        who = events.actor_ref(actor) or events.PROGRAM
         if arguments is not None:
             payload |= _edit(run, call, arguments)
+        elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
+            raise ApprovalStateError(
+                f"{who['name']} approved {approval_id} already; it takes {card.required} people."
+            )
         _record(batch, call, actor, reason, payload)
 
     return _decide(approval_id, actor, digest, add)
@@ -113,11 +118,6 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
             raise ApprovalStateError(
                 f"Approval {approval_id} now shows digest {card.digest}, not {digest}: its arguments were "
                 "edited. Look at it again and decide on what it says now."
-            )
-        who = events.actor_ref(actor) or events.PROGRAM
-        if who["id"] in card.given:
-            raise ApprovalStateError(
-                f"{who['name']} approved {approval_id} already; it takes {card.required} people."
             )
         add(run, batch, call, card)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator
 
-from agentruns import approve, run_agent, tool
+from agentruns import answer, approve, deny, run_agent, tool
 from agentruns.agents import isolated_registry
 from agentruns.models import Approval, Message, Run
 from agentruns.sweep import sweep
@@ -112,6 +112,30 @@ def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -
     assert sweep().completed == 1
     assert effects.count() == 1
     assert payloads(the_run(result), "tool_started")[0]["approved_by"] == ["ann", "bob"]
+
+
+@pytest.mark.parametrize("verb", ["deny", "answer", "edit"])
+def test_who_approved_may_change_their_mind_until_it_is_enough(
+    verb: str, effects: Effects, agents: None
+) -> None:
+    from tests.db.helpers import user
+
+    @tool(requires_approval=True, approvals=2)
+    def launch(where: str) -> str:
+        """Launch."""
+        return "launched"
+
+    result = run_turns({"tools": [call("launch", where="here")]}, tools=[launch])
+    ann = user("ann", "decide_approval")
+    card = approve(result.pending[0].pk, ann)
+    if verb == "edit":
+        card = approve(card.pk, ann, digest=card.digest, arguments={"where": "there"})
+        assert (card.status, card.approved_count, card.arguments) == ("pending", 1, {"where": "there"})
+    else:
+        changed = deny if verb == "deny" else answer
+        assert changed(card.pk, ann, "not today").status == ("denied" if verb == "deny" else "answered")
+        assert sweep().completed == 1
+    the_run(result)
 
 
 def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None) -> None:
