@@ -7,14 +7,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.utils.module_loading import autodiscover_modules
+from pydantic import BaseModel
 
 from agentruns import canonical
 from agentruns.exceptions import UnknownAgentError
+from agentruns.outputs import schema_of
+from agentruns.prices import amount
 from agentruns.providers.base import Model, model_identity
 from agentruns.tools import Tool
 
@@ -31,8 +35,9 @@ class Agent:
     """An agent, registered by (name, version) when it is made; treat it as immutable.
 
     `tools` maps names to tools. `token_budget` counts input and output; `deadline` leaves out the time
-    spent waiting for people. `model_params` go to the provider with every request (`max_tokens` there is
-    the limit of one reply).
+    spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the
+    provider with every request (`max_tokens` there is the limit of one reply). `output_type`: a pydantic
+    model that the text of the last reply has to fit; it is what `RunResult.output` then is.
     """
 
     def __init__(
@@ -45,9 +50,11 @@ class Agent:
         version: str = "1",
         max_steps: int = 50,
         token_budget: int | None = None,
+        cost_budget: Decimal | float | None = None,
         deadline: timedelta | None = None,
         on_orphan: Literal["hold", "surface"] = "hold",
         model_params: dict[str, Any] | None = None,
+        output_type: type[BaseModel] | None = None,
     ) -> None:
         self.name = _checked_name("name", name)
         self.version = _checked_name("version", version)
@@ -56,9 +63,11 @@ class Agent:
         self.model = model
         self.max_steps = max_steps
         self.token_budget = token_budget
+        self.cost_budget = _amount(name, cost_budget)
         self.deadline = deadline
         self.on_orphan = on_orphan
         self.model_params = _plain(name, model_params)
+        self.output_type = output_type
         self.module = _declaring_module()
         self._check()
         register(self)
@@ -68,7 +77,7 @@ class Agent:
 
     def definition(self) -> dict[str, Any]:
         """Return everything a run of this agent depends on, as JSON, part by part."""
-        return {
+        body = {
             "agent": self.name,
             "version": self.version,
             "model": model_identity(self.model),
@@ -80,6 +89,12 @@ class Agent:
             "token_budget": self.token_budget,
             "deadline": self.deadline.total_seconds() if self.deadline else None,
         }
+        # Only where they are used: an agent without them keeps the definition its runs were started with.
+        if self.cost_budget is not None:
+            body["cost_budget"] = amount(self.cost_budget)
+        if self.output_type is not None:
+            body["output"] = schema_of(self.output_type)
+        return body
 
     @cached_property
     def definition_hash(self) -> str:
@@ -136,6 +151,14 @@ class Agent:
                 raise TypeError(f"{where}: deadline must be a timedelta, not {self.deadline!r}.")
             if self.deadline <= timedelta(0):
                 raise ValueError(f"{where}: deadline must be positive, not {self.deadline}.")
+        if self.output_type is not None and not (
+            isinstance(self.output_type, type) and issubclass(self.output_type, BaseModel)
+        ):
+            raise TypeError(f"{where}: output_type must be a pydantic model, not {self.output_type!r}.")
+        try:
+            schema_of(self.output_type)
+        except Exception as error:  # now, and not when its first run is started
+            raise TypeError(f"{where}: output_type has no JSON Schema: {error}") from error
         if self.on_orphan not in ("hold", "surface"):
             raise ValueError(f"{where}: on_orphan must be 'hold' or 'surface', not {self.on_orphan!r}.")
 
@@ -262,6 +285,17 @@ def _plain(agent: str, params: dict[str, Any] | None) -> dict[str, Any]:
     except (TypeError, ValueError):
         pass
     raise TypeError(f"Agent {agent!r}: model_params must be a dict of JSON values, not {params!r}.")
+
+
+def _amount(agent: str, value: Decimal | float | None) -> Decimal | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TypeError(f"Agent {agent!r}: cost_budget must be a number, not {value!r}.")
+    budget = Decimal(str(value))
+    if not budget.is_finite() or budget <= 0:
+        raise ValueError(f"Agent {agent!r}: cost_budget must be positive, not {value}.")
+    return budget
 
 
 def _declaring_module() -> str:

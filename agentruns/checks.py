@@ -10,7 +10,10 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from agentruns import budgets
+from agentruns.agents import registered
 from agentruns.conf import settings, unknown_names
+from agentruns.prices import mistakes
 
 
 @register("agentruns")
@@ -23,6 +26,14 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             id="agentruns.W001",
         )
         for name in unknown_names()
+    ]
+    found += [
+        Error(
+            f"AGENTRUNS_PRICES cannot be used: {mistake}.",
+            hint="{'claude-sonnet-5-5': {'input': 3, 'output': 15}}, for a million tokens.",
+            id="agentruns.E007",
+        )
+        for mistake in mistakes(settings.PRICES)
     ]
     if settings.HEARTBEAT_SECONDS * 2 > settings.LEASE_SECONDS:
         found.append(
@@ -49,6 +60,22 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             )
         )
     return found
+
+
+@register("agentruns")
+def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that what the agents promise can be kept."""
+    if mistakes(settings.PRICES):
+        return []
+    return [
+        Warning(
+            f"{agent!r}: {why}",
+            hint="Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused.",
+            id="agentruns.W003",
+        )
+        for agent in registered()
+        if (why := budgets.unknown(agent))
+    ]
 
 
 @register(Tags.database)

@@ -19,6 +19,7 @@ DEFAULTS: dict[str, Any] = {
     "APPROVAL_EXPIRES": None,
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
+    "PRICES": {},
     "ADMIN": True,
 }
 
@@ -34,6 +35,7 @@ class Settings:
     BACKOFF_SECONDS: tuple[float, float]
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
+    PRICES: dict[str, dict[str, Any]]
     ADMIN: bool
 
     def __getattr__(self, name: str) -> Any:

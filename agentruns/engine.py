@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from agentruns import executor, gate, recovery
+from agentruns import budgets, executor, gate, outputs, recovery
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
@@ -34,7 +34,6 @@ logger = logging.getLogger("agentruns.engine")
 
 MAX_PAUSE_TURNS = 10
 LONGEST_WAIT = 3600.0
-TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 FAILING = {
     "refusal": "The model refused.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
@@ -124,9 +123,13 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _model_step(driver: Driver) -> None:
-    exceeded = _exceeded_budget(driver)
+    exceeded = budgets.exceeded(driver.agent, driver.run)
     if exceeded:
         driver.commit(lambda batch: recovery.close_failed(batch, "BudgetExceededError", exceeded))
+        return
+    unpriced = budgets.unknown(driver.agent)
+    if unpriced:
+        _hold_unpriced(driver, unpriced)
         return
     request = _request(driver)
     reached("before_model")
@@ -142,22 +145,14 @@ def _model_step(driver: Driver) -> None:
     content, intents = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
-        batch.add(
-            events.ASSISTANT,
-            {
-                "content": content,
-                "stop_reason": reply.stop_reason,
-                "usage": reply.usage,
-                "model": reply.model,
-                "request_id": reply.request_id,
-                "calls": [intent.record() for intent in intents],
-            },
-        )
+        told = {"content": content, "stop_reason": reply.stop_reason, "model": reply.model}
+        told |= {"request_id": reply.request_id, "calls": [intent.record() for intent in intents]}
+        batch.add(events.ASSISTANT, told | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
             executor.start_next(driver, batch)
         elif not batch.state.run.cancel_requested:
-            _finish(batch, reply)
+            _finish(driver, batch, reply)
 
     ends = not intents and reply.stop_reason in FINAL
     if ends:
@@ -166,7 +161,7 @@ def _model_step(driver: Driver) -> None:
     reached("after_finish" if ends else "after_reply")
 
 
-def _finish(batch: Batch, reply: ModelReply) -> None:
+def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
     """End the run on a reply that asks for nothing more, in the transaction that stores it."""
     stop = reply.stop_reason
     if stop == "pause_turn":  # the provider wants its own turn back, unchanged
@@ -174,12 +169,27 @@ def _finish(batch: Batch, reply: ModelReply) -> None:
             recovery.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
     elif stop in FINAL:
         payload: dict[str, Any] = {"output": text_of(reply.content)}
+        problem = outputs.problem_with(driver.agent.output_type, payload["output"])
+        if problem:
+            _send_back(batch, problem)
+            return
         if stop == "max_tokens":
             payload["truncated"] = True
         batch.add(events.RUN_COMPLETED, payload)
     else:
         text = FAILING.get(str(stop), f"The model stopped with an unknown stop_reason {stop!r}.")
         recovery.close_failed(batch, str(stop), text)
+
+
+def _send_back(batch: Batch, problem: str) -> None:
+    """Tell the model, once, that its answer does not fit; a second one fails the run."""
+    if batch.state.run.corrections:
+        text = f"The answer does not fit output_type, also when asked again:\n{problem}"
+        recovery.close_failed(batch, "OutputInvalidError", text)
+        return
+    said = outputs.CORRECTION.format(problem=problem)
+    row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
+    batch.add(events.USER, row)
 
 
 def _request(driver: Driver) -> ModelRequest:
@@ -192,20 +202,16 @@ def _request(driver: Driver) -> ModelRequest:
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),
         step=driver.run.step,
+        output_schema=outputs.schema_of(agent.output_type),
     )
 
 
-def _exceeded_budget(driver: Driver) -> str:
-    agent, run = driver.agent, driver.run
-    if run.step >= agent.max_steps:
-        return f"max_steps: {run.step} of {agent.max_steps} replies used."
-    tokens = sum(run.usage.get(kind, 0) for kind in TOKENS)
-    if agent.token_budget is not None and tokens >= agent.token_budget:
-        return f"token_budget: {tokens} of {agent.token_budget} tokens used."
-    elapsed = run.elapsed(datetime.now(UTC))
-    if agent.deadline is not None and elapsed >= agent.deadline:
-        return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
-    return ""
+def _hold_unpriced(driver: Driver, why: str) -> None:
+    """Hold a run whose cost nobody can know: it could not be kept within its budget."""
+    if driver.store.durable:
+        driver.commit(lambda batch: _pause(batch, f"no_price: {why}"))
+    else:
+        driver.commit(lambda batch: recovery.close_failed(batch, "no_price", why))
 
 
 def _provider_failed(driver: Driver, error: ProviderError) -> None:
@@ -214,7 +220,7 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-        failed |= {"usage": error.usage} if error.usage else {}
+        failed |= budgets.used(driver.agent, error.usage) if error.usage else {}
         if error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             _pause(batch, _reason(error))

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from agentruns import people, recovery, transitions
+from agentruns import outputs, people, recovery, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.control import adopt_definition, cancel_run, pause_run, resolve_orphan
 from agentruns.driver import Driver, require_no_transaction
 from agentruns.engine import drive
-from agentruns.exceptions import MemoryStoreNotDurableError, NotDurableError, RunStateError, SessionBusyError
+from agentruns.exceptions import (
+    MemoryStoreNotDurableError,
+    NotDurableError,
+    RunStateError,
+    SessionBusyError,
+    UnknownAgentError,
+)
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -142,7 +148,7 @@ def result_of(run_id: UUID) -> RunResult:
     pending = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
     return RunResult(
         status=run.status,
-        output=run.output,
+        output=_output_of(run),
         run_id=str(run.pk),
         session_key=run.session.key,
         messages=state.settled_messages(),
@@ -151,6 +157,15 @@ def result_of(run_id: UUID) -> RunResult:
         orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
         error=run.error,
     )
+
+
+def _output_of(run: Run) -> Any:
+    """Return the output as a value of the agent's `output_type`, where this process knows the agent."""
+    try:
+        agent = get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return run.output
+    return outputs.value_of(agent.output_type, run.output)
 
 
 def _go_on(
@@ -231,7 +246,7 @@ def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
     drive(driver)
     return RunResult(
         status=driver.run.status,
-        output=driver.run.output,
+        output=outputs.value_of(agent.output_type, driver.run.output),
         messages=driver.state.settled_messages(),
         usage=driver.run.usage,
         error=driver.run.error,

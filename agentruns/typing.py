@@ -15,11 +15,11 @@ class RunResult:
     """
 
     status: str
-    output: str | None = None
+    output: Any = None  # text, or a value of the agent's output_type
     run_id: str | None = None
     session_key: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
     pending: list[Any] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     error: str = ""

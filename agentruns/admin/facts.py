@@ -12,7 +12,8 @@ from agentruns.models import Approval, Run
 
 def of_run(run: Run) -> list[Fact]:
     """Return the facts of a run, the ones an operator asks for first at the top."""
-    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in run.usage.items())
+    tokens = {name: amount for name, amount in run.usage.items() if name != "cost"}
+    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in tokens.items())
     found = [
         Fact(_("Run"), str(run.pk)),
         Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
@@ -22,6 +23,7 @@ def of_run(run: Run) -> list[Fact]:
         Fact(_("Last change"), dated(run.updated_at)),
         Fact(_("Model replies"), run.step),
         Fact(_("Tokens"), usage or EMPTY),
+        Fact(_("Cost"), visible(run.usage.get("cost", EMPTY))),
         Fact(_("Worker"), _lease(run)),
         Fact(_("Crashes in a row"), run.attempts),
         Fact(_("Definition"), run.definition_id[:12], run.definition_id),

@@ -96,6 +96,10 @@ def _run_started(card: Card, payload: Payload) -> None:
 
 
 def _user(card: Card, payload: Payload) -> None:
+    if payload.get("reason") == events.OUTPUT_INVALID:
+        card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
+        _say(card, _("Told to the model"), text_of(payload["content"]))
+        return
     card.title, card.tone, card.who = _("Task given"), "said", visible("")
     _say(card, _("Input"), text_of(payload["content"]))
 
@@ -115,6 +119,7 @@ def _assistant(card: Card, payload: Payload) -> None:
     _add(card, _("Stopped because"), payload.get("stop_reason"))
     _add(card, _("Model"), payload.get("model"))
     _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
+    _add(card, _("Cost"), payload.get("cost"))
 
 
 def _approval_requested(card: Card, payload: Payload) -> None:
@@ -165,6 +170,7 @@ def _model_failed(card: Card, payload: Payload) -> None:
     _add(card, _("Request"), payload.get("request_id"))
     if payload.get("retry_in") is not None:
         _add(card, _("Next attempt in"), f"{payload['retry_in']:.1f} s")
+    _add(card, _("Cost"), payload.get("cost"))
     _say(card, payload["error"]["type"], payload["error"]["text"])
 
 

@@ -33,6 +33,8 @@ RUN_CANCELLED = "run_cancelled"
 
 PROGRAM = {"id": "", "name": "the program"}  # stands for an actor who is nobody
 
+OUTPUT_INVALID = "output_invalid"  # why a `user` row is there that no user wrote
+
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.

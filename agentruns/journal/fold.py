@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from agentruns import prices
 from agentruns.journal import events
 from agentruns.journal.calls import Call, Card
 from agentruns.journal.events import Row
@@ -30,11 +31,12 @@ class RunState:
     started_at: datetime | None = None
     step: int = 0
     stop_reason: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)  # tokens by kind; "cost" as exact digits
     calls: dict[str, Call] = field(default_factory=dict)  # of the last reply, in emission order
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
     failures: int = 0  # model attempts that failed since the last reply
     pauses: int = 0  # consecutive `pause_turn` replies
+    corrections: int = 0  # times the model was told that its answer does not fit
     cancel_requested: bool = False
     cancel_requested_at: datetime | None = None
     pause_requested: bool = False
@@ -127,10 +129,13 @@ def text_of(content: list[dict[str, Any]]) -> str:
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 
-def _add_usage(state: RunState, usage: dict[str, Any] | None) -> None:
-    for name, amount in (usage or {}).items():
-        if isinstance(amount, int) and not isinstance(amount, bool):
+def _add_usage(state: RunState, payload: dict[str, Any]) -> None:
+    for name, amount in (payload.get("usage") or {}).items():
+        if name != "cost" and isinstance(amount, int) and not isinstance(amount, bool):
             state.usage = {**state.usage, name: state.usage.get(name, 0) + amount}
+    if payload.get("cost") is not None:
+        total = prices.added(state.usage.get("cost", "0"), payload["cost"])
+        state.usage = {**state.usage, "cost": total}
 
 
 def _run_started(state: RunState, row: Row) -> None:
@@ -140,13 +145,17 @@ def _run_started(state: RunState, row: Row) -> None:
     state.started_at = row.created_at
 
 
+def _user(state: RunState, row: Row) -> None:
+    state.corrections += row.payload.get("reason") == events.OUTPUT_INVALID
+
+
 def _assistant(state: RunState, row: Row) -> None:
     payload = row.payload
     state.step += 1
     state.failures = 0
     state.stop_reason = payload.get("stop_reason")
     state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
-    _add_usage(state, payload.get("usage"))
+    _add_usage(state, payload)
     state.calls = {
         call["id"]: Call(
             id=call["id"],
@@ -213,7 +222,7 @@ def _tool_result(state: RunState, row: Row) -> None:
 
 def _model_failed(state: RunState, row: Row) -> None:
     state.failures += 1
-    _add_usage(state, row.payload.get("usage"))
+    _add_usage(state, row.payload)
 
 
 def _late_result(state: RunState, row: Row) -> None:
@@ -263,6 +272,7 @@ def _closed(state: RunState, row: Row) -> None:
 
 _APPLY: dict[str, Callable[[RunState, Row], None]] = {
     events.RUN_STARTED: _run_started,
+    events.USER: _user,
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,

@@ -37,6 +37,11 @@ def _started(payload: Payload) -> str:
     return f"{payload['agent']} version {payload['version']} {_actor(payload)}{key}"
 
 
+def _user(payload: Payload) -> str:
+    reason = payload.get("reason")
+    return (f"{reason}: " if reason else "") + text_of(payload["content"])
+
+
 def _assistant(payload: Payload) -> str:
     calls = [call_text(call["tool"], call["arguments"]) for call in payload["calls"]]
     return "  ".join(part for part in (text_of(payload["content"]), *calls) if part)
@@ -92,7 +97,7 @@ def _text(content: Any) -> str:
 
 _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_STARTED: _started,
-    events.USER: lambda payload: text_of(payload["content"]),
+    events.USER: _user,
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _requested,
     events.APPROVAL_DECIDED: _decided,

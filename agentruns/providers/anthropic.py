@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import email.utils
 import json
 import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from agentruns import canonical
+from agentruns.providers import window
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, check_reply
+from agentruns.providers.caching import marked
+from agentruns.providers.window import Compact
+from agentruns.signals import text_streamed
 
 DEFAULT_MAX_TOKENS = 8192
 # The SDK refuses a longer reply without streaming, unless a time-out is given.
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
 _SECONDS_PER_TOKEN = 3600 / 128_000
-_RESERVED = frozenset({"model", "system", "messages", "tools", "stream", "timeout"})
+_RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
+# What counting takes; it refuses the rest, which is no part of the conversation.
+_COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_config", "speed"})
+_COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
+# Events the SDK makes of a delta that it has added to the message.
+_ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
+_CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
 _MAX_TEXT = 500
+_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 _BY_TYPE: dict[str, Disposition] = {
     "authentication_error": "pause",
     "billing_error": "pause",
@@ -28,18 +40,63 @@ _BY_TYPE: dict[str, Disposition] = {
     "invalid_request_error": "fail",
     "request_too_large": "fail",
 }
+# With a status that says something else: limits that no waiting lifts.
+_PAUSING_CODES = re.compile(r"organization_on_hold|\w*spend_limit_reached")
+TOO_LONG = "The conversation takes {tokens} tokens and {model} accepts {limit}. {advice}"
+GIVE_COMPACT = (
+    "Give AnthropicModel a `compact` that shortens what is sent (agentruns.providers.window.drop_oldest), "
+    "or go on in a new session."
+)
+COMPACT_MORE = "That is after compact(): it has to leave out more."
+UNKNOWN_DELTA = (
+    "The anthropic package cannot put this streamed block together: {block} ({delta}). Upgrade it, name the "
+    "betas the request needs in model_params['betas'], or give AnthropicModel streaming=False."
+)
+
+
+class _Answer:
+    """How far an answer has come, for when it breaks off."""
+
+    begun = False
+    message: Any = None
+    request_id = ""
+
+    def usage(self) -> dict[str, Any] | None:
+        """Return what it is known to have used."""
+        data = _plain(self.message)
+        return data.get("usage") if isinstance(data, dict) else None
 
 
 class AnthropicModel:
-    """A Claude model by name, over the Messages API without streaming.
+    """A Claude model by name, over the Messages API.
 
-    `client`: an `anthropic.Anthropic` of your own (key, proxy, base_url); its retries are switched off,
-    because the run's own back-off waits without holding a worker. `timeout` in seconds.
+    `client`: an Anthropic, AnthropicBedrock or AnthropicVertex of your own (key, proxy, base_url); its
+    retries are switched off, because the run's own back-off waits without holding a worker. `timeout` in
+    seconds: of a whole reply, or of each read of one that streams. `cache`: how long the provider keeps
+    what requests repeat, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens, limit)`
+    when a conversation no longer fits, returns what is sent instead. `context_window` in tokens; without
+    it the provider is asked.
     """
 
-    def __init__(self, name: str, client: Any = None, *, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Any = None,
+        *,
+        timeout: float | None = None,
+        streaming: bool = True,
+        cache: Literal["5m", "1h"] | None = "5m",
+        compact: Compact | None = None,
+        context_window: int | None = None,
+    ) -> None:
         self.name = name
+        if cache not in ("5m", "1h", None):
+            raise ValueError(f"cache must be '5m', '1h' or None, not {cache!r}.")
         self.timeout = timeout
+        self.streaming = streaming
+        self.cache = cache
+        self.compact = compact
+        self.context_window = context_window
         self._given = client
         self._client: Any = None
 
@@ -53,32 +110,116 @@ class AnthropicModel:
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Return the model's reply; raises ProviderError, classified, for whatever goes wrong."""
+        answer = _Answer()
         try:
-            return _reply(self._send(request))
+            body = self._fitting(_body(request))
+            body = marked(body, self.cache) if self.cache else body
+            return self._ask(canonical.legal(body), request, answer)
         except Exception as error:
-            failure = classify(error, self._secrets())
+            failure = classify(error, self._secrets(), begun=answer.begun)
         # Raised out here so that it has no __context__: the SDK's errors can quote the request's headers.
+        failure.usage = failure.usage or answer.usage()
+        failure.request_id = failure.request_id or answer.request_id
         raise failure
 
-    def _send(self, request: ModelRequest) -> Any:
-        reserved = sorted(_RESERVED & request.params.keys())
-        if reserved:
-            raise TypeError(f"model_params may not contain {', '.join(reserved)}")
-        body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": request.messages}
-        if request.system:
-            body["system"] = request.system
-        if request.tools:
-            body["tools"] = request.tools
-        timeout = self._timeout(body["max_tokens"])
-        return self._ready().messages.create(model=self.name, **canonical.legal(body), **timeout)
+    def _ask(self, body: dict[str, Any], request: ModelRequest, answer: _Answer) -> ModelReply:
+        messages = self._messages(body)
+        arguments = {**_arguments(self.name, body), **self._timeout(body["max_tokens"])}
+        if not self.streaming:
+            message = messages.create(**arguments)
+            return _reply(message, getattr(message, "_request_id", None))
+        with messages.stream(**arguments) as stream:
+            answer.begun, answer.request_id = True, stream.request_id or ""
+            delta: Any = None
+            for event in stream:
+                if delta is not None and event.type not in _ADDED:
+                    _not_added(delta, answer.message)
+                delta = event if event.type == "content_block_delta" else None
+                if event.type == "message_start":
+                    answer.message = stream.current_message_snapshot
+                elif event.type == "text":
+                    text_streamed.send_robust(
+                        sender=type(self), run_id=request.run_id, step=request.step, text=event.text
+                    )
+            return _reply(stream.get_final_message(), stream.request_id)
+
+    def _messages(self, body: dict[str, Any]) -> Any:
+        # Blocks of a beta are known to the SDK's beta half only: the other one loses parts of them.
+        client = self._ready()
+        return client.beta.messages if body.get("betas") else client.messages
 
     def _timeout(self, max_tokens: int) -> dict[str, Any]:
-        if self.timeout is None and max_tokens <= _MAX_TOKENS_IN_TEN_MINUTES:
+        if self.timeout is None and (self.streaming or max_tokens <= _MAX_TOKENS_IN_TEN_MINUTES):
             return {}
         import anthropic
 
         seconds = self.timeout if self.timeout is not None else max_tokens * _SECONDS_PER_TOKEN
         return {"timeout": anthropic.Timeout(seconds, connect=min(seconds, 5.0))}
+
+    def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the request as it is if it fits, or with its messages compacted; else ProviderError."""
+        most = window.most_tokens(body)
+        if most <= (self.context_window or window.SMALLEST):
+            return body
+        limit, counted = self._limit(), self._count(body)
+        tokens = most if counted is None else counted
+        if tokens > limit and self.compact is not None:
+            body = {**body, "messages": self._compacted(body["messages"], tokens, limit)}
+            counted = self._count(body)
+        # Where nobody counts only the provider can say no: by an estimate nothing fails that might fit.
+        if counted is not None and counted > limit:
+            advice = COMPACT_MORE if self.compact else GIVE_COMPACT
+            text = TOO_LONG.format(tokens=counted, model=self.name, limit=limit, advice=advice)
+            raise ProviderError(text, disposition="fail", type="context_window_exceeded")
+        return body
+
+    def _compacted(self, messages: window.Messages, tokens: int, limit: int) -> window.Messages:
+        compact: Any = self.compact
+        try:
+            shorter: window.Messages = compact(copy.deepcopy(messages), tokens, limit)
+            broken = window.broken_pairs(shorter, messages)
+            failure = None
+        except Exception as error:
+            failure = classify(error, self._secrets())  # it may have asked a model itself
+        if failure is not None:
+            failure.args = (f"compact() failed: {failure}",)
+            raise failure
+        if broken:
+            text = f"What compact() returned cannot be sent: {broken}."
+            raise ProviderError(text, disposition="pause", type="compact_failed")
+        return shorter
+
+    def _count(self, body: dict[str, Any]) -> int | None:
+        """Return the tokens of a request, or None where the client cannot have them counted."""
+        import anthropic
+
+        names = _COUNTED_WITH_BETAS if body.get("betas") else _COUNTED
+        counted = {name: value for name, value in body.items() if name in {"messages", "betas", *names}}
+        ask = getattr(self._messages(body), "count_tokens", None)
+        if ask is None:
+            return None
+        try:
+            return int(ask(**_arguments(self.name, canonical.legal(counted))).input_tokens)
+        except anthropic.AnthropicError as error:
+            # Bedrock refuses without asking, some gateways have no such page.
+            if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.NotFoundError):
+                raise
+            return None
+
+    def _limit(self) -> int:
+        if self.context_window is None:
+            import anthropic
+
+            try:
+                known = self._ready().models.retrieve(self.name).max_input_tokens
+            except AttributeError:  # Bedrock and Vertex have no list of models
+                known = None
+            except anthropic.APIStatusError as error:  # nor have many gateways
+                if error.status_code == 401 or _disposition(error.status_code, "") == "retry":
+                    raise
+                known = None
+            self.context_window = known or window.SMALLEST
+        return self.context_window
 
     def _ready(self) -> Any:
         if self._client is None:
@@ -90,16 +231,21 @@ class AnthropicModel:
 
     def _secrets(self) -> list[str]:
         client = self._client or self._given
-        found = [getattr(client, name, None) for name in ("api_key", "auth_token")]
+        found = [getattr(client, name, None) for name in _CREDENTIALS]
         return [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
 
 
-def classify(error: Exception, secrets: list[str] | None = None) -> ProviderError:
-    """Return the ProviderError for anything the SDK raised, without the secrets in its text."""
+def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
+    """Return the ProviderError for anything the SDK raised, without the secrets in its text.
+
+    `begun` says that the answer was coming in: what it then fails at is the wire's fault, whatever its class.
+    """
     if isinstance(error, ProviderError):
         return error
     if isinstance(error, ImportError):
-        text = "The anthropic package cannot be imported: pip install 'agentruns[anthropic]'."
+        text = f"The client needs a package that is not installed: {error.name}."
+        if error.name == "anthropic":
+            text = "The anthropic package cannot be imported: pip install 'agentruns[anthropic]'."
         return ProviderError(text, disposition="pause", type="not_installed")
     import anthropic
 
@@ -114,7 +260,7 @@ def classify(error: Exception, secrets: list[str] | None = None) -> ProviderErro
         text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
     # Nothing was sent, or the SDK could not make sense of what it was given: a person has to look.
-    local = isinstance(error, anthropic.AnthropicError | TypeError | ValueError)
+    local = isinstance(error, (anthropic.AnthropicError, *_MISTAKES)) and not begun
     text = _clean(f"{name}: {error}", secrets or [])
     return ProviderError(text, disposition="pause" if local else "retry", type=name)
 
@@ -124,7 +270,7 @@ def _status_error(error: Any, secrets: list[str]) -> ProviderError:
     detail = error.api_message if isinstance(error.api_message, str) else error.response.reason_phrase
     return ProviderError(
         _clean(f"Anthropic answered {status}: {detail}", secrets),
-        disposition=_disposition(status, kind),
+        disposition=_disposition(status, kind, error.error_code or ""),
         type=kind or type(error).__name__,
         code=error.error_code or "",
         status=status,
@@ -133,7 +279,9 @@ def _status_error(error: Any, secrets: list[str]) -> ProviderError:
     )
 
 
-def _disposition(status: int, kind: str) -> Disposition:
+def _disposition(status: int, kind: str, code: str = "") -> Disposition:
+    if _PAUSING_CODES.fullmatch(code) or _BY_TYPE.get(kind) == "pause":
+        return "pause"
     if status in (408, 409, 429) or status >= 500:
         return "retry"
     if status in (401, 402, 403, 404):
@@ -148,7 +296,7 @@ def _is_transport(error: Exception) -> bool:
     # By module name: which HTTP library is below is the SDK's business, and has changed before.
     libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return bool(libraries & {"httpx2", "httpcore2", "httpx", "httpcore"}) or isinstance(
-        error, OSError | json.JSONDecodeError
+        error, OSError | json.JSONDecodeError | UnicodeDecodeError
     )
 
 
@@ -167,9 +315,47 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _reply(message: Any) -> ModelReply:
-    to_dict = getattr(message, "to_dict", None)
-    data = to_dict(mode="json", warnings=False) if to_dict is not None else None
+def _body(request: ModelRequest) -> dict[str, Any]:
+    """Return the request's JSON, but for the model. Tools of `model_params` are those the provider runs."""
+    reserved = sorted(_RESERVED & request.params.keys())
+    if reserved:
+        raise TypeError(f"model_params may not contain {', '.join(reserved)}")
+    body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": request.messages}
+    if not body.get("betas"):
+        body.pop("betas", None)
+    if not isinstance(body["max_tokens"], int):
+        raise TypeError(f"max_tokens must be a whole number, not {body['max_tokens']!r}")
+    if request.system:
+        body["system"] = request.system
+    tools = [*request.tools, *request.params.get("tools", [])]
+    if tools:
+        body["tools"] = tools
+    if request.output_schema is not None:
+        import anthropic
+
+        schema = anthropic.transform_schema(request.output_schema)
+        form = {"format": {"type": "json_schema", "schema": schema}}
+        body["output_config"] = {**request.params.get("output_config", {}), **form}
+    return body
+
+
+def _arguments(model: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a method of the SDK is called with; all it has no name for goes through as well."""
+    named = ("messages", "max_tokens", "betas")
+    given = {name: body[name] for name in named if name in body}
+    rest = {name: value for name, value in body.items() if name not in named}
+    return {"model": model, **given, "extra_body": rest}
+
+
+def _not_added(event: Any, message: Any) -> NoReturn:
+    """Refuse a reply that would be stored with a part missing: it could never be sent back."""
+    block = message.content[event.index].type
+    text = UNKNOWN_DELTA.format(block=block, delta=event.delta.type)
+    raise ProviderError(text, disposition="pause", type="unknown_delta")
+
+
+def _reply(message: Any, request_id: str | None) -> ModelReply:
+    data = _plain(message)
     if not isinstance(data, dict) or not isinstance(data.get("content"), list):
         raise ProviderError("The answer is not a message.", disposition="retry", type="invalid_reply")
     return check_reply(
@@ -178,9 +364,15 @@ def _reply(message: Any) -> ModelReply:
             stop_reason=data.get("stop_reason"),
             usage=data.get("usage") or {},
             model=str(data.get("model") or ""),
-            request_id=getattr(message, "_request_id", None) or "",
+            request_id=request_id or "",
         )
     )
+
+
+def _plain(message: Any) -> Any:
+    """Return a message as it came over the wire, with what the SDK does not know and without what it adds."""
+    to_dict = getattr(message, "to_dict", None)
+    return to_dict(mode="json", warnings=False) if to_dict is not None else None
 
 
 def _clean(text: str, secrets: list[str]) -> str:

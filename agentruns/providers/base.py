@@ -22,7 +22,8 @@ class ModelRequest:
     """One question to a model, in the provider's form.
 
     `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
-    `step`: the number of replies this run has had.
+    `step`: the number of replies this run has had; `output_schema`: the JSON Schema the last reply's text
+    has to fit.
     """
 
     model: str
@@ -32,6 +33,7 @@ class ModelRequest:
     params: dict[str, Any] = field(default_factory=dict)
     run_id: str = ""
     step: int = 0
+    output_schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def check_reply(reply: Any) -> ModelReply:
             disposition="retry",
             type="incomplete_reply",
             request_id=reply.request_id,
-            usage=reply.usage or None,
+            usage=reply.usage if isinstance(reply.usage, dict) else None,
         )
     if not isinstance(reply.stop_reason, str):
         raise _unusable("its stop_reason is not a string")
@@ -143,6 +145,11 @@ def _anthropic(name: str) -> Model:
     from agentruns.providers.anthropic import AnthropicModel
 
     return AnthropicModel(name)
+
+
+def forget_clients() -> None:
+    """Let the next request by a model's name make a new client, from the environment as it is then."""
+    _anthropic.cache_clear()
 
 
 def _unusable(why: str) -> ProviderError:

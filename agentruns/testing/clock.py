@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 # Where the engine asks Python for the time; a test looks that none is missing.
 READERS = (
+    "agentruns.budgets",
     "agentruns.control",
     "agentruns.engine",
     "agentruns.executor",

@@ -88,7 +88,7 @@ class Story:
         except ApprovalStateError as error:  # somebody was quicker in the console
             self.narrator.says(ME, str(error))
         self.narrator.follow(run, ME)
-        self._drive(run)
+        self._recover(run)
 
     def left_for_the_console(self, ticket: Ticket) -> None:
         """A decision that is not the demo's to take."""
@@ -195,6 +195,8 @@ class Story:
             done = effect()
             if done is None:
                 self.narrator.says(ME, f"no {kind} happened this time, so nobody is killed")
+                if run.status in UNDER_WAY:
+                    self._recover(run)
                 return None
             self.narrator.says(*acknowledgement(done))
             worker.kill()
@@ -202,14 +204,24 @@ class Story:
         return run
 
     def _recover(self, run: Run) -> None:
-        """Wait until nobody holds the run any more, then let a second process take it over."""
+        """Let another process go on as soon as one may, until the run has ended or waits for a person."""
+        give_up = time.monotonic() + self.patience
         run.refresh_from_db()
-        until = run.lease_expires_at
-        if run.status == Run.Status.RUNNING and until is not None and until > timezone.now():
-            left = (until - timezone.now()).total_seconds()
-            self.narrator.says(ME, f"waits {left:.1f} s: until its lease ends, nobody else may touch the run")
-            time.sleep(left + 2 * BLINK)
-        self._drive(run)
+        while True:
+            self._wait_until_free(run, give_up)
+            self._drive(run)
+            if run.status not in UNDER_WAY or run.blocked_reason or time.monotonic() > give_up:
+                return
+
+    def _wait_until_free(self, run: Run, give_up: float) -> None:
+        """Wait for a dead worker's lease to end, or for a back-off."""
+        until, why = run.not_before, "the model asked for a pause"
+        if run.status == Run.Status.RUNNING:
+            until, why = run.lease_expires_at, "until its lease ends, nobody else may touch the run"
+        left = (until - timezone.now()).total_seconds() if until is not None else 0.0
+        if left > 0:
+            self.narrator.says(ME, f"waits {left:.1f} s: {why}")
+            time.sleep(min(left + 2 * BLINK, max(0.0, give_up - time.monotonic())))
 
     def _drive(self, run: Run) -> None:
         """Let a fresh process drive the run, unless the worker of an open console is quicker."""

@@ -13,7 +13,8 @@ from agentruns.admin.masking import masked, sensitive_of
 from agentruns.journal import events
 from agentruns.journal.events import Row
 
-KINDS = sorted(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str))
+CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
+KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID})
 
 
 def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:
@@ -77,12 +78,30 @@ def test_who_did_it() -> None:
         (events.LATE_RESULT, {"never_entered": True}, "Late report of a worker that had lost the run"),
         (events.MODEL_FAILED, {"error": {"type": "T", "text": "x"}, "retry_in": 2.0}, "Model call failed"),
         (events.RUN_CANCELLED, {"reason": "why"}, "Cancelled"),
+        (events.USER, {"content": [{"type": "text", "text": "refund it"}]}, "Task given"),
+        (
+            events.USER,
+            {"content": [{"type": "text", "text": "not so"}], "reason": events.OUTPUT_INVALID},
+            "Answer sent back: not of the required form",
+        ),
     ],
 )
 def test_titles(kind: str, payload: dict[str, Any], title: str) -> None:
     shown = card(row(kind, payload))
     assert shown.title == title
     assert shown.facts or shown.bodies
+
+
+def test_the_cost_is_told_apart_from_the_tokens() -> None:
+    reply = {"calls": [], "content": [], "usage": {"input_tokens": 3}, "cost": "0.0002"}
+    failed = {"error": {"type": "T", "text": "x"}, "usage": {"input_tokens": 3}, "cost": "0.0001"}
+    assert [(fact.label, fact.value) for fact in card(row(events.ASSISTANT, reply)).facts] == [
+        ("Tokens", "input_tokens 3"),
+        ("Cost", "0.0002"),
+    ]
+    assert ("Cost", "0.0001") in [
+        (fact.label, fact.value) for fact in card(row(events.MODEL_FAILED, failed)).facts
+    ]
 
 
 def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:

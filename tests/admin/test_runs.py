@@ -12,6 +12,7 @@ from agentruns import approve, run_agent, start_run
 from agentruns.control import cancel_run
 from agentruns.leases import claim
 from agentruns.models import Control, Run
+from agentruns.providers.base import model_identity
 from agentruns.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.pages import read, snapshot, url
@@ -54,6 +55,15 @@ def test_a_completed_run_has_nothing_to_do(world: World) -> None:
         assert "Nothing was changed." in read(response).text
         assert "completed" in read(response).text
     assert snapshot() == before
+
+
+def test_the_cost_stands_beside_the_tokens(world: World, settings: Any) -> None:
+    agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
+    settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+    assert "Tokensinput_tokens 10, output_tokens 5Cost0.000105" in page(run).text
+    Run.objects.filter(pk=run.pk).update(usage={})
+    assert "Tokens-Cost-" in page(run).text
 
 
 def test_resuming_a_paused_run_queues_it(world: World, effects: Effects) -> None:

@@ -8,6 +8,7 @@ import pytest
 from agentruns import run_agent, start_run
 from agentruns.agents import Agent
 from agentruns.models import Run, Session
+from agentruns.providers.base import model_identity
 from agentruns.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
@@ -34,6 +35,15 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert run["created_at"] == stored.created_at.isoformat().replace("+00:00", "Z")
     assert stored.messages.count() == 2
     assert effects.count() == 0
+
+
+def test_the_cost_is_with_the_usage(api: Api, agents: None, settings: Any) -> None:
+    agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
+    settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
+    _, run = api.post("/runs", {"agent": "priced", "input": "hello", "idempotency_key": "k1"})
+    sweep()
+    _, run = api.get(f"/runs/{run['id']}")
+    assert run["usage"] == {"input_tokens": 10, "output_tokens": 5, "cost": "0.000105"}
 
 
 def test_the_same_key_is_the_same_run_for_ever(api: Api, effects: Effects, agents: None) -> None:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import User
+from pydantic import BaseModel
 
-from agentruns import cancel_run, pause_run, start_run
+from agentruns import Agent, cancel_run, pause_run, start_run
 from agentruns.leases import claim
 from agentruns.models import Run
 from agentruns.providers.base import ProviderError
+from agentruns.testing import ScriptedModel
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -51,6 +53,16 @@ def test_json_lines(effects: Effects, agents: None) -> None:
         "run": str(Run.objects.get().pk), "session": "s1", "status": "completed", "output": "all done",
         "error": "",
     }  # fmt: skip
+
+
+def test_an_output_that_is_a_value_is_printed_as_json(agents: None) -> None:
+    class Answer(BaseModel):
+        total: int
+
+    model = ScriptedModel([{"text": '{ "total": 5 }'}])
+    Agent("cli", instructions="Add up.", model=model, output_type=Answer)
+    assert run("run_agent", "cli", "add").out.splitlines()[-1] == '{"total":5}'
+    assert run("run_agent", "cli", "add", "--json").lines[-1]["output"] == '{"total":5}'
 
 
 def test_it_runs_for_a_user(agents: None) -> None:

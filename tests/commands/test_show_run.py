@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentruns import approve, run_agent
 from agentruns.models import Message
+from agentruns.providers.base import model_identity
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -37,6 +40,15 @@ def test_every_kind_of_row_has_its_line(effects: Effects, agents: None) -> None:
         "ValueError: the printer is on fire", "all done",
     ):  # fmt: skip
         assert any(text in line for line in lines), text
+
+
+def test_the_cost_is_apart_from_the_tokens(effects: Effects, agents: None, settings: Any) -> None:
+    agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
+    settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
+    result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
+    head = run("show_run", str(result.run_id)).out.partition("\n\n")[0]
+    facts = {line[:14].strip(): line[14:] for line in head.splitlines()}
+    assert (facts["usage"], facts["cost"]) == ("input_tokens 10, output_tokens 5", "0.000105")
 
 
 def test_json_is_the_run_and_all_of_its_rows(effects: Effects, agents: None) -> None:

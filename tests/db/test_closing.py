@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import agentruns.engine
+import agentruns.budgets
 from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
 from agentruns.journal.verify import problems
 from agentruns.leases import Lease
@@ -259,7 +259,7 @@ def test_a_run_that_died_at_any_prefix_and_then_fails(
             return
         with monkeypatch.context() as patch:
             if how == "deadline":
-                patch.setattr(agentruns.engine, "datetime", Later)
+                patch.setattr(agentruns.budgets, "datetime", Later)
             revive(run)
         run.refresh_from_db()
         assert (run.status, run.error.startswith(said)) == ("failed", True), run.error

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
@@ -25,8 +22,8 @@ from agentruns import Agent, ToolContext, resume_run, run_agent, tool
 from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.testing import check_messages
+from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, the_run
-from tests.e2e.claude import reply
 from tests.effects import Effects
 from tests.shop.agents import act
 from tests.shop.models import Order
@@ -210,60 +207,6 @@ def booked(ctx: ToolContext, kind: str) -> dict[str, Any]:
     return made
 
 
-class Claude(ThreadingHTTPServer):
-    """Stands in for the Messages API: strict about what it is sent, overloaded at the second request."""
-
-    def __init__(self, turns: list[dict[str, Any]]) -> None:
-        super().__init__(("127.0.0.1", 0), Messages)
-        self.turns = turns
-        self.bodies: list[Any] = []
-        self.complaints: list[str] = []
-
-    def answer(self, raw: bytes) -> tuple[int, dict[str, Any]]:
-        try:
-            body = json.loads(raw.decode(), parse_constant=refuse)
-            check_messages(body["messages"])
-        except ValueError as error:
-            self.complaints.append(str(error)[:500])
-            return 400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
-        self.bodies.append(body)
-        if len(self.bodies) == 2:
-            return 529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        number = sum(message["role"] == "assistant" for message in body["messages"])
-        return 200, reply(self.turns[number], number, body)
-
-
-class Messages(BaseHTTPRequestHandler):
-    """One request."""
-
-    def log_message(self, *args: Any) -> None:
-        """Stay quiet."""
-
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Claude)
-        status, said = self.server.answer(self.rfile.read(int(self.headers["content-length"])))
-        body = json.dumps(said).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-@contextmanager
-def claude(turns: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Claude]:
-    with Claude(turns) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
-        monkeypatch.setenv("ANTHROPIC_API_KEY", "only for tests")
-        yield server
-        server.shutdown()
-
-
 def calls(name: str, kinds: Any) -> list[dict[str, Any]]:
     return [{"name": name, "input": {"kind": kind}} for kind in kinds]
 
@@ -296,20 +239,19 @@ def acted(effects: Effects) -> Counter[tuple[str, str]]:
     )
 
 
-def test_the_next_request_goes_out_whatever_a_handler_returned(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = AnthropicModel("claude-stand-in", timeout=60)
-    agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
-    with claude(TURNS, monkeypatch) as server:
+def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects, agents: None) -> None:
+    with FakeAnthropic(TURNS, faults={2: 529}) as fake:
+        model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
+        agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
         first = run_agent(agent, "do it", "s1", idempotency_key="k")
-        assert (first.status, server.complaints) == ("queued", [])
+        assert (first.status, first.error) == ("queued", "")
         run = the_run(first)
         forget_backoff(run)
         result = resume_run(run.pk)
-    assert (result.status, server.complaints) == ("completed", [])
-    assert len(server.bodies) == len(TURNS) + 1
-    assert server.bodies[1] == server.bodies[2], "what was read back is what was said live"
+    assert (result.status, [call.error for call in fake.calls if call.status == 400]) == ("completed", [])
+    bodies = [call.body for call in fake.calls]
+    assert len(bodies) == len(TURNS) + 1
+    assert bodies[1] == bodies[2], "what was read back is what was said live"
     run = the_run(result)
     done, expected = acted(effects), Counter[tuple[str, str]]()
     for name, kind, kept in results(run):
@@ -320,7 +262,7 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(
         if name == "odd" and kind in KEPT:
             assert repr(kept["content"]) == repr(KEPT[kind])
     assert done == +expected
-    told = dict(zip(ODD, server.bodies[2]["messages"][2]["content"], strict=False))
+    told = dict(zip(ODD, bodies[2]["messages"][2]["content"], strict=False))
     assert {kind: told[kind]["content"] for kind in TOLD} == TOLD
 
 

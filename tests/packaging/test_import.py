@@ -1,27 +1,154 @@
 """`import agentruns` is safe anywhere: before Django is set up, without the extras, at no cost."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SDK = ("anthropic", "httpx2", "httpx")
 HEAVY = ("django.db.models", "anthropic", "celery", "ninja")
 
 
-def python(code: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+def python(code: str, **variables: str) -> str:
+    given = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**given, **variables},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
 
 
-def test_import_without_django_settings_loads_nothing_heavy():
+def test_import_without_django_settings_loads_nothing_heavy() -> None:
     code = f"import agentruns, sys; print([name for name in {HEAVY} if name in sys.modules])"
     assert python(code) == "[]"
 
 
-def test_public_names_are_listed_before_they_are_loaded():
+def test_public_names_are_listed_before_they_are_loaded() -> None:
     assert python("import agentruns; print(set(agentruns.__all__) <= set(dir(agentruns)))") == "True"
 
 
-def test_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error() -> None:
     assert python("import agentruns; print(hasattr(agentruns, 'no_such_name'))") == "False"
+
+
+# In a project of its own: an agent on Claude in an app, admin and API mounted.
+PROJECT = {
+    "settings.py": """
+        SECRET_KEY = "only for tests"
+        INSTALLED_APPS = [
+            "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
+            "django.contrib.messages", "django.contrib.sessions", "agentruns", "shop",
+        ]
+        MIDDLEWARE = [
+            "django.contrib.sessions.middleware.SessionMiddleware",
+            "django.contrib.auth.middleware.AuthenticationMiddleware",
+            "django.contrib.messages.middleware.MessageMiddleware",
+        ]
+        TEMPLATES = [{
+            "BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True,
+            "OPTIONS": {"context_processors": [
+                "django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]},
+        }]
+        DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+        ROOT_URLCONF = "urls"
+        USE_TZ = True
+        STATIC_URL = "static/"
+    """,
+    "urls.py": """
+        from django.contrib import admin
+        from django.urls import include, path
+
+        urlpatterns = [path("admin/", admin.site.urls), path("api/", include("agentruns.urls"))]
+    """,
+    "shop/__init__.py": "",
+    "shop/agents.py": """
+        from pydantic import BaseModel
+
+        from agentruns import Agent, tool
+        from agentruns.providers.anthropic import AnthropicModel
+        from agentruns.providers.window import drop_oldest
+        from agentruns.signals import text_streamed
+
+
+        class Answer(BaseModel):
+            cents: int
+
+
+        @tool
+        def find(n: int) -> str:
+            "Find an order."
+            return "found"
+
+
+        Agent("by-name", instructions="Help.", tools=[find], model="claude-sonnet-5-5", output_type=Answer)
+        compacted = AnthropicModel("claude-sonnet-5-5", compact=drop_oldest)
+        Agent("by-object", instructions="Help.", tools=[find], model=compacted)
+        text_streamed.connect(print)
+    """,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in PROJECT.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        lines = [line.removeprefix("        ") for line in text.strip("\n").splitlines()]
+        path.write_text("\n".join(lines).rstrip() + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "django.setup()",
+        "django.setup(); call_command('check')",
+        "django.setup(); call_command('makemigrations', 'agentruns', check=True, dry_run=True)",
+        "django.setup(); call_command('migrate', verbosity=0); call_command('list_runs')",
+    ],
+)
+def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path, action: str) -> None:
+    code = (
+        "import sys, django; from django.core.management import call_command;"
+        f"{action};"
+        "from agentruns.agents import get_agent; "
+        "assert get_agent('by-object').model.name;"
+        f"print([name for name in {SDK} if name in sys.modules])"
+    )
+    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert found.splitlines()[-1] == "[]"
+
+
+def test_declaring_agents_on_claude_needs_no_sdk_at_all(project: Path) -> None:
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({SDK}); import django; django.setup();"
+        "from django.core.management import call_command; call_command('check')"
+    )
+    told = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert "no issues" in told
+
+
+def test_manage_py_check_of_the_demo_does_not_load_the_sdk() -> None:
+    given = {**os.environ, "ANTHROPIC_API_KEY": "x", "MODEL": "claude-sonnet-5-5"}
+    given.pop("DJANGO_SETTINGS_MODULE", None)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "manage.py", "check"],
+        env=given,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"agentruns.agents", "agentruns.checks", "project.helpdesk.tools"} <= loaded
+    assert not {name for name in loaded if name.partition(".")[0] in SDK}

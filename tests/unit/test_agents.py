@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import agentruns
 from agentruns import canonical
@@ -39,6 +41,14 @@ def refund(order: str) -> None:
 @tool(requires_approval=True)
 def ship(order: str) -> None:
     """Ship."""
+
+
+class Answer(BaseModel):
+    total: int
+
+
+class Unspeakable(BaseModel):
+    total: Callable[[], int]
 
 
 def make(name: str = "support", **changes: Any) -> Agent:
@@ -99,6 +109,16 @@ def test_two_tools_of_one_name_are_refused() -> None:
         ({"max_steps": None}, TypeError, "max_steps"),
         ({"token_budget": 0}, ValueError, "token_budget"),
         ({"token_budget": 1.5}, TypeError, "token_budget"),
+        ({"cost_budget": 0}, ValueError, "cost_budget"),
+        ({"cost_budget": Decimal(-1)}, ValueError, "cost_budget"),
+        ({"cost_budget": float("inf")}, ValueError, "cost_budget"),
+        ({"cost_budget": Decimal("sNaN")}, ValueError, "cost_budget"),
+        ({"cost_budget": "5"}, TypeError, "cost_budget"),
+        ({"cost_budget": True}, TypeError, "cost_budget"),
+        ({"output_type": dict}, TypeError, "output_type must be a pydantic model"),
+        ({"output_type": Answer(total=1)}, TypeError, "output_type must be a pydantic model"),
+        ({"output_type": BaseModel}, TypeError, "output_type has no JSON Schema"),
+        ({"output_type": Unspeakable}, TypeError, "output_type has no JSON Schema"),
         ({"deadline": 60}, TypeError, "deadline"),
         ({"deadline": timedelta(0)}, ValueError, "deadline"),
         ({"on_orphan": "guess"}, ValueError, "on_orphan"),
@@ -136,6 +156,52 @@ def test_the_definition_is_json_part_by_part() -> None:
     }
     assert canonical.loads(canonical.dumps(definition)) == definition
     assert agent.definition_hash == canonical.digest(definition)
+
+
+def test_an_agent_without_a_cost_budget_or_an_output_type_keeps_its_definition() -> None:
+    """Runs that wait for people across an upgrade go on, so what is new may only show where it is used."""
+    assert make().definition().keys() == {
+        "agent", "version", "model", "model_params", "instructions", "tools", "on_orphan", "max_steps",
+        "token_budget", "deadline",
+    }  # fmt: skip
+
+
+def test_the_definition_covers_the_cost_budget_and_the_schema_of_the_output() -> None:
+    class Other(BaseModel):
+        total: str
+
+    plain = make()
+    thrifty, typed = make(cost_budget=0.5), make(output_type=Answer)
+    assert thrifty.definition() == {**plain.definition(), "cost_budget": "0.5"}
+    assert typed.definition() == {**plain.definition(), "output": Answer.model_json_schema()}
+    assert thrifty.definition_hash == make(cost_budget=Decimal("0.50")).definition_hash
+    assert len({agent.definition_hash for agent in (plain, thrifty, typed, make(output_type=Other))}) == 4
+    changed = make(cost_budget=1, output_type=Other).definition()
+    assert definition_difference(typed.definition(), changed) == ["cost_budget", "output"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"model": "claude-opus-5-5"}, "model"),
+        ({"model_params": {"thinking": {"type": "enabled", "budget_tokens": 2048}}}, "model_params"),
+        (
+            {"model_params": {"tools": [{"type": "web_search_20260318", "name": "web_search"}]}},
+            "model_params",
+        ),
+        ({"instructions": "Help a lot."}, "instructions"),
+        ({"tools": [refund, ship]}, "tools.ship (added)"),
+    ],
+)
+def test_what_a_provider_must_not_see_change_within_a_turn_is_pinned(
+    changes: dict[str, Any], part: str
+) -> None:
+    given: dict[str, Any] = {
+        "tools": [refund],
+        "model_params": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    }
+    before, after = make(**given), make(**{**given, **changes})
+    assert definition_difference(before.definition(), after.definition()) == [part]
 
 
 def test_the_hash_does_not_depend_on_the_order_of_tools() -> None:

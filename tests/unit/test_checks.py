@@ -3,10 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.checks import WARNING
 from django.db import connections
 from django.test import override_settings
 
-from agentruns.checks import check_database, check_settings
+from agentruns.agents import Agent
+from agentruns.checks import check_agents, check_database, check_settings
 
 pytestmark = pytest.mark.django_db
 
@@ -27,6 +29,8 @@ def test_the_settings_of_the_tests_are_fine() -> None:
         ({"AGENTRUNS_LEASE_SECONDS": 10, "AGENTRUNS_HEARTBEAT_SECONDS": 9}, "agentruns.E001"),
         ({"USE_TZ": False}, "agentruns.E002"),
         ({"AGENTRUNS_DATABASE": "nowhere"}, "agentruns.E003"),
+        ({"AGENTRUNS_PRICES": {"claude-sonnet-5-5": {"input": 3}}}, "agentruns.E007"),
+        ({"AGENTRUNS_PRICES": None}, "agentruns.E007"),
     ],
 )
 def test_a_setting_that_breaks_the_promise_is_found(changed: dict[str, Any], expected: str) -> None:
@@ -34,6 +38,24 @@ def test_a_setting_that_breaks_the_promise_is_found(changed: dict[str, Any], exp
         (found,) = check_settings(None)
     assert found.id == expected
     assert found.hint
+
+
+def test_every_wrong_price_is_told_by_its_name() -> None:
+    with override_settings(AGENTRUNS_PRICES={"a": {}, "b": {"input": -1, "output": 1}}):
+        assert ids(found := check_settings(None)) == ["agentruns.E007"] * 2
+        assert ["'a'" in found[0].msg, "'b'" in found[1].msg] == [True, True]
+        assert check_agents(None) == []  # one mistake, said once
+
+
+def test_an_agent_whose_cost_nobody_can_know_is_found(agents: None) -> None:
+    Agent("thrifty", instructions="Save.", model="claude-sonnet-5-5", cost_budget=1)
+    Agent("generous", instructions="Spend.", model="claude-sonnet-5-5")
+    (found,) = check_agents(None)
+    assert (found.id, found.level) == ("agentruns.W003", WARNING)
+    assert "thrifty" in found.msg
+    assert "claude-sonnet-5-5" in found.msg
+    with override_settings(AGENTRUNS_PRICES={"claude-sonnet-5-5": {"input": 3, "output": 15}}):
+        assert check_agents(None) == check_settings(None) == []
 
 
 @pytest.mark.parametrize(

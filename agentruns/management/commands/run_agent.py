@@ -18,6 +18,7 @@ from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.following import Follower
 from agentruns.management.terminal import escaped
+from agentruns.outputs import shown
 from agentruns.typing import RunResult
 
 EXIT = {
@@ -89,7 +90,7 @@ class Command(AgentRunsCommand):
         """Print where the run stands, with what a person has to know to let it go on."""
         if json:
             ends = {"run": result.run_id, "session": result.session_key, "status": result.status}
-            self.say_json({**ends, "output": result.output, "error": result.error})
+            self.say_json({**ends, "output": shown(result.output), "error": result.error})
             return
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
@@ -97,5 +98,5 @@ class Command(AgentRunsCommand):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
         for call in result.orphans:
             self.say(f"Waits for a person: did call {call} happen?")
-        for text in (result.output or result.error).splitlines():
+        for text in (shown(result.output) or result.error).splitlines():
             self.say(text)

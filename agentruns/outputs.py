@@ -1,0 +1,48 @@
+"""Structured output: a last reply whose text has to be a value of the agent's `output_type`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+CORRECTION = (
+    "Your answer is not of the required form, so it could not be used:\n{problem}\n"
+    "Answer again with only the corrected JSON."
+)
+MAX_PROBLEM = 2000
+
+
+def schema_of(output_type: type[BaseModel] | None) -> dict[str, Any] | None:
+    """Return the JSON Schema of an output type."""
+    return None if output_type is None else output_type.model_json_schema()
+
+
+def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
+    """Return why a text is not a value of the type, or ""."""
+    if output_type is None:
+        return ""
+    try:
+        output_type.model_validate_json(text)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = [f"- {'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in wrong]
+        return "\n".join(lines)[:MAX_PROBLEM]
+    except Exception as error:  # a validator of the project's own
+        return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
+    return ""
+
+
+def value_of(output_type: type[BaseModel] | None, text: str | None) -> Any:
+    """Return a stored output as a value of the type, or as the text it is where that cannot be."""
+    if output_type is None or text is None:
+        return text
+    try:
+        return output_type.model_validate_json(text)
+    except Exception:  # of a validator of the project's own, or of one that has changed since
+        return text
+
+
+def shown(output: Any) -> Any:
+    """Return an output as text again, for who prints it."""
+    return output.model_dump_json() if isinstance(output, BaseModel) else output

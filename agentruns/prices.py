@@ -1,0 +1,109 @@
+"""What replies cost, by the project's own AGENTRUNS_PRICES.
+
+AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 3, "output": 15}}: in a currency of your own, for a
+million tokens. `cache_read`, `cache_write` and `cache_write_1h` are a tenth, five quarters and twice of
+`input` where they are not given. A name also stands for the versions of it that carry a date, and never
+for another model: "claude-sonnet-5" is also "claude-sonnet-5-20261021", but not "claude-sonnet-5-5".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Context, Decimal, localcontext
+from typing import Any
+
+from agentruns.conf import settings
+
+MILLION = 1_000_000
+KINDS = frozenset({"input", "output", "cache_read", "cache_write", "cache_write_1h"})
+_DATE = re.compile(r"[-@]\d{8}(?!\d)")
+MAX_DIGITS = 20
+
+
+def price_of(*models: str) -> dict[str, Decimal] | None:
+    """Return the prices of the first of the models that has some; the longest name that fits counts.
+
+    One that makes no sense is none: a reply that is paid for has to be journaled all the same.
+    """
+    known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
+    for model in models:
+        names = [name for name in known if isinstance(name, str) and _stands_for(name, model)]
+        if names:
+            name = max(names, key=len)
+            return None if mistakes({name: known[name]}) else _complete(known[name])
+    return None
+
+
+def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
+    """Return what a reply cost, or None where nobody says what its model costs."""
+    price = price_of(*models)
+    if price is None:
+        return None
+    written = _count(usage, "cache_creation_input_tokens")
+    detail = usage.get("cache_creation")
+    longer = min(written, _count(detail, "ephemeral_1h_input_tokens")) if isinstance(detail, dict) else 0
+    tokens = {
+        "input": _count(usage, "input_tokens"),
+        "output": _count(usage, "output_tokens"),
+        "cache_read": _count(usage, "cache_read_input_tokens"),
+        "cache_write": written - longer,
+        "cache_write_1h": longer,
+    }
+    with localcontext(Context(prec=100)):  # exact, also where the thread calculates with few digits
+        return sum((price[kind] * count for kind, count in tokens.items()), Decimal(0)) / MILLION
+
+
+def added(total: str, cost: str) -> str:
+    """Return the sum of two journaled amounts."""
+    with localcontext(Context(prec=100)):
+        return amount(Decimal(total) + Decimal(cost))
+
+
+def amount(value: Decimal) -> str:
+    """Return an amount as it is journaled: plain digits, exact."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def mistakes(prices: Any) -> list[str]:
+    """Return what is wrong with a value of AGENTRUNS_PRICES."""
+    if not isinstance(prices, dict):
+        return ["it must be a dict of model names"]
+    found = []
+    for name, price in prices.items():
+        if not isinstance(name, str):
+            found.append(f"{name!r} is not the name of a model")
+        elif not isinstance(price, dict) or not {"input", "output"} <= price.keys() <= KINDS:
+            found.append(f"{name!r} must have input and output, and may have the cache_ ones")
+        elif not all(_is_amount(value) for value in price.values()):
+            found.append(f"the prices of {name!r} must be numbers, not negative")
+    return found
+
+
+def _stands_for(name: str, model: str) -> bool:
+    return model == name or (model.startswith(name) and _DATE.match(model, len(name)) is not None)
+
+
+def _complete(price: Mapping[str, Any]) -> dict[str, Decimal]:
+    given = {kind: Decimal(str(value)) for kind, value in price.items()}
+    of_input = {"cache_read": Decimal("0.1"), "cache_write": Decimal("1.25"), "cache_write_1h": Decimal(2)}
+    with localcontext(Context(prec=100)):
+        return {**{kind: given["input"] * factor for kind, factor in of_input.items()}, **given}
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _is_amount(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return False
+    try:
+        number = Decimal(str(value))
+    except ArithmeticError:
+        return False
+    # More digits than any price has would make sums long, or inexact.
+    digits = max(len(number.as_tuple().digits), abs(number.adjusted()))
+    return number.is_finite() and number >= 0 and digits <= MAX_DIGITS

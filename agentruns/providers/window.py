@@ -1,0 +1,101 @@
+"""The model's context window: whether a request may fit, and what of a long conversation is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agentruns import canonical
+
+Messages = list[dict[str, Any]]
+Compact = Callable[[Messages, int, int], Messages]
+
+SMALLEST = 200_000  # tokens; no current model takes less
+BYTES_PER_TOKEN = 2  # fewer than any text really needs, so an estimate is never too low
+
+
+def most_tokens(body: dict[str, Any]) -> int:
+    """Return an upper estimate of the tokens of a request, without asking anybody."""
+    return len(canonical.dumps(body).encode()) // BYTES_PER_TOKEN
+
+
+def exchanges(messages: Messages) -> list[Messages]:
+    """Cut a conversation where it may be cut: a reply stays together with the results that answer it.
+
+    The first part is what the user began with; every other one begins with a reply. Replies in a row are
+    one that paused and went on.
+    """
+    parts: list[Messages] = []
+    before = ""
+    for message in messages:
+        if not parts or (message["role"] == "assistant" and before != "assistant"):
+            parts.append([])
+        parts[-1].append(message)
+        before = message["role"]
+    return parts
+
+
+def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
+    """Leave out the oldest exchanges until the rest fits: a `compact` that just works.
+
+    How the conversation began, what the user said last and the newest exchange stay; what else the user
+    said goes after the exchanges with tools alone. `tokens`: what the whole conversation takes; each part
+    is taken to need its share of them by length. Give it to `AnthropicModel(compact=...)`. Only what is
+    sent gets shorter, never the journal.
+    """
+    parts = exchanges(messages)
+    sizes = [most_tokens({"messages": part}) for part in parts]
+    spoken = [number for number, part in enumerate(parts) if any(map(_is_spoken, part))]
+    needed = {0, len(parts) - 1, *spoken[-1:]}
+    droppable = [number for number in range(len(parts)) if number not in needed]
+    excess = tokens - limit * 0.8  # shares are estimates, and tools and system need their part
+    dropped = set()
+    for number in sorted(droppable, key=lambda number: (number in spoken, number)):
+        if excess <= 0:
+            break
+        excess -= sizes[number] * tokens / sum(sizes)
+        dropped.add(number)
+    return [message for number, part in enumerate(parts) if number not in dropped for message in part]
+
+
+def broken_pairs(messages: Any, whole: Messages) -> str:
+    """Return why a shortened conversation cannot be sent in place of the whole one, or ""."""
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        return "it is not a list of messages, each with a role and a content"
+    if not messages or messages[0]["role"] != "user":
+        return "it does not begin with a user message"
+    open_calls: set[str] = set()
+    for message in messages:
+        answered = _ids(message, "tool_result", "tool_use_id")
+        if message["role"] == "user" and answered != open_calls:
+            return "a tool_use and its tool_result were parted"
+        if message["role"] == "assistant" and open_calls:
+            return "a tool_use has no tool_result after it"
+        open_calls = _ids(message, "tool_use", "id") if message["role"] == "assistant" else set()
+    if open_calls:
+        return "the last tool_use has no tool_result"
+    # A model that is not told what it has done does it again.
+    first, last = messages[-1], whole[-1]
+    same = _ids(first, "tool_result", "tool_use_id") == _ids(last, "tool_result", "tool_use_id")
+    return "" if same and first["role"] == last["role"] else "it does not end as the whole one does"
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (
+        isinstance(content, list) and all(isinstance(b, dict) for b in content)
+    )
+
+
+def _is_spoken(message: dict[str, Any]) -> bool:
+    content = message["content"]
+    said = isinstance(content, str) or any(block.get("type") != "tool_result" for block in content)
+    return message["role"] == "user" and said
+
+
+def _ids(message: dict[str, Any], kind: str, field: str) -> set[str]:
+    content = message["content"]
+    blocks = [] if isinstance(content, str) else content
+    return {str(block.get(field)) for block in blocks if block.get("type") == kind}

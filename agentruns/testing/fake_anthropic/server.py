@@ -1,0 +1,194 @@
+"""The fake itself: what is answered to which request."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from agentruns.testing.fake_anthropic.answers import DROPPED, Answer, plain, streamed
+from agentruns.testing.fake_anthropic.author import Author, Script, whole
+from agentruns.testing.fake_anthropic.calls import Call, CallLog, masked
+from agentruns.testing.fake_anthropic.conversation import check_conversation
+from agentruns.testing.fake_anthropic.errors import Refused
+from agentruns.testing.fake_anthropic.faults import Fault, Faults
+from agentruns.testing.fake_anthropic.http import Server
+from agentruns.testing.fake_anthropic.rules import VERSION, check_breakpoints, check_request
+from agentruns.testing.fake_anthropic.stream import events
+from agentruns.testing.fake_anthropic.tokens import PromptCache, count_request
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+
+
+class FakeAnthropic:
+    """A Messages API on 127.0.0.1 that says what a script says and refuses what the real one refuses.
+
+    `script`: turns as ScriptedModel has them; the conversation's n-th reply is the n-th turn, n being the
+    number of assistant messages in the request. Or a function of the request's body that returns a turn.
+    In raw content a tool_use whose `input` is text streams that text: JSON cut short by max_tokens.
+    `faults`: request number (POSTs to /v1/messages, from 1) -> a kind of fault, or a Fault; see `fault()`.
+    `log`: a file that gets every call as a line of JSON. `prefill`: accept a last message of the
+    assistant's, as older models do. `cache_minimum`: tokens a prefix needs to be cached.
+    """
+
+    def __init__(
+        self,
+        script: Script = (),
+        *,
+        faults: Mapping[int, Any] | None = None,
+        api_key: str = "sk-ant-fake-key",
+        log: str | Path | None = None,
+        port: int = 0,
+        prefill: bool = False,
+        cache_minimum: int = 16,
+        max_output_tokens: int = 128_000,
+        max_bytes: int = 32 * 2**20,
+    ) -> None:
+        self.api_key = api_key
+        self.port = port
+        self.prefill = prefill
+        self.max_output_tokens = max_output_tokens
+        self.max_bytes = max_bytes
+        self.cache = PromptCache(cache_minimum)
+        self._author = Author(script, self.cache)
+        self._faults = Faults(faults)
+        self._log = CallLog(log)
+        self._server: Server | None = None
+        self._clients: list[Anthropic] = []
+
+    def start(self) -> Self:
+        """Listen."""
+        if self._server is not None:
+            raise RuntimeError("The fake is running already.")
+        self._server = Server(self.port, self._respond)
+        return self
+
+    def stop(self) -> None:
+        """Stop listening; close every connection, every thread and every client of `client()`."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        while self._clients:
+            self._clients.pop().close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        if self._server is None:
+            raise RuntimeError("The fake is not running: use it in a with statement, or call start().")
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which another process asks this fake."""
+        return {"ANTHROPIC_BASE_URL": self.url, "ANTHROPIC_API_KEY": self.api_key}
+
+    def client(self, **options: Any) -> Anthropic:
+        """Return a client of the real SDK, without retries unless asked for; `stop()` closes it."""
+        import anthropic
+
+        if "http_client" not in options:
+            # No proxy, and no certificates: loading them takes longer than most tests.
+            bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            options["http_client"] = anthropic.DefaultHttpxClient(verify=bare, trust_env=False)
+        given = {"api_key": self.api_key, "base_url": self.url, "max_retries": 0, **options}
+        client = anthropic.Anthropic(**given)
+        self._clients.append(client)
+        return client
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every request so far, secrets masked."""
+        return self._log.all()
+
+    def fault(self, kind: int | str | Fault, *, at: int | None = None, **options: Any) -> None:
+        """Let request number `at` meet a fault, or the next one; the options are the fields of Fault."""
+        self._faults.plan(at, kind, **options)
+
+    def _respond(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
+        route = urlsplit(path).path
+        request_id = f"req_{secrets.token_hex(12)}"
+        named = {"request-id": request_id}
+        number, fault = self._faults.next() if (method, route) == ("POST", MESSAGES) else (0, None)
+        error, body = "", _parsed(raw)
+        if fault and fault.kind == "drop" and fault.after is None:
+            answer = DROPPED
+        else:
+            try:
+                if fault and isinstance(fault.kind, int):
+                    raise fault.error()
+                self._check(method, route, headers, raw, body)
+                answer = self._answer(route, body, fault, named, request_id)
+            except Refused as refused:
+                error = refused.message
+                answer = plain(refused.status, refused.body(request_id), None, {**named, **refused.headers})
+        name = str(fault.kind) if fault else ""
+        call = Call(number, method, path, masked(headers), body, answer.status, error, name, request_id)
+        self._log.add(call)
+        return answer
+
+    def _check(self, method: str, route: str, headers: dict[str, str], raw: bytes, body: Any) -> None:
+        if route not in (MESSAGES, COUNT_TOKENS):
+            raise Refused("Not found", 404)
+        if method != "POST":
+            raise Refused("Method Not Allowed", 405)
+        if len(raw) > self.max_bytes:
+            raise Refused("Request exceeds the maximum size", 413)
+        self._check_headers(headers)
+        if isinstance(body, _NotJson):
+            raise Refused(f"The request body is not valid JSON: {body}")
+        check_request(body, counting=route == COUNT_TOKENS, max_output_tokens=self.max_output_tokens)
+        check_conversation(body, self._author.replies, prefill=self.prefill)
+        check_breakpoints(body)
+
+    def _check_headers(self, headers: dict[str, str]) -> None:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        key = headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
+        if not key:
+            raise Refused("x-api-key header is required", 401)
+        if not secrets.compare_digest(key.encode(), self.api_key.encode()):
+            raise Refused("invalid x-api-key", 401)
+        version = headers.get("anthropic-version")
+        if not version:
+            raise Refused("anthropic-version: header is required")
+        if version != VERSION:
+            raise Refused(f'anthropic-version: "{version}" is not a valid version')
+
+    def _answer(
+        self, route: str, body: Any, fault: Fault | None, headers: dict[str, str], request_id: str
+    ) -> Answer:
+        if route == COUNT_TOKENS:
+            return plain(200, {"input_tokens": count_request(body)}, None, headers)
+        message = self._author.message(body)
+        if body.get("stream"):
+            return streamed(list(events(message)), fault, headers, request_id)
+        if fault and fault.kind == "error":
+            raise fault.error()
+        return plain(200, whole(message), fault, headers)
+
+
+class _NotJson(str):
+    """What is wrong with a body, where its value would be."""
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return _NotJson(error)

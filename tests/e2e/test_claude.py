@@ -1,0 +1,63 @@
+"""The demo with the real SDK over HTTP, and every fault of the provider at every request."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.e2e import claude
+from tests.e2e.demo_project import ROOT, Project
+from tests.e2e.faulty import FAULTS
+from tests.e2e.test_demo import EFFECTS, STATUSES
+
+REFUND, EMAIL = "refund", "email"
+DOES = {1: [EMAIL], 2: [REFUND, EMAIL], 3: [REFUND, EMAIL], 4: [REFUND, EMAIL], 5: [EMAIL]}
+HARMLESS = ("slow",)
+FATAL = ("400",)
+
+
+def test_the_demo_works_with_the_real_sdk(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with FakeAnthropic(claude.script) as fake:
+        fake.fault(529, at=2, retry_after=1)  # the first ticket's second request
+        demo = project.run("demo", **fake.environment(), MODEL=claude.MODEL)
+        assert demo.returncode == 0, demo.stdout + demo.stderr
+        assert {call.status for call in fake.calls} == {200, 529}
+    assert [(line["session"], line["kind"]) for line in project.ledger()] == EFFECTS
+    runs = project.runs()
+    assert {session: run["status"] for session, run in runs.items()} == STATUSES
+    failed = [row for row in project.journal(runs["ticket-1"]) if row["kind"] == "model_failed"]
+    assert [row["payload"]["error"]["type"] for row in failed] == ["overloaded_error"]
+    replies = [row["payload"] for row in project.journal(runs["ticket-1"]) if row["kind"] == "assistant"]
+    assert {reply["model"] for reply in replies} == {claude.MODEL}
+    assert replies[-1]["usage"]["cache_read_input_tokens"] > 0
+
+
+def test_every_fault_at_every_request_leaves_the_ledger_exact(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.run("migrate", "-v0")
+    project.run("loaddata", "helpdesk", "-v0")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.faulty"],
+        cwd=ROOT,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(FAULTS) * sum(len(claude.transcript(ticket)["turns"]) for ticket in DOES)
+    for line in lines:
+        fault, kinds = line["fault"], [kind for kind, _ in line["effects"]]
+        assert line["faults"] >= 1, line
+        assert line["failed"] == (0 if fault in HARMLESS else line["faults"]), line
+        assert line["status"] == ("failed" if fault in FATAL else "completed"), line
+        assert line["problems"] == [], line
+        assert len({key for _, key in line["effects"]}) == len(kinds), line
+        expected = DOES[line["ticket"]]
+        assert kinds == (expected[: len(kinds)] if fault in FATAL else expected), line

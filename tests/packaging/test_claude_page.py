@@ -1,0 +1,80 @@
+"""The page about Claude: its code is run, its figures are those of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns import prices
+from agentruns.engine import MAX_PAUSE_TURNS
+from agentruns.providers import anthropic as provider
+from agentruns.providers import window
+from agentruns.providers.base import ModelRequest, call_model
+from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.unit.claude import HELLO
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "claude.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def page(
+    agents: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[dict[str, Any]]:
+    """Everything the page defines."""
+    from agentruns.signals import text_streamed
+
+    monkeypatch.setattr(text_streamed, "receivers", [])
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-of-the-page")
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(block, names)
+    yield names
+    text_streamed.sender_receivers_cache.clear()
+    for name in ("by_gateway", "on_bedrock", "on_vertex"):
+        names[name]._given.close()
+
+
+def test_the_models_of_the_page_answer(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeAnthropic([{"text": "Hello."}]) as fake:
+        for name in ("patient", "uncached", "simple", "strict"):
+            page[name]._given = fake.client()
+            reply = call_model(page[name], ModelRequest("claude-sonnet-5-5", "Help.", [HELLO]))
+            assert reply.content == [{"type": "text", "text": "Hello."}]
+    assert capsys.readouterr().out == "Hello." * 4, "the listener of the page"
+
+
+def test_the_hook_of_the_page_cuts_where_it_may(page: dict[str, Any]) -> None:
+    messages: list[dict[str, Any]] = [HELLO]
+    for number in range(9):
+        call = {"type": "tool_use", "id": f"t{number}", "name": "find", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "x"}
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    kept = page["keep_five"](messages, 10, 5)
+    assert kept == [HELLO, *messages[-10:]]
+    assert window.broken_pairs(kept, messages) == ""
+
+
+def test_prices_parameters_and_figures_are_true(page: dict[str, Any]) -> None:
+    assert prices.mistakes(page["AGENTRUNS_PRICES"]) == []
+    assert page["research"].model_params["betas"]
+    assert f"has {provider.DEFAULT_MAX_TOKENS}" in PAGE
+    assert f"{window.SMALLEST:,}".replace(",", " ") in PAGE
+    assert MAX_PAUSE_TURNS == 10 and "at most ten times" in PAGE
+
+
+def test_the_first_block_is_a_module_that_does_not_load_the_sdk() -> None:
+    code = f"{BLOCKS[0]}\nimport sys; print('anthropic' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

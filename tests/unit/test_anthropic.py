@@ -1,0 +1,284 @@
+"""What goes to Claude and what comes back, through the real SDK."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agentruns import Agent, canonical, run_agent
+from agentruns.models import Message
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ModelRequest, call_model
+from agentruns.signals import text_streamed
+from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.db.helpers import payloads, the_run
+from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent, went_on
+
+BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
+STRANGE: list[Any] = [
+    {"type": "thinking", "thinking": "Let me see: ä."},
+    {"type": "redacted_thinking", "data": "b3BhcXVl"},
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+    {
+        "type": "web_search_tool_result",
+        "tool_use_id": "srvtoolu_1",
+        "content": [
+            {
+                "type": "web_search_result",
+                "url": "https://example.org",
+                "title": "x",
+                "page_age": None,
+                "encrypted_content": "zz",
+            },
+        ],
+    },
+    {"type": "block_of_the_future", "data": [1, {"b": None}], "n": 1e16},
+    {"type": "text", "text": "So.", "citations": [{"type": "page", "cited_text": "x"}], "odd": {"a": 1}},
+    {"type": "tool_use", "id": "toolu_1", "name": "find", "input": {"n": 1e16, "m": -0.0}},
+]
+
+
+@contextmanager
+def heard() -> Iterator[list[dict[str, Any]]]:
+    """What a listener is told of text as it streams in."""
+    said: list[dict[str, Any]] = []
+
+    def listen(*, signal: Any, **told: Any) -> None:
+        said.append(told)
+
+    text_streamed.connect(listen)
+    try:
+        yield said
+    finally:
+        text_streamed.disconnect(listen)
+
+
+# Requests
+
+
+@BOTH
+def test_what_is_sent(streaming: bool) -> None:
+    assistant = {"role": "assistant", "content": [{"type": "text", "text": "Yes?"}]}
+    messages = [HELLO, assistant, {"role": "user", "content": "a\x00\ud800"}]
+    asked = request(tools=[FIND], messages=messages, params={"thinking": {"type": "adaptive"}})
+    with FakeAnthropic([{"text": "1"}, {"text": "2"}]) as fake:
+        model = claude(fake, streaming=streaming, cache=None)
+        model.propose(asked)
+        model.propose(request(system="", params={"max_tokens": 5}))
+        first, second = sent(fake)
+    assert first == {
+        "model": NAME,
+        "max_tokens": 8192,
+        "system": "Help.",
+        "messages": [*messages[:2], {"role": "user", "content": "a\ufffd\ufffd"}],
+        "tools": [FIND],
+        "thinking": {"type": "adaptive"},
+        **({"stream": True} if streaming else {}),
+    }
+    assert second.keys() - {"stream"} == {"model", "max_tokens", "messages"}
+    assert second["max_tokens"] == 5
+
+
+def test_it_streams_unless_told_not_to() -> None:
+    with FakeAnthropic([{"text": "1"}]) as fake:
+        claude(fake).propose(request())
+        claude(fake, streaming=False).propose(request())
+        assert ["stream" in body for body in sent(fake)] == [True, False]
+
+
+def test_long_replies_and_own_time_outs() -> None:
+    with FakeAnthropic([{"text": "1"}]) as fake:
+        for options in ({}, {"streaming": False}, {"timeout": 5}, {"timeout": 5, "streaming": False}):
+            claude(fake, **options).propose(request(params={"max_tokens": 64_000}))
+        found = [call.headers["x-stainless-read-timeout"] for call in fake.calls]
+    assert found == ["600", "1800.0", "5", "5"]
+
+
+def test_parameters_the_sdk_has_no_name_for_reach_the_provider_which_judges_them() -> None:
+    with FakeAnthropic([{"text": "1"}]) as fake:
+        model = claude(fake)
+        error = failure(model, request(params={"option_of_the_future": {"a": 1}}))
+        call_model(model, request(params={"service_tier": "auto", "metadata": {"user_id": "u1"}}))
+        assert sent(fake)[0]["option_of_the_future"] == {"a": 1}
+        assert sent(fake)[1]["metadata"] == {"user_id": "u1"}
+    assert error.disposition == "fail" and "option_of_the_future: Extra inputs" in str(error)
+
+
+def test_tools_the_provider_runs_follow_the_agents_own() -> None:
+    search = {"type": "web_search_20260318", "name": "web_search", "max_uses": 3}
+    with FakeAnthropic([{"text": "1"}]) as fake:
+        params = {"tools": [search], "tool_choice": {"type": "auto"}}
+        claude(fake, cache=None).propose(request(tools=[FIND], params=params))
+        claude(fake, cache=None).propose(request(params={"tools": [search]}))
+        assert [body["tools"] for body in sent(fake)] == [[FIND, search], [search]]
+    assert params["tools"] == [search]
+
+
+@BOTH
+def test_betas_are_a_header_and_their_blocks_come_and_go_whole(streaming: bool) -> None:
+    used = {"id": "mcptoolu_1", "name": "look", "server_name": "crm", "input": {"id": "ä-17", "deep": [1]}}
+    content = [
+        {"type": "mcp_tool_use", **used},
+        {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1", "is_error": False, "content": []},
+        {"type": "tool_use", "id": "toolu_1", "name": "find", "input": {"n": 1}},
+    ]
+    params = {"betas": ["mcp-client-2025-11-20", "b"]}
+    with FakeAnthropic([{"content": content}, {"text": "2"}]) as fake:
+        model = claude(fake, streaming=streaming)
+        reply = call_model(model, request(tools=[FIND], params=params))
+        assert canonical.dumps(reply.content) == canonical.dumps(content)
+        model.propose(request(tools=[FIND], params=params, messages=went_on([HELLO], reply)))
+        assert [call.status for call in fake.calls] == [200, 200]
+        assert fake.calls[0].headers["anthropic-beta"] == "mcp-client-2025-11-20,b"
+        assert not any("betas" in body for body in sent(fake))
+        assert (reply.request_id, reply.model) == (fake.calls[0].request_id, NAME)
+        claude(fake, streaming=False).propose(request(params={"betas": []}))
+        assert "anthropic-beta" not in fake.calls[-1].headers
+
+
+def test_a_block_the_sdk_would_lose_parts_of_is_never_stored() -> None:
+    used = {"type": "mcp_tool_use", "id": "m1", "name": "look", "server_name": "crm", "input": {"id": 1}}
+    with FakeAnthropic([{"content": [used], "stop_reason": "end_turn"}]) as fake:
+        error = failure(claude(fake))
+        assert call_model(claude(fake, streaming=False), request()).content == [used]
+    assert (error.disposition, error.type) == ("pause", "unknown_delta")
+    assert "mcp_tool_use" in str(error) and "betas" in str(error) and error.usage
+
+
+def test_the_form_of_the_output_is_told_as_the_provider_wants_it() -> None:
+    schema = {
+        "type": "object",
+        "title": "Answer",
+        "properties": {"n": {"type": "integer", "exclusiveMinimum": 0}},
+        "required": ["n"],
+    }
+    before = copy.deepcopy(schema)
+    with FakeAnthropic([{"text": '{"n": 1}'}]) as fake:
+        asked = request(output_schema=schema, params={"output_config": {"effort": "low"}})
+        assert call_model(claude(fake), asked).content == [{"type": "text", "text": '{"n": 1}'}]
+        (config,) = [body["output_config"] for body in sent(fake)]
+    assert schema == before
+    assert config["effort"] == "low"
+    assert config["format"]["type"] == "json_schema"
+    assert config["format"]["schema"]["additionalProperties"] is False
+    assert "exclusiveMinimum" in config["format"]["schema"]["properties"]["n"]["description"]
+
+
+# Replies
+
+
+@BOTH
+def test_a_reply_is_kept_as_it_came_and_goes_back_untouched(streaming: bool) -> None:
+    with FakeAnthropic([{"content": STRANGE}, {"text": "Done."}]) as fake:
+        model = claude(fake, streaming=streaming)
+        params = {"thinking": {"type": "adaptive"}}
+        reply = call_model(model, request(tools=[FIND], params=params))
+        content = copy.deepcopy(reply.content)
+        assert content[0].pop("signature")
+        assert canonical.dumps(content) == canonical.dumps(STRANGE)
+        stored = json.loads(canonical.dumps(reply.content))
+        assert (reply.stop_reason, reply.model) == ("tool_use", NAME)
+        assert reply.request_id == fake.calls[0].request_id
+        messages = went_on([HELLO], reply)
+        messages[1]["content"] = stored  # as it is read back from the journal
+        again = call_model(model, request(tools=[FIND], params=params, messages=messages))
+        assert again.content == [{"type": "text", "text": "Done."}]
+        assert sent(fake)[1]["messages"][1] == {"role": "assistant", "content": reply.content}
+
+        messages[1]["content"] = [*stored[:3], {**stored[3], "content": []}, *stored[4:]]
+        messages[1]["content"][0] = {**stored[0], "thinking": "Altered."}
+        error = failure(model, request(tools=[FIND], params=params, messages=messages))
+        assert error.disposition == "fail" and "cannot be modified" in str(error)
+
+
+@BOTH
+def test_thinking_without_its_text_keeps_its_signature(streaming: bool) -> None:
+    params = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    with FakeAnthropic([{"content": STRANGE}, {"text": "Done."}]) as fake:
+        model = claude(fake, streaming=streaming)
+        reply = call_model(model, request(tools=[FIND], params=params))
+        assert reply.content[0]["thinking"] == "" and reply.content[0]["signature"]
+        model.propose(request(tools=[FIND], params=params, messages=went_on([HELLO], reply)))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "reason",
+    ["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal",
+     "model_context_window_exceeded", "reason_of_the_future"],
+)  # fmt: skip
+def test_every_stop_reason_is_handed_on(streaming: bool, reason: str) -> None:
+    content = [{"type": "text", "text": "So."}, {"type": "tool_use", "id": "t", "name": "find", "input": {}}]
+    turn = {"content": content, "stop_reason": reason, "usage": {"output_tokens": 7}}
+    with FakeAnthropic([turn]) as fake:
+        reply = call_model(claude(fake, streaming=streaming), request(tools=[FIND]))
+    assert (reply.stop_reason, reply.content) == (reason, content)
+    assert reply.usage["output_tokens"] == 7 and reply.usage["cache_creation_input_tokens"] > 0
+
+
+@BOTH
+def test_a_paused_turn_goes_back_unchanged(streaming: bool) -> None:
+    paused = {"content": STRANGE[2:3], "stop_reason": "pause_turn"}
+    with FakeAnthropic([paused, {"content": STRANGE[3:4]}]) as fake:
+        model = claude(fake, streaming=streaming)
+        first = call_model(model, request(tools=[FIND]))
+        second = call_model(model, request(tools=[FIND], messages=went_on([HELLO], first)))
+        assert second.content == STRANGE[3:4]
+        assert sent(fake)[1]["messages"][1:] == [{"role": "assistant", "content": first.content}]
+
+
+# The live view
+
+
+def test_text_is_offered_to_listeners_as_it_comes() -> None:
+    turns = [{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Grüße … 🔎"}]}]
+    with FakeAnthropic(turns) as fake, heard() as said:
+        asked = ModelRequest(NAME, system="", messages=[HELLO], run_id="r1", step=0)
+        claude(fake).propose(asked)
+        assert len(said) > 1 and "".join(told["text"] for told in said) == "Grüße … 🔎"
+        assert all(told == {"sender": AnthropicModel, "run_id": "r1", "step": 0} | {"text": told["text"]}
+                   for told in said)  # fmt: skip
+        del said[:]
+        claude(fake, streaming=False).propose(asked)
+        assert said == []
+
+
+def test_a_listener_that_raises_hurts_nobody() -> None:
+    def broken(**told: Any) -> None:
+        raise RuntimeError("no")
+
+    text_streamed.connect(broken)
+    try:
+        with FakeAnthropic([{"text": "Hello you."}]) as fake, heard() as said:
+            reply = call_model(claude(fake), request())
+    finally:
+        text_streamed.disconnect(broken)
+    assert reply.content == [{"type": "text", "text": "Hello you."}]
+    assert "".join(told["text"] for told in said) == "Hello you."
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_streams_is_never_journaled_only_the_complete_reply(agents: None) -> None:
+    with FakeAnthropic([{"text": "Hello you."}]) as fake, heard() as said:
+        agent = Agent("live", instructions="Help.", model=claude(fake))
+        rows: list[int] = []
+
+        def count(**told: Any) -> None:
+            rows.append(Message.objects.count())
+
+        text_streamed.connect(count)
+        try:
+            run = the_run(run_agent(agent, "hi", "s1", idempotency_key="k"))
+        finally:
+            text_streamed.disconnect(count)
+    assert {told["run_id"] for told in said} == {str(run.pk)}
+    assert {told["step"] for told in said} == {0}
+    assert len(set(rows)) == 1
+    assert [each["content"] for each in payloads(run, "assistant")] == [
+        [{"type": "text", "text": "Hello you."}]
+    ]

@@ -1,0 +1,334 @@
+"""Conversations that may not fit: counted when it matters, refused with figures, or compacted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agentruns.providers import window
+from agentruns.providers.base import ProviderError, call_model
+from agentruns.testing import check_messages
+from agentruns.testing.fake_anthropic import FakeAnthropic
+from agentruns.testing.fake_anthropic.tokens import count_request
+from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent
+
+COUNT = "/v1/messages/count_tokens"
+Messages = list[dict[str, Any]]
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+def exchange(number: int, length: int = 40) -> Messages:
+    """Two calls and their results."""
+    ids = [f"toolu_{number}_{each}" for each in (0, 1)]
+    calls = [{"type": "tool_use", "id": id, "name": "find", "input": {}} for id in ids]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": "word " * length} for id in ids]
+    return [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+
+
+def loop(count: int, length: int = 40) -> Messages:
+    return [HELLO, *(message for number in range(count) for message in exchange(number, length))]
+
+
+LONG = request(messages=loop(10), tools=[FIND])
+
+
+@contextmanager
+def fake() -> Iterator[FakeAnthropic]:
+    """A fake that says one thing, however long the conversation."""
+    with FakeAnthropic(lambda body: {"text": "Done."}) as running:
+        yield running
+
+
+def tokens_of(asked: Any) -> int:
+    return count_request({"messages": asked.messages, "tools": asked.tools, "system": asked.system})
+
+
+# Counting
+
+
+def test_small_requests_are_not_counted() -> None:
+    with fake() as running:
+        call_model(claude(running), LONG)
+        call_model(claude(running, context_window=10_000), LONG)
+        assert [call.path for call in running.calls] == ["/v1/messages"] * 2
+
+
+def test_near_the_window_the_provider_counts_and_what_fits_is_sent_as_it_is() -> None:
+    with fake() as running:
+        params = {"max_tokens": 100, "thinking": {"type": "adaptive"}, "service_tier": "auto", "betas": ["b"]}
+        asked = request(messages=LONG.messages, tools=[FIND], params=params)
+        call_model(claude(running, context_window=tokens_of(LONG) + 5, cache=None), asked)
+        counted, answered = running.calls
+        assert (counted.path.partition("?")[0], counted.status, answered.status) == (COUNT, 200, 200)
+        assert "b" in counted.headers["anthropic-beta"].split(",")
+        assert counted.body.keys() == {"model", "messages", "tools", "system", "thinking"}
+        assert answered.body["messages"] == LONG.messages
+
+
+def test_what_does_not_fit_fails_with_the_figures_and_is_not_sent() -> None:
+    with fake() as running:
+        limit = tokens_of(LONG) - 1
+        error = failure(claude(running, context_window=limit), LONG)
+        assert sent(running) == []
+    assert (error.disposition, error.type) == ("fail", "context_window_exceeded")
+    for figure in (str(limit), str(limit + 1), NAME, "compact", "drop_oldest"):
+        assert figure in str(error)
+
+
+def test_an_error_while_counting_is_an_error_like_others() -> None:
+    with fake() as running:
+        model = claude(running, client=running.client(api_key="sk-ant-wrong"), context_window=50)
+        error = failure(model, LONG)
+        assert (error.disposition, error.type, sent(running)) == ("pause", "authentication_error", [])
+
+
+def test_an_estimate_is_never_too_low() -> None:
+    for text in ("word " * 50, "ä" * 50, "🔎" * 50, '"\\\n' * 50):
+        body = {"messages": [said("user", text)], "tools": [FIND], "system": text}
+        assert window.most_tokens(body) >= count_request(body)
+
+
+# The limit
+
+
+def test_the_window_is_asked_for_once_and_has_a_default_where_nobody_knows() -> None:
+    long = request(messages=loop(12, length=4_000))
+    assert window.most_tokens({"messages": long.messages}) > window.SMALLEST > tokens_of(long)
+    with fake() as running:
+        model = claude(running)
+        for _ in range(3):
+            call_model(model, long)
+        paths = [(call.method, call.path) for call in running.calls]
+    assert paths[0] == ("GET", f"/v1/models/{NAME}")
+    assert [path for _, path in paths[1:]] == [COUNT, "/v1/messages"] * 3
+    assert model.context_window == window.SMALLEST
+
+
+def test_the_provider_knows_its_windows() -> None:
+    import anthropic
+    import httpx2
+
+    asked: list[str] = []
+
+    class Models(httpx2.HTTPTransport):
+        """The page the fake does not have."""
+
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            if request.method == "GET":
+                asked.append(request.url.path)
+                model = {"id": NAME, "type": "model", "max_input_tokens": 100}
+                return httpx2.Response(200, json=model)
+            return super().handle_request(request)
+
+    long = request(messages=loop(12, length=4_000))
+    with fake() as running, httpx2.Client(transport=Models(), trust_env=False) as http:
+        client = anthropic.Anthropic(api_key=running.api_key, base_url=running.url, http_client=http)
+        model = claude(running, client=client)
+        for _ in range(3):
+            assert "accepts 100." in str(failure(model, long))
+    assert asked == [f"/v1/models/{NAME}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "known"), [(403, True), (400, True), (401, False), (429, False), (500, False)]
+)
+def test_a_window_nobody_tells_is_no_reason_to_fail_unless_asking_again_may_help(
+    status: int, known: bool
+) -> None:
+    import anthropic
+    import httpx2
+
+    class Models(httpx2.HTTPTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            return httpx2.Response(status) if request.method == "GET" else super().handle_request(request)
+
+    long = request(messages=loop(12, length=4_000))
+    with fake() as running, httpx2.Client(transport=Models(), trust_env=False) as http:
+        client = anthropic.Anthropic(api_key=running.api_key, base_url=running.url, http_client=http)
+        model = claude(running, client=client)
+        if known:
+            assert call_model(model, long).stop_reason == "end_turn"
+        else:
+            assert failure(model, long).status == status
+        assert (model.context_window is not None) == known
+
+
+# The hook
+
+
+def test_compact_is_told_the_figures_and_decides_what_is_sent() -> None:
+    told: list[Any] = []
+
+    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
+        told.append((copy.deepcopy(messages), tokens, limit))
+        messages[0]["content"].append("nonsense")  # what it was given is its own
+        return [said("user", "In short."), *exchange(9)]
+
+    before = copy.deepcopy(LONG)
+    with fake() as running:
+        call_model(claude(running, context_window=300, compact=compact, cache=None), LONG)
+        assert [body["messages"] for body in sent(running)] == [[said("user", "In short."), *exchange(9)]]
+        assert len(sent(running, COUNT)) == 2, "what it returned is counted again"
+    assert told == [(before.messages, tokens_of(LONG), 300)]
+    assert before == LONG
+
+
+def test_a_summary_may_be_plain_text_and_is_cached_like_others() -> None:
+    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
+        return [{"role": "user", "content": "In short."}, *exchange(9)]
+
+    with fake() as running:
+        call_model(claude(running, context_window=300, compact=compact), LONG)
+        assert "cache_control" in json.dumps(sent(running)[0]["messages"][0])
+
+
+def test_compact_is_not_asked_when_it_fits() -> None:
+    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
+        raise AssertionError
+
+    with fake() as running:
+        call_model(claude(running, context_window=tokens_of(LONG), compact=compact), LONG)
+        call_model(claude(running, compact=compact), LONG)
+
+
+def test_a_compact_that_leaves_too_much_fails_with_the_figures() -> None:
+    with fake() as running:
+        model = claude(running, context_window=60, compact=lambda messages, tokens, limit: messages)
+        error = failure(model, LONG)
+        assert sent(running) == []
+    assert (error.disposition, error.type) == ("fail", "context_window_exceeded")
+    assert "after compact()" in str(error) and str(tokens_of(LONG)) in str(error)
+
+
+WHOLE = loop(3)
+
+
+@pytest.mark.parametrize(
+    ("shorter", "words"),
+    [
+        (None, "not a list"),
+        ("text", "not a list"),
+        ([3], "not a list"),
+        ([{"role": "user"}], "not a list"),
+        ([{"role": "system", "content": "x"}], "not a list"),
+        ([{"role": "user", "content": [3]}], "not a list"),
+        (tuple(WHOLE), "not a list"),
+        ([], "does not begin"),
+        (WHOLE[1:], "does not begin"),
+        ([HELLO, *WHOLE[2:]], "were parted"),
+        ([*WHOLE[:2], *WHOLE[3:]], "has no tool_result after it"),
+        ([*WHOLE[:2], HELLO, *WHOLE[3:]], "were parted"),
+        (WHOLE[:-1], "last tool_use has no"),
+        ([HELLO], "does not end"),
+        (WHOLE[:-2], "does not end"),
+        ([*WHOLE, said("assistant", "x")], "does not end"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_and_a_person_has_to_look(shorter: Any, words: str) -> None:
+    with fake() as running:
+        model = claude(running, context_window=100, compact=lambda messages, tokens, limit: shorter)
+        error = failure(model, request(messages=WHOLE, tools=[FIND]))
+        assert sent(running) == []
+    assert (error.disposition, error.type) == ("pause", "compact_failed")
+    assert "compact()" in str(error) and words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "disposition"),
+    [
+        (KeyError("x"), "pause"),
+        (RuntimeError("x"), "pause"),
+        (ConnectionResetError("x"), "retry"),
+        (ProviderError("busy", disposition="retry", type="busy"), "retry"),
+    ],
+)
+def test_a_compact_that_raises_is_named(raised: Exception, disposition: str) -> None:
+    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
+        raise raised
+
+    with fake() as running:
+        error = failure(claude(running, context_window=100, compact=compact), LONG)
+    assert error.disposition == disposition
+    assert str(error).startswith("compact() failed: ")
+
+
+# Cutting
+
+
+def test_replies_stay_with_their_results() -> None:
+    first, second = exchange(1), exchange(2)
+    assert window.exchanges([]) == []
+    assert window.exchanges([HELLO, *first, *second]) == [[HELLO], first, second]
+    paused = [said("assistant", "1"), said("assistant", "2"), *exchange(3)]
+    assert window.exchanges([HELLO, *paused]) == [[HELLO], paused]
+
+
+def test_drop_oldest_keeps_how_it_began_and_the_newest() -> None:
+    with fake() as running:
+        limit = tokens_of(LONG) // 2
+        call_model(claude(running, context_window=limit, compact=window.drop_oldest, cache=None), LONG)
+        (messages,) = [body["messages"] for body in sent(running)]
+        assert running.calls[-1].status == 200
+    kept = (len(messages) - 1) // 2
+    assert 2 <= kept < 10
+    assert messages == [LONG.messages[0], *LONG.messages[-2 * kept :]]
+
+
+def test_drop_oldest_keeps_what_the_user_said_last() -> None:
+    before = [HELLO, *exchange(0), said("assistant", "Done."), said("user", "Now something else.")]
+    messages = [*before, *(each for number in range(1, 10) for each in exchange(number))]
+    kept = window.drop_oldest(messages, 1000, 300)
+    assert kept[:3] == [HELLO, *before[-2:]]
+    assert kept[-2:] == messages[-2:] and len(kept) < len(messages)
+
+
+@pytest.mark.parametrize("limit", [1, 100, 300, 600, 900, 2000])
+@pytest.mark.parametrize("spoken", [(), (3,), (3, 6), (9,)])
+def test_whatever_drop_oldest_leaves_can_be_sent(limit: int, spoken: tuple[int, ...]) -> None:
+    messages: Messages = [HELLO]
+    for number in range(10):
+        messages += exchange(number)
+        if number in spoken:
+            messages[-1]["content"].append({"type": "text", "text": f"Question {number}."})
+    given = copy.deepcopy(messages)
+    kept = window.drop_oldest(messages, 1000, limit)
+    assert messages == given
+    assert window.broken_pairs(kept, messages) == ""
+    check_messages(kept)
+    assert kept[0] == messages[0] and kept[-2:] == messages[-2:]
+    if spoken:
+        assert f"Question {spoken[-1]}." in json.dumps(kept)
+    assert [each for each in messages if each in kept] == kept, "in their order"
+
+
+def test_drop_oldest_leaves_out_what_the_user_said_only_after_the_tools() -> None:
+    spoken = [*exchange(0), said("assistant", "Done."), said("user", "The address is new.")]
+    messages = [HELLO, *spoken, *exchange(1), said("assistant", "Done."), said("user", "Now?"), *exchange(2)]
+    kept = window.drop_oldest(messages, 1000, 700)
+    assert said("user", "The address is new.") in kept and len(kept) < len(messages)
+    assert said("user", "The address is new.") not in window.drop_oldest(messages, 1000, 1)
+
+
+def test_a_conversation_of_one_message_stays() -> None:
+    assert window.drop_oldest([HELLO], 1000, 10) == [HELLO]
+
+
+def test_threads_may_ask_for_the_window_at_once() -> None:
+    long = request(messages=loop(12, length=4_000))
+    with fake() as running:
+        model = claude(running)
+        threads = [threading.Thread(target=call_model, args=(model, long)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(sent(running)) == 4 and model.context_window == window.SMALLEST
