@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.seeds.places import API_RUNS, COMMITS, DV_NEW, EXECUTOR, FAILURES, FAULTS, NEW, RESULTS
+from tests.seeds.places import API_RUNS, COMMITS, DV_NEW, EXECUTOR, FAILURES, FAULTS, NEW, OUTPUT, RESULTS
 from tests.seeds.table import (
     BAD,
     COST,
@@ -225,11 +225,9 @@ B1: dict[str, tuple[str, Shown]] = {
                 f"{ENGINE}a_gated_call_waits_and_runs_after_approval",
                 f"{EXECUTOR}calls_after_a_waiting_one_wait_too_unless_they_only_read",
                 f"{BAD}unknown_run",
+                f"{OUTPUT}a_second_one_fails_the_run_and_says_what_was_wrong_each_time",
             ),
-            reason=(
-                "Ours differs: calls are approved, there are no workflows with steps. "
-                f"{MISSING}output_type, so bad JSON of a final answer is no error yet."
-            ),
+            reason="Ours differs: calls are approved, there are no workflows with steps.",
         ),
     ),
     "B1-20": (

@@ -10,7 +10,7 @@ from tests.seeds.places import (
     EXECUTOR,
     FAILURES,
     NEW,
-    PROVIDERS,
+    OUTPUT,
     SWEEP,
 )
 from tests.seeds.table import (
@@ -29,7 +29,6 @@ from tests.seeds.table import (
     JOURNAL,
     KILL,
     KINDS,
-    MISSING,
     ONE_CALL,
     RACES,
     TOOLS,
@@ -176,8 +175,9 @@ DV: dict[str, tuple[str, Shown]] = {
                 f"{FAILURES}a_bad_request_fails_the_run_and_settles_its_calls",
                 f"{FAILURES}a_retryable_error_backs_off_without_holding_anything",
                 f"{ADMIN_RUNS}a_failed_run_says_why",
+                f"{OUTPUT}an_answer_of_the_wrong_form_is_sent_back_once",
+                f"{OUTPUT}a_second_one_fails_the_run_and_says_what_was_wrong_each_time",
             ),
-            reason=f"{MISSING}output_type and its failure.",
         ),
     ),
     "D-V17": (
@@ -198,7 +198,7 @@ DV: dict[str, tuple[str, Shown]] = {
         "The adapter drops why the model stopped, its thinking, and whether a result is an error.",
         Shown(
             tests=(
-                f"{PROVIDERS}a_reply_is_kept_as_it_came_over_the_wire",
+                "tests/unit/test_anthropic.py::test_a_reply_is_kept_as_it_came_and_goes_back_untouched",
                 f"{BAD}a_reply_cut_at_max_tokens_runs_nothing",
                 f"{E4}39_the_result_of_an_interrupted_call_has_one_json_form",
             )

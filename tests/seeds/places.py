@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.seeds.table import COST, MISSING
 
+OUTPUT = "tests/db/test_structured_output.py::test_"
+BUDGETS = "tests/db/test_budgets.py::test_"
 NEW = "tests/seeds/test_scenarios_b.py::test_"
 DV_NEW = "tests/seeds/test_d_v.py::test_"
 DR_NEW = "tests/seeds/test_d_r.py::test_"

@@ -227,7 +227,7 @@ SHOWN: dict[int, Shown] = {
     15: Shown(
         tests=(
             f"{E2}15_ids_names_and_blocks_come_back_as_they_were_said",
-            "tests/unit/test_providers.py::test_a_reply_is_kept_as_it_came_over_the_wire",
+            "tests/unit/test_anthropic.py::test_a_reply_is_kept_as_it_came_and_goes_back_untouched",
         )
     ),
     16: Shown(
