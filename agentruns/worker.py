@@ -82,6 +82,10 @@ def drive_claimed(
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
             lease.release(failed=True)
         raise
+    if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
+        logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
+        lease.release()
+        return
     driver = Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=should_stop)
     try:
         drive(driver, caller=caller, asked=asked)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from agentruns import adopt_definition, resume_run, run_agent, start_run, tool
 from agentruns.agents import isolated_registry
 from agentruns.exceptions import DurableConfigMismatchError, PermissionDeniedError, RunStateError
+from agentruns.leases import Lease, claim
 from agentruns.models import Run
 from agentruns.sweep import sweep
 from tests.db.helpers import kill, outcomes, payloads, the_run, user
@@ -89,3 +92,22 @@ def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(
         assert (run.status, effects.count()) == ("orphaned", 1)
         assert outcomes(the_run(resume_run(run.pk))) == ["unknown"]
     assert effects.count() == 1
+
+
+def test_what_is_adopted_just_before_the_claim_is_what_drives(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_run(shop_agent("moved", {"tools": [call("post", text="old")]}), "do it", "s1")
+
+    def adopt_first(alias: str, run_id: UUID) -> Lease | None:
+        shop_agent("moved", {"tools": [call("post", text="new")]}, max_steps=7)
+        adopt_definition(run_id, reason="deployed")
+        return claim(alias, run_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentruns.worker.claim", adopt_first)
+        assert (sweep().queued, effects.count()) == (1, 0)
+    assert sweep().completed == 1
+    assert [line["text"] for line in effects.lines()] == ["new"]
+    run.refresh_from_db()
+    assert run.attempts == 0

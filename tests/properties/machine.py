@@ -12,19 +12,23 @@ from uuid import UUID
 import pytest
 
 from agentruns import ToolContext, tool
-from agentruns.exceptions import ToolDurabilityError
+from agentruns.conf import settings
+from agentruns.driver import Driver
+from agentruns.engine import drive
+from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
 from agentruns.gate import call_digest
 from agentruns.handlers import Observation
 from agentruns.handlers import call as enter
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease
+from agentruns.leases import Lease, uptime
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError
 from agentruns.sweep import sweep
 from agentruns.testing import InvalidMessages, ScriptedModel, check_messages
 from agentruns.tools import Tool
+from agentruns.worker import advance
 from tests.effects import Effects
 from tests.properties.faults import Unwell, Worker, at_each_append, at_each_point
 from tests.shop.agents import TOOLS, act
@@ -72,16 +76,31 @@ class World:
     def __init__(self, patch: pytest.MonkeyPatch, effects: Effects) -> None:
         self.effects = effects
         self.outage: Exception | None = None  # what the provider says to the next request
-        self.leases: list[Lease] = []
+        self.leases: dict[tuple[str, int], Lease] = {}  # by run and epoch
+        self.slept = 0.0  # seconds
         self.entered: list[tuple[str, int]] = []
         self.wrong: list[str] = []
         self.sound: set[tuple[str, ...]] = set()  # what was verified before, by head and statuses
-        self.raised = 0  # exceptions of the model object itself
+        self.excused = 0  # drives that may fail
         at_each_point(patch, Worker.reached)
         at_each_append(patch, before=lambda batch: _reach("before", batch), after=self._appended)
+        for module in ("driver", "executor", "leases", "starting", "transactional"):
+            patch.setattr(f"agentruns.{module}.uptime", self._uptime)
         patch.setattr("agentruns.engine.Heartbeat", self._heartbeat)
         patch.setattr("agentruns.handlers.in_thread", _in_this_thread)
         invoke, propose = Tool.invoke, ScriptedModel.propose
+
+        def watched_drive(driver: Driver, **options: Any) -> None:
+            if driver.agent.definition_hash != driver.run.definition:
+                self.wrong.append("a run was driven under another definition than its own")
+            drive(driver, **options)
+
+        def watched_advance(run: Run, alias: str, **options: Any) -> bool:
+            try:
+                return advance(run, alias, **options)
+            except (Unwell, DurableConfigMismatchError):
+                self.excused += 1
+                raise
 
         def watched_invoke(tool: Tool, ctx: ToolContext, arguments: dict[str, Any]) -> Any:
             self._entering(tool, ctx, arguments)
@@ -97,6 +116,8 @@ class World:
             self._asking(request)
             return propose(model, request)
 
+        patch.setattr("agentruns.worker.drive", watched_drive)
+        patch.setattr("agentruns.sweep.advance", watched_advance)
         patch.setattr(Tool, "invoke", watched_invoke)
         patch.setattr(ScriptedModel, "propose", watched_propose)
 
@@ -117,18 +138,19 @@ class World:
             self.outage = Unwell(how) if how else None
 
     def sweep(self, **options: Any) -> None:
-        """Sweep, and see that no drive fails but by what its model raises."""
-        before = self.raised
-        assert sweep(**options).errors <= self.raised - before, "a drive failed"
+        """Sweep, and see that no drive fails but by what its model raises, or a deploy meanwhile."""
+        before = self.excused
+        assert sweep(**options).errors <= self.excused - before, "a drive failed"
 
-    def let_time_pass(self, run: Run) -> None:
-        """Let whoever holds the run's lease notice that its time is over, as a sleeper does who wakes up."""
-        for lease in self.leases:
-            if lease.run_id == run.pk:
-                lease.deadline = 0.0
+    def let_leases_end(self) -> None:
+        """Let every worker find, when it looks at its clock again, that it slept through its lease."""
+        self.slept += 2 * settings.LEASE_SECONDS
+
+    def _uptime(self) -> float:
+        return uptime() + self.slept
 
     def _heartbeat(self, lease: Lease) -> _NoHeartbeat:
-        self.leases.append(lease)
+        self.leases[str(lease.run_id), lease.epoch] = lease
         return _NoHeartbeat()
 
     def _appended(self, batch: Batch) -> None:
@@ -145,6 +167,9 @@ class World:
         due = [(ctx.idempotency_key, call_digest(tool.name, arguments))]
         if [(payload["key"], payload["digest"]) for payload in started] != due:
             self.wrong.append(f"{tool.name} was entered with {arguments}, the journal says {started}")
+        leases = [self.leases[ctx.run_id, row.epoch] for row in rows]
+        if any(lease.deadline <= self._uptime() for lease in leases):
+            self.wrong.append(f"{tool.name} was entered by a worker that slept through its lease")
 
     def _asking(self, request: ModelRequest) -> None:
         try:
@@ -153,7 +178,6 @@ class World:
             self.wrong.append(f"a request that the provider refuses: {error}")
         if self.outage is not None:
             outage, self.outage = self.outage, None
-            self.raised += isinstance(outage, Unwell)
             raise outage
 
 
@@ -213,7 +237,7 @@ def check(view: View, world: World, known: list[tuple[str, int]]) -> None:
 
     `known` are the attempts whose result a worker has seen that is alive and not at work any more.
     """
-    assert world.wrong == []
+    assert world.wrong == [], world.wrong
     busy = [run.session_id for run in view.unfinished]
     assert len(busy) == len(set(busy)), "two unfinished runs in a session"
     for session in view.sessions:
