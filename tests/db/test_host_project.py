@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -75,8 +74,6 @@ def live(host: str) -> subprocess.CompletedProcess[str]:
 def test_a_project_lives_the_whole_story(host: str, effects: Effects) -> None:
     if host == "pooled" and connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL has a connection pool")
-    if host == "pooled" and importlib.util.find_spec("psycopg_pool") is None:
-        pytest.skip("psycopg_pool is not installed")
     lived = live(host)
     assert lived.returncode == 0, lived.stderr
     facts = json.loads(lived.stdout.splitlines()[-1])
