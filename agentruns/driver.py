@@ -67,6 +67,14 @@ class Driver:
         """The database of the journal."""
         return self.lease.alias if self.lease else settings.DATABASE
 
+    @property
+    def is_entering(self) -> bool:
+        """Whether a call was journaled as started and its handler comes next.
+
+        To stop in between would leave a call in doubt of which this process knows that it never ran.
+        """
+        return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
+
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
         """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
         if (call_id, attempt) in self.abandoned or self.released:

@@ -68,14 +68,14 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
 def _loop(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
         close_stale(driver.alias)
-        run = driver.run
-        if run.cancel_requested:
+        run, entering = driver.run, driver.is_entering
+        if run.cancel_requested and not entering:
             driver.commit(lambda batch: recovery.close_cancelled(batch, None, "cancel requested"))
-        elif run.pause_requested:
+        elif run.pause_requested and not entering:
             driver.commit(lambda batch: _pause(batch, "pause requested"))
         elif driver.attempts >= settings.MAX_ATTEMPTS:
             driver.commit(lambda batch: _pause(batch, "attempts_exhausted"))
-        elif driver.should_stop() and not driver.started:
+        elif driver.should_stop() and not entering:
             _stop(driver)
         elif ready := run.next_calls():
             executor.execute(driver, ready)

@@ -294,6 +294,7 @@ def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = Fal
     asked = (call.id, call.attempt) in driver.asked_about
     surfaces = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
     actor = driver.caller if asked else None
+    driver.started.discard((call.id, call.attempt))
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]

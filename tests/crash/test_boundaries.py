@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 import agentruns.executor
 from agentruns import (
@@ -79,6 +79,15 @@ class ClickedStore(DatabaseStore):
             transaction.on_commit(lambda: self.click.make(run_id))
 
 
+class UnansweredStore(ClickedStore):
+    """A clicked store whose clicked append is committed without the driver being told so."""
+
+    def append(self, batch: Any, **options: Any) -> None:
+        super().append(batch, **options)
+        if self.left == 0 and not connection.in_atomic_block:
+            raise OperationalError("the connection broke before the acknowledgement came")
+
+
 def kinds_since(run: Run, kind: str) -> list[str]:
     """Return the kinds of the run's rows from its last row of one kind on."""
     kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
@@ -94,9 +103,11 @@ def refuses_decisions(run: Run) -> None:
             deny(card.pk, None, "no")
 
 
-def drive_to_the_click(run: Run, click: Click, nth: int, when: str) -> Run:
+def drive_to_the_click(
+    run: Run, click: Click, nth: int, when: str, clicked: type[ClickedStore] = ClickedStore
+) -> Run:
     """Drive a run with a click at the nth append, counting on over an approval in the middle."""
-    store = ClickedStore(click, nth, when)
+    store = clicked(click, nth, when)
     run = drive(run, store)
     if run.status == "awaiting-approval" and not click.made:
         decide(run.pk, "approve")
@@ -131,6 +142,21 @@ def test_a_request_at_each_append(word: str, when: str, effects: Effects, agents
         order(effects)
         click = Click(word)
         run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, when)
+        if not click.made:
+            assert (run.status, nth) == ("completed", 14), "there are 13 appends"
+            return
+        nothing_lost(honoured(click, run), effects)
+
+
+@pytest.mark.parametrize("word", ["cancel", "pause"])
+def test_a_request_that_lands_before_a_lost_acknowledgement_is_read_again(
+    word: str, effects: Effects, agents: None
+) -> None:
+    agent = shop_agent("clicked", *EVERY_KIND)
+    for nth in itertools.count(1):
+        order(effects)
+        click = Click(word)
+        run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, "after", UnansweredStore)
         if not click.made:
             assert (run.status, nth) == ("completed", 14), "there are 13 appends"
             return

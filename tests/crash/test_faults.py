@@ -22,6 +22,7 @@ from agentruns.runs import result_of
 from agentruns.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill
+from tests.db.racing import decide
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
@@ -111,6 +112,9 @@ def ends_well(session: str, effects: Effects, *, exactly: bool) -> None:
     sweep()
     if Run.objects.get(pk=run.pk).status == "orphaned":
         resume_run(run.pk)
+    if Run.objects.get(pk=run.pk).status == "awaiting-approval":  # as a tool in doubt is
+        decide(run.pk, "approve")
+        sweep()
     run = Run.objects.get(pk=run.pk)
     assert run.status == "completed", (session, run.status, run.blocked_reason)
     assert problems(run.session_id) == []

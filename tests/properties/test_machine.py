@@ -49,6 +49,7 @@ from tests.db.helpers import forget_backoff, kill
 from tests.effects import Effects
 from tests.properties.faults import ANYWHERE, CALLS, DIES_NOW, POINTS, Fate, Worker, clear, scripts, surviving
 from tests.properties.machine import GO_ON, NEW_TOOLS, OLD_TOOLS, View, World, check
+from tests.rebuild import ALWAYS
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
@@ -388,7 +389,7 @@ def test_whatever_happens_every_promise_is_kept(
     run_state_machine_as_test(
         partial(Machine, World(monkeypatch, effects), workers, people),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=300 if os.environ.get("AGENTRUNS_LONG") else 20,
+            max_examples=300 if os.environ.get("AGENTRUNS_LONG") else 10 if ALWAYS else 20,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
