@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Agent": "agentruns.agents",
     "tool": "agentruns.tools",
+    "ask_human": "agentruns.tools",
+    "question_to": "agentruns.tools",
     "ToolContext": "agentruns.tools",
     "Occurred": "agentruns.tools",
     "NotOccurred": "agentruns.tools",
@@ -28,6 +30,7 @@ _PUBLIC = {
     "approve": "agentruns.approvals",
     "deny": "agentruns.approvals",
     "answer": "agentruns.approvals",
+    "extend": "agentruns.approvals",
     "RunResult": "agentruns.typing",
     "MemoryStore": "agentruns.stores",
     "DatabaseStore": "agentruns.stores",
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from agentruns.approvals import answer as answer
     from agentruns.approvals import approve as approve
     from agentruns.approvals import deny as deny
+    from agentruns.approvals import extend as extend
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
     from agentruns.runs import adopt_definition as adopt_definition
@@ -57,6 +61,8 @@ if TYPE_CHECKING:
     from agentruns.tools import Occurred as Occurred
     from agentruns.tools import ToolContext as ToolContext
     from agentruns.tools import Unknown as Unknown
+    from agentruns.tools import ask_human as ask_human
+    from agentruns.tools import question_to as question_to
     from agentruns.tools import tool as tool
     from agentruns.typing import RunResult as RunResult
 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,11 +18,13 @@ from agentruns.gate import call_digest
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call, Card
+from agentruns.masking import carries_mask
 from agentruns.models import Approval, Run
 from agentruns.retries import reading
-from agentruns.tools import InvalidArguments
+from agentruns.tools import InvalidArguments, to_jsonable
 from agentruns.tools.card import MASK
 
+LONGEST_EXTENSION = timedelta(days=366)
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
 
 
@@ -40,6 +43,11 @@ def approve(
     """
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        if card.only_answers:
+            raise ApprovalStateError(
+                f"Approval {approval_id} is a question of {call.tool}: there is nothing to execute. "
+                "Answer it, or deny it with a reason."
+            )
         payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if arguments is not None:
@@ -73,6 +81,29 @@ def answer(approval_id: UUID | str, actor: Any, text: str, *, digest: str | None
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         _record(batch, call, actor, "", {"verb": "answer", "digest": card.digest, "text": text})
+
+    return _decide(approval_id, actor, digest, add)
+
+
+def extend(
+    approval_id: UUID | str, actor: Any, by: timedelta, *, digest: str | None = None, reason: str = ""
+) -> Approval:
+    """Give people more time: a pending approval expires `by` later than it would have.
+
+    Who may decide may extend. Raises ApprovalStateError when it never expires; else as `approve`.
+    """
+    if not timedelta() < by <= LONGEST_EXTENSION:
+        raise ApprovalStateError("An approval is extended by more than nothing and at most by 366 days.")
+
+    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        if card.expires_at is None:
+            raise ApprovalStateError(f"Approval {approval_id} never expires; there is nothing to extend.")
+        later = {
+            "from": events.timestamp(card.expires_at),
+            "expires_at": events.timestamp(card.expires_at + by),
+        }
+        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": "service"}
+        batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
     return _decide(approval_id, actor, digest, add)
 
@@ -164,11 +195,18 @@ def _edit(run: Run, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
             raise ApprovalStateError(
                 f"The edited {name} is only the mask of the real value. Give the value, or leave it as it is."
             )
+    for name, value in edited.items():
+        if carries_mask(value, name, call.arguments):
+            raise ApprovalStateError(
+                f"The edited {name} holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
+                "Give the value, or leave it as it is."
+            )
     return {
         "arguments": edited,
         "digest": call_digest(call.tool, edited),
         "title": tool.title(edited),
         "preview": tool.preview_of(edited),
+        "edited": to_jsonable(arguments)[0],
     }
 
 

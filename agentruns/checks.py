@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from agentruns import budgets
 from agentruns.agents import registered
 from agentruns.conf import settings, unknown_names
+from agentruns.notifications import load_notifier
 from agentruns.prices import mistakes
 
 
@@ -76,6 +77,25 @@ def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         for agent in registered()
         if (why := budgets.unknown(agent))
     ]
+
+
+@register("agentruns")
+def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that what AGENTRUNS_NOTIFIERS names can be called, and whatever each says of itself."""
+    found: list[CheckMessage] = []
+    paths = settings.NOTIFIERS
+    hint = "AGENTRUNS_NOTIFIERS = ['agentruns.contrib.mail.MailNotifier'], a list of dotted paths."
+    if not isinstance(paths, list | tuple):
+        return [Error("AGENTRUNS_NOTIFIERS is not a list.", hint=hint, id="agentruns.E009")]
+    for path in paths:
+        try:
+            notifier = load_notifier(path)
+        except Exception as error:  # a module may raise anything while it is imported
+            text = f"AGENTRUNS_NOTIFIERS names {path!r}, which cannot be used: {error}"
+            found.append(Error(text, hint=hint, id="agentruns.E009"))
+            continue
+        found += getattr(notifier, "check", list)()
+    return found
 
 
 @register(Tags.database)

@@ -20,7 +20,13 @@ DEFAULTS: dict[str, Any] = {
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
     "PRICES": {},
+    "REDACT": None,
     "ADMIN": True,
+    "NOTIFIERS": [],
+    "BASE_URL": "",
+    "NOTIFY_EMAILS": [],
+    "WEBHOOK_URL": "",
+    "WEBHOOK_SECRET": "",
 }
 
 
@@ -36,7 +42,13 @@ class Settings:
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
     PRICES: dict[str, dict[str, Any]]
+    REDACT: str | None
     ADMIN: bool
+    NOTIFIERS: list[str]
+    BASE_URL: str
+    NOTIFY_EMAILS: list[str]
+    WEBHOOK_URL: str
+    WEBHOOK_SECRET: str
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,6 +61,12 @@ class Settings:
     def can_decide(self) -> Callable[..., bool] | None:
         """Return the project's own rule for who may decide an approval, or None."""
         path = self.__getattr__("CAN_DECIDE")
+        return import_string(path) if path else None
+
+    @property
+    def redact(self) -> Callable[[str], str] | None:
+        """Return what the project makes of each text that is shown, exported or logged, or None."""
+        path = self.__getattr__("REDACT")
         return import_string(path) if path else None
 
 

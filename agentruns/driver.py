@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,10 +18,11 @@ from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import RunState
 from agentruns.leases import Lease, uptime
 from agentruns.models import Message, Run
+from agentruns.redaction import get_logger
 from agentruns.retries import close_stale
 from agentruns.stores import Store
 
-logger = logging.getLogger("agentruns.driver")
+logger = get_logger("agentruns.driver")
 
 Build = Callable[[Batch], None]
 # Errors of the database's circumstances, which may pass: unreachable, locked, read-only, out of space.

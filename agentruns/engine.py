@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from contextlib import suppress
@@ -28,9 +27,10 @@ from agentruns.providers.base import (
     model_identity,
     resolve,
 )
+from agentruns.redaction import get_logger
 from agentruns.retries import close_stale
 
-logger = logging.getLogger("agentruns.engine")
+logger = get_logger("agentruns.engine")
 
 MAX_PAUSE_TURNS = 10
 LONGEST_WAIT = 3600.0

@@ -160,6 +160,7 @@ def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
         "approvers": tool.approvers or "",
         "required": tool.approvals,
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
+        **({"only_answers": True} if tool.only_answers else {}),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -13,9 +12,10 @@ from django.db import connections
 
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.batch import Batch
+from agentruns.redaction import get_logger
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 
-logger = logging.getLogger("agentruns.executor")
+logger = get_logger("agentruns.executor")
 
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from typing import Any
@@ -14,8 +13,9 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
+from agentruns.redaction import get_logger
 
-logger = logging.getLogger("agentruns.executor")
+logger = get_logger("agentruns.executor")
 
 TRIES = 20
 

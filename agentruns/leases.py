@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -21,9 +20,10 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.models import Message, Run
+from agentruns.redaction import get_logger
 from agentruns.retries import in_transaction
 
-logger = logging.getLogger("agentruns.leases")
+logger = get_logger("agentruns.leases")
 
 FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
 

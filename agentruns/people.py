@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
-from agentruns.models import Approval, Run
+from agentruns.journal import events
+from agentruns.models import Approval, Message, Run
 
 
 def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
@@ -57,6 +60,30 @@ def why_not_decide(actor: Any, approval: Approval) -> str:
     if rule is not None and not rule(actor, approval):
         return f"The project's own rule does not let {name} decide this."
     return ""
+
+
+def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:
+    """Return those of the approvals that this user can decide now."""
+    given = already_given(actor, approvals)
+    return [one for one in approvals if one.pk not in given and not why_not_decide(actor, one)]
+
+
+def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
+    """Return the approvals that this user approved already, as they stand; others have to join in."""
+    partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
+    if not partly or actor is None:
+        return set()
+    rows = Message.objects.using(settings.DATABASE).filter(
+        run_id__in=[run_id for run_id, _ in partly], kind=events.APPROVAL_DECIDED
+    )
+    given = set()
+    for run_id, call_id, payload in rows.values_list("run_id", "call_id", "payload"):
+        approval = partly.get((run_id, call_id))
+        same = approval is not None and payload.get("digest") == approval.digest
+        by = str((payload.get("actor") or {}).get("id"))
+        if approval is not None and same and payload.get("verb") == "approve" and by == str(actor.pk):
+            given.add(approval.pk)
+    return given
 
 
 def _is_among(actor: Any, approvers: str) -> bool:

@@ -14,6 +14,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.projection import project
 from agentruns.journal.read import load
+from agentruns.notifications import announce
 
 
 class Store(Protocol):
@@ -49,6 +50,7 @@ class DatabaseStore:
         with transaction.atomic(using=self.alias, durable=durable):
             append(self.alias, batch, closed=closed)
             project(self.alias, batch, guard)
+            announce(self.alias, batch)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Rebuild the state from the session's rows."""

@@ -1,8 +1,7 @@
-"""The sweep: expire what is due, then drive every run that can go on and that this process serves."""
+"""The sweep: expire and deliver what is due, then drive every run that can go on and is served here."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,12 +19,14 @@ from agentruns.dispatch import ring_on_commit
 from agentruns.driver import require_no_transaction
 from agentruns.exceptions import DurableConfigMismatchError, RunStateError, SessionBusyError
 from agentruns.models import Control, Run
+from agentruns.notifications import deliver_due
 from agentruns.querysets import RunQuerySet
+from agentruns.redaction import get_logger
 from agentruns.retries import in_transaction
 from agentruns.runs import surface_orphans
 from agentruns.worker import advance, agent_for
 
-logger = logging.getLogger("agentruns.sweep")
+logger = get_logger("agentruns.sweep")
 
 BATCH = 100
 
@@ -103,6 +104,7 @@ def sweep(
         swept.blocked += _block(run, alias)
     if surfaces:
         swept.surfaced = _surface(alias, name, run_id)
+    deliver_due(alias, should_stop)
     for run in candidates(run_id, limit):
         if should_stop():
             break

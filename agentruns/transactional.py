@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,11 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.handlers import Interrupted, Observation
 from agentruns.journal.calls import Call
 from agentruns.leases import uptime
+from agentruns.redaction import get_logger
 from agentruns.retries import read_committed
 from agentruns.tools import Tool, ToolContext
 
-logger = logging.getLogger("agentruns.executor")
+logger = get_logger("agentruns.executor")
 
 ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -16,10 +15,11 @@ from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, Unk
 from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease, claim
 from agentruns.models import Definition, Run, Session
+from agentruns.redaction import get_logger
 from agentruns.retries import reading
 from agentruns.stores import DatabaseStore, Store
 
-logger = logging.getLogger("agentruns.worker")
+logger = get_logger("agentruns.worker")
 
 
 def agent_for(run: Run, alias: str) -> Agent:

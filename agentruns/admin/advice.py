@@ -41,7 +41,7 @@ class Situation:
     @property
     def doubts(self) -> list[Reason]:
         """The calls in doubt that wait for a person."""
-        return [reason for reason in self.reasons if reason.call and reason.approval is None]
+        return [reason for reason in self.reasons if reason.is_doubt]
 
 
 def headline(situation: Situation) -> str:
@@ -82,7 +82,8 @@ def notes(situation: Situation) -> list[str]:
             _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
             % {"tool": doubt.tool, "attempt": doubt.attempt, "evidence": doubt.evidence}
         )
-        found.append(_("Look in the outside world whether it happened before you go on."))
+    if situation.doubts:
+        found.append(_("Look in the outside world whether it happened, and say so on its card."))
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
         found += _about_workers(situation.sweeper_seen)
     return found

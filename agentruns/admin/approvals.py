@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
-from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns import people
-from agentruns.admin import badges, decisions, facts, waiting
+from agentruns.admin import badges, decisions, queue
+from agentruns.admin.bulk import BulkDecisions
+from agentruns.admin.card import buttons, decidable, sections
 from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter
-from agentruns.admin.forms import ApproveForm, DenyForm
-from agentruns.admin.readonly import READING, LeanChangeList, ReadOnlyAdmin
+from agentruns.admin.readonly import READING, LeanChangeList
 from agentruns.admin.search import matching
-from agentruns.admin.text import arguments, plain, two_lines, visible
-from agentruns.admin.times import age, dated, remaining
-from agentruns.approvals import approve, deny
-from agentruns.conf import settings
-from agentruns.exceptions import (
-    ApprovalStateError,
-    JournalConflictError,
-    PermissionDeniedError,
-    RunStateError,
-)
+from agentruns.admin.text import plain, two_lines, visible
+from agentruns.admin.times import age, remaining
+from agentruns.admin.turn import TurnPage
+from agentruns.admin.verbs import REFUSALS, VERBS, logged
+from agentruns.exceptions import ApprovalStateError, PermissionDeniedError
 from agentruns.models import Approval, Run
-
-REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)
 
 
 class ApprovalList(LeanChangeList):
@@ -41,30 +34,31 @@ class ApprovalList(LeanChangeList):
     deferred = ("arguments", "why", "reason", "run__input", "run__output", "run__error", "run__usage")
 
 
-class ApprovalAdmin(ReadOnlyAdmin):
+class ApprovalAdmin(TurnPage, BulkDecisions):
     """One call of a tool that waits for people, and what they decided."""
 
     list_display = ("sentence", "where", "requester", "age")
     list_display_links = ("sentence",)
-    list_filter = (ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
+    list_filter = (queue.MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
     list_class = ApprovalList
+    actions = ("approve_selected", "deny_selected")
     search_fields = ("run",)
     search_help_text = gettext_lazy("Beginning of a run's id, of a session key or of a requester's name")
     page_template = "agentruns/admin/approval.html"
+    change_list_template = "agentruns/admin/queue.html"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Who decides has to see."""
-        may_decide = request.user.has_perm("agentruns.decide_approval")
-        return may_decide or super().has_view_permission(request, obj)
+        return self.has_decide_permission(request) or super().has_view_permission(request, obj)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return approvals with their run."""
-        return super().get_queryset(request).select_related("run__session")
+        return queue.ranked(super().get_queryset(request).select_related("run__session"))
 
-    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the order: who waits longest first; of decided ones the newest first."""
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """Return the order: of what waits the most urgent first, of decided ones the newest."""
         pending = request.GET.get("status", "pending") == "pending"
-        return ("requested_at", "id") if pending else ("-requested_at", "-id")
+        return queue.URGENT_FIRST if pending else queue.NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -75,13 +69,24 @@ class ApprovalAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Add the buttons' targets."""
         view = self.admin_site.admin_view
+        verbs = [
+            path(f"<str:object_id>/{verb}/", view(self._verb_view(verb)), name=self.name(verb))
+            for verb in VERBS
+        ]
         return [
-            path("<str:object_id>/approve/", view(self.approve_view), name=self.name("approve")),
-            path("<str:object_id>/deny/", view(self.deny_view), name=self.name("deny")),
+            path("turn/<str:run_id>/", view(self.turn_view), name=self.name("turn")),
+            path("<str:object_id>/reveal/", view(self.reveal_view), name=self.name("reveal")),
+            *verbs,
             *super().get_urls(),
         ]
 
     # The list
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the queue, or what was decided."""
+        pending = request.GET.get("status", "pending") == "pending"
+        title = _("Calls that wait for a decision") if pending else _("Approvals")
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
@@ -107,86 +112,97 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     # The card
 
-    def page(self, request: HttpRequest, obj: Approval, *, status: int = 200, **context: Any) -> HttpResponse:
+    def page(
+        self,
+        request: HttpRequest,
+        obj: Approval,
+        *,
+        status: int = 200,
+        revealed: bool = False,
+        **context: Any,
+    ) -> HttpResponse:
         """Return the card."""
-        sections = {
-            "why": visible(obj.why),
-            "asked_for": visible(obj.run.owner_name or _("the program")),
-            "expires": dated(obj.expires_at) if obj.expires_at else "",
-            "badge": badges.approval(obj),
-            "risk": badges.risk(obj),
-            "pending": obj.status == Approval.Status.PENDING,
-            "outcome": decisions.outcome(obj),
-            "arguments": arguments(obj.arguments),
-            "facts": facts.of_approval(obj),
-            "decisions": decisions.made(settings.DATABASE, obj),
-            "why_not": self.why_not(request, obj),
-            "approve_url": self.url(request, "approve", obj.pk),
-            "deny_url": self.url(request, "deny", obj.pk),
-            "approve_form": ApproveForm(initial={"digest": obj.digest}, auto_id="approve_%s"),
-            "deny_form": DenyForm(initial={"digest": obj.digest}, auto_id="deny_%s"),
+        one = decidable(request.user, obj, revealed=revealed)
+        before, after = queue.Queue(self, request).neighbours(obj)
+        pending = [sibling for sibling in one.asked.siblings if sibling.pending]
+        urls = {
+            "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
+            "turn_url": self.url(request, "turn", obj.run_id) if pending and one.pending else "",
+            "previous_url": self.url(request, "change", before) if before else "",
+            "next_url": self.url(request, "change", after) if after else "",
+            "list_url": self.url(request, "changelist"),
             "run_id": str(obj.run_id),
             "run_url": self.other_page(request, Run, obj.run_id),
             "run_badge": badges.run(obj.run),
         }
+        shown = sections(one)
+        shown["flags"] = [
+            (flag, self.other_page(request, Run, flag.run_id) if flag.run_id else "")
+            for flag in shown["flags"]
+        ]
         title = plain(obj.title)
-        return self.render(request, obj, title=title, status=status, **{**sections, **context})
+        context = {**shown, **buttons(one), **urls, **context}
+        return self.render(request, obj, title=title, status=status, **context)
 
-    def why_not(self, request: HttpRequest, approval: Approval) -> str:
-        """Return why there are no buttons for this user on a pending card, or ""."""
-        if approval.status != Approval.Status.PENDING:
-            return ""
-        if approval.expires_at is not None and approval.expires_at <= timezone.now():
-            return _("Its time is over. The next sweep of a worker records that nobody answered.")
-        if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
-            return _("Its run is being cancelled.")
-        if decisions.already_given(settings.DATABASE, approval, request.user):
-            return _("You approved it already. It takes another person.")
-        return plain(people.why_not_decide(request.user, approval))
-
-    # The buttons
-
-    def approve_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Approve what was shown. Records only; a worker executes."""
-        form = ApproveForm(request.POST, auto_id="approve_%s")
-        return self._decide(request, object_id, "approve", form)
-
-    def deny_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Deny what was shown, with a reason."""
-        form = DenyForm(request.POST, auto_id="deny_%s")
-        return self._decide(request, object_id, "deny", form)
-
-    def _decide(self, request: HttpRequest, object_id: str, verb: str, form: Form) -> HttpResponse:
+    def reveal_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show the sensitive arguments to who may see them, once, and log it."""
         approval = self.find(request, object_id)
         if request.method in READING:
             return self.back(request, approval)
+        if not request.user.has_perm("agentruns.reveal_arguments"):
+            raise PermissionDenied
+        self.log_change(request, approval, _("Saw the sensitive arguments."))
+        return self.page(request, approval, revealed=True)
+
+    # The buttons
+
+    def _verb_view(self, verb: str) -> Callable[..., HttpResponse]:
+        def view(request: HttpRequest, object_id: str) -> HttpResponse:
+            return self._decide(request, object_id, verb)
+
+        return view
+
+    def _decide(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """Record what was decided on what was shown. Records only; a worker executes."""
+        approval = self.find(request, object_id)
+        if request.method in READING:
+            return self.back(request, approval)
+        may_reveal = request.user.has_perm("agentruns.reveal_arguments")
+        revealed = verb == "edit" and may_reveal and "revealed" in request.POST
+        form = decidable(request.user, approval, revealed=revealed).form(verb, request.POST)
+        if form is None:
+            return self._refused(request, object_id, 409, ApprovalStateError(_("It cannot be edited here.")))
         if not form.is_valid():
             text = _("Nothing was decided. Correct the form below.")
-            return self.page(request, approval, status=400, refusal=text, **{f"{verb}_form": form})
-        digest, reason = form.cleaned_data["digest"], form.cleaned_data["reason"]
+            return self.page(
+                request, approval, status=400, revealed=revealed, refusal=text, **{f"{verb}_form": form}
+            )
+        cards = queue.Queue(self, request)  # before it is decided: afterwards it has no place in the queue
         try:
-            if verb == "approve":
-                approval = approve(approval.pk, request.user, digest=digest, reason=reason)
-            else:
-                approval = deny(approval.pk, request.user, reason, digest=digest)
+            approval = VERBS[verb](approval, request.user, form)
         except PermissionDeniedError as error:
             return self._refused(request, object_id, 403, error)
         except REFUSALS as error:
             again = self.find(request, object_id)
-            if decisions.was_mine(again, verb, request.user, digest):  # a double click
+            if decisions.was_mine(again, verb, request.user, form.cleaned_data["digest"]):  # a double click
                 self.message_user(request, decisions.outcome(again), messages.INFO)
                 return self.back(request, again)
-            return self._refused(request, object_id, 409, error)
-        self.log_change(request, approval, _("Approved.") if verb == "approve" else _("Denied: %s") % reason)
-        self.message_user(request, decisions.done(approval, verb), messages.SUCCESS)
-        return self.back(request, approval)
+            return self._refused(request, object_id, 409, error, **{f"{verb}_form": form})
+        self.log_change(request, approval, logged(verb, form))
+        self.tell(request, approval, decisions.done(approval, verb))
+        if verb == "extend":
+            return self.back(request, approval)
+        return self.onward(request, approval, cards)
 
-    def _refused(self, request: HttpRequest, object_id: str, status: int, error: Exception) -> HttpResponse:
+    def _refused(
+        self, request: HttpRequest, object_id: str, status: int, error: Exception, **context: Any
+    ) -> HttpResponse:
         approval = self.find(request, object_id)
         why = plain(error)
         if status == 409 and approval.status != Approval.Status.PENDING:
             why = decisions.outcome(approval)
         elif status == 409 and approval.digest != request.POST.get("digest"):
-            why = _("Its arguments were edited since you looked. This is what it asks now.")
+            why, context = _("Its arguments were edited since you looked. This is what it asks now."), {}
         text = _("Your decision was not recorded. %(why)s") % {"why": why}
-        return self.page(request, approval, status=status, refusal=text)
+        pending = approval.status == Approval.Status.PENDING
+        return self.page(request, approval, status=status, refusal=text, **(context if pending else {}))

@@ -6,50 +6,38 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from agentruns.admin.journal import Card, card
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago, exact
-from agentruns.journal import events
-from agentruns.journal.events import Row
-from agentruns.models import Approval, Message
+from agentruns.models import Approval
 
-VERBS = {"approve": ("approved", "consumed"), "deny": ("denied",)}
-
-
-def made(alias: str, approval: Approval) -> list[Card]:
-    """Return the decisions on a card, as the journal has them."""
-    rows = [Row(*values) for values in _rows(alias, approval).values_list(*Row._fields)]
-    upcast = [row._replace(payload=events.upcast(row.kind, row.payload)) for row in rows]
-    return [card(row, whole=True) for row in upcast]
-
-
-def already_given(alias: str, approval: Approval, user: Any) -> bool:
-    """Whether `user` is among those who approved what the card says now."""
-    if not approval.approved_count:
-        return False
-    given = [
-        str((payload.get("actor") or {}).get("id"))
-        for payload in _rows(alias, approval).values_list("payload", flat=True)
-        if payload.get("verb") == "approve" and payload.get("digest") == approval.digest
-    ]
-    return str(user.pk) in given
+VERBS = {
+    "approve": ("approved", "consumed"),
+    "edit": ("approved", "consumed"),
+    "answer": ("answered",),
+    "deny": ("denied",),
+}
 
 
 def was_mine(approval: Approval, verb: str, user: Any, digest: str) -> bool:
     """Whether the decision that stands is the very one `user` sends again."""
-    same = approval.decided_by_id == user.pk and approval.digest == digest
-    return same and approval.status in VERBS[verb]
+    # An edit gave the card another digest than the one that was sent.
+    same = approval.decided_by_id == user.pk and (verb == "edit" or approval.digest == digest)
+    return same and approval.status in VERBS.get(verb, ())
 
 
 def done(approval: Approval, verb: str) -> str:
     """Return what a decision just recorded means."""
+    if verb == "extend":
+        return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:
         return _("Your approval is recorded: %(given)d of %(required)d. It takes another person.") % {
             "given": approval.approved_count,
             "required": approval.required,
         }
-    if verb == "approve":
+    if verb in ("approve", "edit"):
         return _("Approved. A worker runs the call.")
+    if verb == "answer":
+        return _("Answered. The call is not run, and the model gets your text.")
     return _("Denied. The call is not run, and the model is told why.")
 
 
@@ -65,13 +53,6 @@ def outcome(approval: Approval) -> str:
         "ago": ago(when) if when else "",
     }
     return sentence() % told
-
-
-def _rows(alias: str, approval: Approval) -> Any:
-    rows = Message.objects.using(alias).filter(
-        run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED
-    )
-    return rows.order_by("seq")
 
 
 _OUTCOMES = {

@@ -145,6 +145,13 @@ def _approval_decided(card: Card, payload: Payload) -> None:
     _add(card, _("Through"), payload.get("channel"))
 
 
+def _approval_extended(card: Card, payload: Payload) -> None:
+    card.title = _("More time given")
+    _add(card, _("Would have expired"), payload.get("from"))
+    _add(card, _("Expires"), payload["expires_at"])
+    _add(card, _("Reason"), payload.get("reason"))
+
+
 def _tool_started(card: Card, payload: Payload) -> None:
     card.title = _("Tool started")
     _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
@@ -154,7 +161,7 @@ def _tool_started(card: Card, payload: Payload) -> None:
 
 def _tool_result(card: Card, payload: Payload) -> None:
     outcome = payload["outcome"]
-    title, card.tone = _OUTCOMES.get(outcome, (plain(outcome), "plain"))
+    title, card.tone = OUTCOMES.get(outcome, (plain(outcome), "plain"))
     card.title = str(title)
     if payload.get("reconciled"):
         _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
@@ -226,7 +233,7 @@ _VERBS: dict[str, tuple[Any, str]] = {
     "answer": (gettext_lazy("Answered instead of run"), "good"),
     "expire": (gettext_lazy("Nobody answered in time"), "bad"),
 }
-_OUTCOMES: dict[str, tuple[Any, str]] = {
+OUTCOMES: dict[str, tuple[Any, str]] = {
     "ok": (gettext_lazy("Tool finished"), "good"),
     "error": (gettext_lazy("Tool gave an error"), "bad"),
     "denied": (gettext_lazy("Not executed: denied"), "bad"),
@@ -252,6 +259,7 @@ _DESCRIBE: dict[str, Callable[[Card, Payload], None]] = {
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,
+    events.APPROVAL_EXTENDED: _approval_extended,
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,

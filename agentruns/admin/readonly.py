@@ -26,6 +26,7 @@ else:
     Base = admin.ModelAdmin
 
 STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
+SCRIPTS = ["agentruns/console.js"]
 READING = ("GET", "HEAD")
 
 
@@ -42,7 +43,7 @@ class LeanChangeList(ChangeList):
 class ReadOnlyAdmin(Base):
     """Shows, and lets services act. Nothing here adds, saves or deletes a row."""
 
-    actions = None
+    actions: Sequence[str] | None = None
     list_per_page = 50
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
@@ -51,6 +52,7 @@ class ReadOnlyAdmin(Base):
 
     class Media:
         css = STYLES
+        js = SCRIPTS
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse: only services write."""
@@ -95,20 +97,27 @@ class ReadOnlyAdmin(Base):
         return obj
 
     def render(
-        self, request: HttpRequest, obj: Model, *, title: str, status: int, **context: Any
+        self,
+        request: HttpRequest,
+        obj: Model | None,
+        *,
+        title: str,
+        status: int,
+        template: str = "",
+        **context: Any,
     ) -> TemplateResponse:
-        """Render `page_template` with what an admin page needs; `title` is plain text."""
+        """Render `template`, else `page_template`, with what an admin page needs; `title` is plain text."""
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
-            self.page_template,
+            template or self.page_template,
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,
                 "app_label": self.opts.app_label,
                 "title": title,
-                "original": short_id(obj.pk),
-                "media": forms.Media(css=STYLES),
+                "original": short_id(obj.pk) if obj else title,
+                "media": forms.Media(css=STYLES, js=SCRIPTS),
                 "has_view_permission": True,
                 "is_popup": False,
                 "list_url": self.url(request, "changelist") if self.get_preserved_filters(request) else "",

@@ -17,11 +17,11 @@ from django.utils.translation import gettext_lazy
 
 from agentruns import people, transitions
 from agentruns.admin import advice, badges, facts, paging, waiting
+from agentruns.admin.calls import CallPages
 from agentruns.admin.filters import AgentFilter, RunStatusFilter
 from agentruns.admin.forms import CancelForm, ResumeForm
 from agentruns.admin.journal import Card, card
-from agentruns.admin.masking import masked, sensitive_of
-from agentruns.admin.readonly import READING, LeanChangeList, ReadOnlyAdmin
+from agentruns.admin.readonly import READING, LeanChangeList
 from agentruns.admin.search import matching
 from agentruns.admin.text import plain, pretty, short_id, two_lines, visible
 from agentruns.admin.times import age
@@ -33,6 +33,7 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal.read import run_rows
+from agentruns.masking import masked, sensitive_of
 from agentruns.models import Approval, Run
 from agentruns.runs import cancel_run, resume_run
 
@@ -50,11 +51,12 @@ class RunList(LeanChangeList):
         super().get_results(request)
         self.result_list = list(self.result_list)
         found = waiting.reasons(settings.DATABASE, self.result_list)
+        runs: Any = self.model_admin
         for run in self.result_list:
-            run.why = waiting.summary(found.get(run.pk, []))
+            run.why = runs.why(request, found.get(run.pk, []))
 
 
-class RunAdmin(ReadOnlyAdmin):
+class RunAdmin(CallPages):
     """One task given to one agent: where it stands, why, and what can be done."""
 
     list_display = ("short_id", "where", "who", "requester", "step")
@@ -109,6 +111,12 @@ class RunAdmin(ReadOnlyAdmin):
         """Who the run was started for."""
         return visible(run.owner_name or "-")
 
+    def why(self, request: HttpRequest, reasons: list[waiting.Reason]) -> SafeString | str:
+        """What a run waits for, on one line, with a way to the card of a call in doubt."""
+        text = waiting.summary(reasons)
+        url = self.reason_url(request, reasons[0]) if reasons and reasons[0].is_doubt else ""
+        return format_html('<a href="{}">{}</a>', url, text) if url else text
+
     # The page
 
     def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
@@ -122,6 +130,7 @@ class RunAdmin(ReadOnlyAdmin):
             "headline": advice.headline(situation),
             "notes": advice.notes(situation),
             "reasons": self._linked(request, situation.reasons),
+            "uncleared": self._linked(request, waiting.uncleared(settings.DATABASE, obj)),
             "doubt": bool(situation.doubts),
             "resume": advice.resume(situation),
             "resume_url": self.url(request, "resume", obj.pk),
@@ -165,11 +174,14 @@ class RunAdmin(ReadOnlyAdmin):
             headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
         )
 
+    def reason_url(self, request: HttpRequest, reason: waiting.Reason) -> str:
+        """Return where a person acts on what a run waits for, or ""."""
+        if reason.approval is not None:
+            return self.other_page(request, Approval, reason.approval)
+        return self.url(request, "call", reason.run, reason.call) if reason.call else ""
+
     def _linked(self, request: HttpRequest, reasons: list[waiting.Reason]) -> list[tuple[Any, str]]:
-        return [
-            (reason, self.other_page(request, Approval, reason.approval) if reason.approval else "")
-            for reason in reasons
-        ]
+        return [(reason, self.reason_url(request, reason)) for reason in reasons]
 
     def _approvals(self, request: HttpRequest, run: Run) -> list[dict[str, Any]]:
         approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).defer("arguments")

@@ -1,6 +1,7 @@
 """Hostile text made fit for a page: escaped, and with every character that hides or reorders others shown.
 
-Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it.
+Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it. Both
+take out of the whole text what AGENTRUNS_REDACT does, so it has to be cut after that, never before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from agentruns.redaction import redact, redacted
+
 ONE_LINE = 80  # characters
 
 _CANDIDATE = re.compile(r"[^\n\t\x20-\x7e]")
@@ -28,9 +31,13 @@ _EMOJI_STYLE = "\ufe0f"
 
 
 def visible(text: object) -> SafeString:
-    """Return `text` as HTML: escaped, with hidden characters as marks that name them."""
+    """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them."""
+    return _marked(redact(str(text)))
+
+
+def _marked(text: str) -> SafeString:
     parts = []
-    for shown, hidden in _pieces(str(text)):
+    for shown, hidden in _pieces(text):
         parts.append(shown)
         if hidden:
             parts.append(
@@ -40,12 +47,14 @@ def visible(text: object) -> SafeString:
 
 
 def plain(text: object) -> str:
-    """Return `text` with hidden characters as [U+202E], for titles, messages and plain files; not escaped."""
-    return "".join(shown + (f"[{_code(hidden)}]" if hidden else "") for shown, hidden in _pieces(str(text)))
+    """Return `text` redacted, with hidden characters as [U+202E]: for titles and plain files; not escaped."""
+    pieces = _pieces(redact(str(text)))
+    return "".join(shown + (f"[{_code(hidden)}]" if hidden else "") for shown, hidden in pieces)
 
 
 def pretty(value: Any) -> str:
-    """Return a JSON value for people to read, on one line where it fits."""
+    """Return a JSON value for people to read, redacted, on one line where it fits."""
+    value = redacted(value)  # each text before JSON escapes what is in it
     short = json.dumps(value, ensure_ascii=False, default=str)
     return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
@@ -83,9 +92,9 @@ class Body:
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
     """Return a text for a page, cut at `limit`; whoever cuts offers the whole of it elsewhere."""
-    whole = str(text)
+    whole = redact(str(text))
     shown = whole if limit is None else whole[:limit]
-    return Body(plain(label), visible(shown), len(whole) - len(shown), kind)
+    return Body(plain(label), _marked(shown), len(whole) - len(shown), kind)
 
 
 def arguments(values: dict[str, Any]) -> list[Body]:

@@ -50,6 +50,11 @@ def remaining(moment: datetime | None) -> SafeString | str:
     return _element(moment, _("expired") if moment <= timezone.now() else left)
 
 
+def is_urgent(asked: datetime, expires: datetime | None) -> bool:
+    """Whether less than a fifth of the time to decide is left."""
+    return expires is not None and expires - timezone.now() < (expires - asked) / 5
+
+
 def _words(moment: datetime) -> str:
     now = timezone.now()
     seconds = int(abs((now - moment).total_seconds()))

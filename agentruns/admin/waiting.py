@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -17,6 +19,7 @@ from agentruns.admin.times import ago
 from agentruns.journal import events
 from agentruns.models import Approval, Control, Message, Run
 
+EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 MAY_HOLD = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 
 
@@ -25,12 +28,18 @@ class Reason:
     """One thing a run waits for; `approval` or `call` names what a person can act on."""
 
     text: str
+    run: UUID | None = None
     approval: UUID | None = None
     call: str = ""
     tool: str = ""
     attempt: int = 0
     since: datetime | None = None
     evidence: str = ""
+
+    @property
+    def is_doubt(self) -> bool:
+        """Whether nobody knows what became of the call."""
+        return bool(self.call) and self.approval is None
 
 
 def reasons(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Reason]]:
@@ -78,6 +87,23 @@ def cancel_request(alias: str, run: Run) -> tuple[str, datetime] | None:
     return plain(actor.get("name") or _("the program")), row[1]
 
 
+def uncleared(alias: str, run: Run) -> list[Reason]:
+    """Return the calls of the run's session that the model was told of as unknown, and nobody cleared."""
+    session = Message.objects.using(alias).filter(session_id=run.session_id)
+    unknown = Q(kind=events.TOOL_RESULT, text__contains='"outcome":"unknown"')
+    rows = session.annotate(text=Cast("payload", TextField())).filter(
+        unknown | Q(kind=events.ORPHAN_RESOLVED)
+    )
+    found: dict[str, Reason] = {}
+    fields = ("run_id", "kind", "call_id", "tool_name", "payload", "created_at")
+    for row in rows.order_by("seq").values(*fields):
+        if row["kind"] == events.ORPHAN_RESOLVED and row["payload"]["verdict"] != "unknown":
+            found.pop(row["call_id"], None)
+        elif row["kind"] == events.TOOL_RESULT and row["payload"]["outcome"] == "unknown":
+            found[row["call_id"]] = _uncleared(run, row)
+    return list(found.values())
+
+
 def sweeper_seen(alias: str) -> datetime | None:
     """Return when a worker's sweep was last seen."""
     seen: datetime | None = (
@@ -91,7 +117,7 @@ def _approvals(alias: str, runs: list[Run]) -> Iterable[tuple[UUID, Reason]]:
     fields = pending.order_by("requested_at").values_list("run_id", "id", "title", "call_id", "requested_at")
     for run_id, approval_id, title, call_id, since in fields:
         text = _("Waits for approval: %(title)s") % {"title": plain(title)}
-        yield run_id, Reason(text, approval=approval_id, call=call_id, since=since)
+        yield run_id, Reason(text, run_id, approval_id, call=call_id, since=since)
 
 
 def _orphans(alias: str, runs: list[Run]) -> Iterable[tuple[UUID, Reason]]:
@@ -113,11 +139,23 @@ def _orphan(row: dict[str, Any]) -> Reason:
     tool = plain(row["tool_name"])
     return Reason(
         _("A call of %(tool)s is in doubt") % {"tool": tool},
+        row["run_id"],
         call=row["call_id"],
         tool=tool,
         attempt=row["attempt"],
         since=row["created_at"],
         evidence=plain(row["payload"].get("evidence", "")),
+    )
+
+
+def _uncleared(run: Run, row: dict[str, Any]) -> Reason:
+    tool = plain(row["tool_name"])
+    text = _("A call of %(tool)s was told to the model as unknown; nobody has cleared it.")
+    policy = run.definition.body.get("tools", {}).get(row["tool_name"])
+    if policy is not None and not any(policy.get(name) for name in EXEMPT):
+        text += " " + _("Until then each further call of %(tool)s asks a person.")
+    return Reason(
+        text % {"tool": tool}, row["run_id"], call=row["call_id"], tool=tool, since=row["created_at"]
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.redaction import redact
 
 
 def of_run(run: Run) -> dict[str, Any]:
@@ -36,6 +37,6 @@ def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:
     actor = row.payload.get("actor") or {}
     return {
         f"{done}_by": actor.get("id") or None,
-        f"{done}_by_name": actor.get("name", ""),
+        f"{done}_by_name": redact(actor.get("name", "")),
         f"{done}_at": row.created_at,
     }

@@ -19,6 +19,7 @@ from agentruns import canonical
 from agentruns import exceptions as core
 from agentruns.api.schemas import Problem as Body
 from agentruns.api.schemas import utc
+from agentruns.redaction import redact, redacted
 from agentruns.tools import InvalidArguments
 
 CONTENT_TYPE = "application/problem+json"
@@ -54,7 +55,7 @@ class Problem(HttpError):
     """An error with a status and a stable type; `extras` become members of the body."""
 
     def __init__(self, status: int, type: str, title: str, detail: str, **extras: Any) -> None:
-        super().__init__(status, detail)
+        super().__init__(status, redact(detail))
         self.type = type
         self.title = title
         self.extras = extras
@@ -165,7 +166,7 @@ def _of_bad_request(error: Exception) -> Problem:
 def _of_validation_error(error: ValidationError) -> Problem:
     errors = [{"loc": _where(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors]
     detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
-    return Problem(422, URN + "validation", "The request is not valid", detail, errors=errors)
+    return Problem(422, URN + "validation", "The request is not valid", detail, errors=redacted(errors))
 
 
 def _where(loc: tuple[Any, ...]) -> list[Any]:

@@ -22,10 +22,10 @@ def visible_approvals(user: Any) -> QuerySet[Approval]:
     return Approval.objects.using(settings.DATABASE).for_user(user)
 
 
-def find_run(user: Any, run_id: str) -> Run:
-    """Return a run the user may see, or raise DurableRunNotFoundError."""
+def find_run(user: Any, run_id: str, *related: str) -> Run:
+    """Return a run the user may see, read together with `related`, or raise DurableRunNotFoundError."""
     try:
-        return visible_runs(user).get(pk=UUID(run_id))
+        return visible_runs(user).select_related("session", *related).get(pk=UUID(run_id))
     except (Run.DoesNotExist, ValueError):
         raise DurableRunNotFoundError(f"There is no run {run_id}.") from None
 

@@ -30,6 +30,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.ids import uuid7
 from agentruns.journal.read import run_rows
+from agentruns.masking import sensitive_of
 from agentruns.models import Run
 from agentruns.starting import Order, place
 
@@ -88,9 +89,10 @@ def get_run(request: HttpRequest, run_id: str) -> RunOut:
 @router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
 def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessagePage:
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
-    run = find_run(user_of(request), run_id)
+    run = find_run(user_of(request), run_id, "definition")
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
-    items = [MessageOut.of(row, run.session.key) for row in rows[: pagination.PAGE]]
+    sensitive = sensitive_of(run.definition.body)
+    items = [MessageOut.of(row, run.session.key, sensitive) for row in rows[: pagination.PAGE]]
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
 
 

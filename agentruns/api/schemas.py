@@ -1,4 +1,7 @@
-"""What goes over the wire: names are those of the model fields, ids are strings, times are UTC."""
+"""What goes over the wire: names are those of the model fields, ids are strings, times are UTC.
+
+What a model, a tool or a person wrote goes through `legal`; ids, digests, hashes, statuses and kinds do not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from agentruns import canonical
 from agentruns.journal.events import Row
+from agentruns.masking import Sensitive, masked
 from agentruns.models import Approval, Run
+from agentruns.redaction import redacted
 
 
 def utc(moment: datetime) -> str:
@@ -39,6 +44,11 @@ def _finite(value: dict[str, Any]) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
+
+
+def legal(value: Any) -> Any:
+    """Return a value as it is shown: redacted, and what JSON and UTF-8 can say."""
+    return canonical.legal(redacted(value))
 
 
 Moment = Annotated[
@@ -124,23 +134,23 @@ class RunOut(BaseModel):
         """Return a run, read together with its session, as it is shown."""
         return cls(
             id=str(run.pk),
-            session=run.session.key,
+            session=legal(run.session.key),
             owner=_id(run.owner_id),
-            owner_name=run.owner_name,
+            owner_name=legal(run.owner_name),
             agent=run.agent,
             version=run.version,
             definition=run.definition_id,
-            idempotency_key=run.idempotency_key,
+            idempotency_key=legal(run.idempotency_key),
             status=Run.Status(run.status),
-            input=canonical.legal(run.input),
+            input=legal(run.input),
             step=run.step,
             usage=canonical.legal(run.usage),
-            output=canonical.legal(run.output),
-            error=canonical.legal(run.error),
+            output=legal(run.output),
+            error=legal(run.error),
             lease_expires_at=run.lease_expires_at,
             not_before=run.not_before,
             attempts=run.attempts,
-            blocked_reason=canonical.legal(run.blocked_reason),
+            blocked_reason=legal(run.blocked_reason),
             created_at=run.created_at,
             updated_at=run.updated_at,
         )
@@ -160,24 +170,25 @@ class MessageOut(BaseModel):
     tool_name: str
     attempt: int
     epoch: int
-    payload: dict[str, Any]
+    payload: dict[str, Any] = Field(description="without what is not to be shown: `hash` is of the true one")
     prev_hash: str
     hash: str
     created_at: Moment
 
     @classmethod
-    def of(cls, row: Row, session: str) -> MessageOut:
-        """Return a journal row as it is shown."""
+    def of(cls, row: Row, session: str, sensitive: Sensitive) -> MessageOut:
+        """Return a journal row as it is shown: outside an approval, without sensitive arguments."""
+        row = masked(row, sensitive)
         return cls(
-            session=session,
+            session=legal(session),
             run=str(row.run_id),
             seq=row.seq,
             kind=row.kind,
             call_id=row.call_id,
-            tool_name=canonical.legal(row.tool_name),
+            tool_name=legal(row.tool_name),
             attempt=row.attempt,
             epoch=row.epoch,
-            payload=canonical.legal(row.payload),
+            payload=legal(row.payload),
             prev_hash=row.prev_hash,
             hash=row.hash,
             created_at=row.created_at,
@@ -217,11 +228,11 @@ class ApprovalOut(BaseModel):
             id=str(approval.pk),
             run=str(approval.run_id),
             call_id=approval.call_id,
-            tool_name=canonical.legal(approval.tool_name),
-            arguments=canonical.legal(approval.arguments),
+            tool_name=legal(approval.tool_name),
+            arguments=legal(approval.arguments),
             digest=approval.digest,
-            title=canonical.legal(approval.title),
-            why=canonical.legal(approval.why),
+            title=legal(approval.title),
+            why=legal(approval.why),
             risk=approval.risk,
             status=Approval.Status(approval.status),
             approvers=approval.approvers,
@@ -231,8 +242,8 @@ class ApprovalOut(BaseModel):
             expires_at=approval.expires_at,
             decided_at=approval.decided_at,
             decided_by=_id(approval.decided_by_id),
-            decided_by_name=approval.decided_by_name,
-            reason=canonical.legal(approval.reason),
+            decided_by_name=legal(approval.decided_by_name),
+            reason=legal(approval.reason),
         )
 
 

@@ -18,6 +18,10 @@ class Card:
     digest: str
     title: str
     required: int = 1
+    approvers: str = ""
+    risk: str = "normal"
+    expires_at: datetime | None = None
+    only_answers: bool = False  # a question: there is nothing to execute
     status: str = "pending"
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)

@@ -16,6 +16,7 @@ USER = "user"
 ASSISTANT = "assistant"
 APPROVAL_REQUESTED = "approval_requested"
 APPROVAL_DECIDED = "approval_decided"
+APPROVAL_EXTENDED = "approval_extended"
 TOOL_STARTED = "tool_started"
 TOOL_RESULT = "tool_result"
 MODEL_FAILED = "model_failed"
@@ -77,6 +78,11 @@ def actor_ref(actor: Any) -> dict[str, str] | None:
 def timestamp(moment: datetime) -> str:
     """Return a time as the chain hashes it: UTC, six digits."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def moment(text: str | None) -> datetime | None:
+    """Return the time that `timestamp` wrote, or None."""
+    return datetime.fromisoformat(text) if text else None
 
 
 def row_hash(session_id: UUID, row: Row, payload_text: str) -> str:

@@ -179,6 +179,10 @@ def _approval_requested(state: RunState, row: Row) -> None:
         digest=payload["digest"],
         title=payload["title"],
         required=payload["required"],
+        approvers=payload["approvers"],
+        risk=payload["risk"],
+        expires_at=events.moment(payload.get("expires_at")),
+        only_answers=payload.get("only_answers", False),
     )
 
 
@@ -203,6 +207,12 @@ def _approval_decided(state: RunState, row: Row) -> None:
     card.text = payload.get("text", "")
     if card.status == "denied":
         state.refusals[(call.tool, call.digest)] = card.reason
+
+
+def _approval_extended(state: RunState, row: Row) -> None:
+    card = state.calls[row.call_id].card
+    if card is not None:
+        card.expires_at = events.moment(row.payload["expires_at"])
 
 
 def _tool_started(state: RunState, row: Row) -> None:
@@ -276,6 +286,7 @@ _APPLY: dict[str, Callable[[RunState, Row], None]] = {
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,
+    events.APPROVAL_EXTENDED: _approval_extended,
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.db.models import Q
@@ -33,18 +32,16 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
 
 
 def _insert(alias: str, batch: Batch, call: Call, card: Card, payload: dict[str, Any]) -> None:
-    expires = payload.get("expires_at")
     Approval.objects.using(alias).create(
         id=card.id,
         run_id=batch.state.run.run_id,
         call_id=call.id,
         tool_name=call.tool,
-        risk=payload["risk"],
+        risk=card.risk,
         why=payload["why"],
-        approvers=payload["approvers"],
+        approvers=card.approvers,
         required=card.required,
         requested_at=batch.rows[-1].created_at,
-        expires_at=datetime.fromisoformat(expires) if expires else None,
         **_columns(call, card),
     )
 
@@ -56,6 +53,7 @@ def _columns(call: Call, card: Card) -> dict[str, Any]:
         "arguments": call.arguments,
         "digest": card.digest,
         "approved_count": len(card.given),
+        "expires_at": card.expires_at,
     }
     if card.status != "pending":
         actor = card.actor or {"id": "", "name": ""}

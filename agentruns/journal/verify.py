@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +21,9 @@ from agentruns.journal.read import FIELDS
 from agentruns.models import Approval, Message, Run, Session
 
 # Approval columns that are folded from the journal; those of a run are RunState's.
-CARD = ("status", "title", "digest", "arguments", "approved_count")
+CARD = (
+    "status", "title", "digest", "arguments", "approved_count", "required", "approvers", "risk", "expires_at",
+)  # fmt: skip
 
 TRIES = 10
 _TEXT = "payload_text"
@@ -286,7 +289,8 @@ def _approvals(alias: str, history: History) -> Iterator[Problem]:
         if call is None or card is None or place != (run_id, call.id):
             yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
             continue
-        folded = (card.status, card.title, card.digest, call.arguments, len(card.given))
+        who = (card.required, card.approvers, card.risk, card.expires_at)
+        folded = (card.status, card.title, card.digest, call.arguments, len(card.given), *who)
         for name, what, value in _differences(Approval, stored, dict(zip(CARD, folded, strict=True))):
             yield Problem(
                 key,
@@ -306,7 +310,19 @@ def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID,
     """Yield columns as the texts they are stored as, since what was done to them may not even parse."""
     texts = {f"stored_{name}": Cast(name, TextField()) for name in names}
     for pk, *values in rows.annotate(**texts).values_list("pk", *texts):
-        yield pk, dict(zip(names, values, strict=True))
+        stored = dict(zip(names, values, strict=True))
+        if stored.get("expires_at"):
+            stored["expires_at"] = _time_text(stored["expires_at"])
+        yield pk, stored
+
+
+def _time_text(text: str) -> str:
+    """Return a time as Python writes it, where it is one: each database has its own form."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return str(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def _differences(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
+from agentruns import redaction
 from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
 
@@ -33,10 +35,16 @@ class AgentRunsCommand(BaseCommand):
             try:
                 self.act(**options)
             except AgentRunsError as error:
-                raise CommandError(escaped(error), returncode=WRONG) from error
+                raise CommandError(escaped(error), returncode=WRONG) from _cause(error)
             except BrokenPipeError:  # such as `list_runs | head`: nobody reads any more
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(WRONG)
+            except CommandError:
+                raise
+            except Exception as error:
+                if _cause(error) is not None:
+                    raise
+                raise CommandError(_traceback(error), returncode=WRONG) from None
 
     def act(self, *args: Any, **options: Any) -> None:
         """Do what the command is for."""
@@ -55,7 +63,17 @@ class AgentRunsCommand(BaseCommand):
 
 def usage(text: str) -> NoReturn:
     """End the command: it was asked for something that makes no sense."""
-    raise CommandError(text, returncode=USAGE)
+    raise CommandError(redaction.redact(text), returncode=USAGE)
+
+
+def _cause(error: Exception) -> Exception | None:
+    """Return what a traceback may show of an error: nothing of it where AGENTRUNS_REDACT is set."""
+    return None if redaction.is_on() else error
+
+
+def _traceback(error: Exception) -> str:
+    lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
+    return "\n".join(map(escaped, lines))
 
 
 @contextmanager

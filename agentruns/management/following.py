@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Self
@@ -12,8 +11,9 @@ from django.db import DatabaseError, InterfaceError, connections
 from agentruns.journal.events import Row
 from agentruns.journal.read import session_rows
 from agentruns.models import Session
+from agentruns.redaction import get_logger
 
-logger = logging.getLogger("agentruns.management")
+logger = get_logger("agentruns.management")
 
 PAUSE = 0.1  # seconds
 

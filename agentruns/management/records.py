@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentruns.models import Run
+from agentruns.redaction import redact, redacted
 
 FIELDS = (
     "agent",
@@ -22,14 +23,16 @@ FIELDS = (
     "created_at",
     "updated_at",
 )
+TEXTS = ("input", "output", "error", "blocked_reason")
 
 
 def run_record(run: Run) -> dict[str, Any]:
-    """Return a run as JSON; `owner` is a name."""
+    """Return a run as JSON, its texts redacted; `owner` is a name."""
     return {
         "id": str(run.pk),
-        "session": run.session.key,
-        "owner": run.owner_name or None,
+        "session": redact(run.session.key),
+        "owner": redact(run.owner_name) or None,
         "definition": run.definition_id,
         **{name: getattr(run, name) for name in FIELDS},
+        **{name: redacted(getattr(run, name)) for name in TEXTS},
     }

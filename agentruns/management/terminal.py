@@ -1,4 +1,7 @@
-"""What a terminal shows: nothing that a model or a tool wrote may move its cursor or turn its text around."""
+"""What a terminal shows: nothing that a model or a tool wrote may move its cursor or turn its text around.
+
+What AGENTRUNS_REDACT takes out of a text is not in it either; it is applied before a text is cut.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 
 from agentruns import canonical
+from agentruns.redaction import redact, redacted
 
 # Controls, formats (bidi marks among them), surrogates, private, unassigned; line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def escaped(text: object, encoding: str | None = None) -> str:
-    """Return `text` with every character that is not drawn as itself as a visible escape, line breaks too.
+    """Return `text` redacted, and every character that is not drawn as itself as an escape, line breaks too.
 
     With an `encoding`, also what that encoding lacks.
     """
@@ -25,21 +29,22 @@ def escaped(text: object, encoding: str | None = None) -> str:
         character.encode("unicode_escape").decode()
         if unicodedata.category(character) in _HIDDEN
         else character
-        for character in str(text)
+        for character in redact(str(text))
     )
     return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
 
 
 def shortened(text: object, limit: int = 100) -> str:
-    """Return `text` on one line, cut at `limit`."""
-    line = " ".join(str(text)[: limit * 4].split())
+    """Return `text` redacted on one line, cut at `limit`."""
+    line = " ".join(redact(str(text))[: limit * 4].split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
     """Return a call as one reads it: `refund(amount_cents=2490, order_number="1002")`."""
     parts = (
-        f"{key}={shortened(json.dumps(value, ensure_ascii=False), 40)}" for key, value in arguments.items()
+        f"{key}={shortened(json.dumps(redacted(value), ensure_ascii=False), 40)}"
+        for key, value in arguments.items()
     )
     return f"{name}({', '.join(parts)})"
 

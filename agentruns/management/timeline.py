@@ -10,6 +10,7 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.management.terminal import call_text, escaped, moment, shortened
+from agentruns.redaction import redact, redacted
 
 Payload = dict[str, Any]
 
@@ -22,9 +23,10 @@ def line(row: Row) -> str:
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Return a row under the names of Message's fields."""
+    """Return a row under the names of Message's fields, what its texts say redacted."""
     values = row._asdict()
-    return {"run": str(values.pop("run_id")), **values}
+    texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
+    return {"run": str(values.pop("run_id")), **values, **texts}
 
 
 def _actor(payload: Payload) -> str:
@@ -92,7 +94,7 @@ def _anything(payload: Payload) -> str:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else canonical.dumps(content)
+    return content if isinstance(content, str) else canonical.dumps(redacted(content))
 
 
 _SAYS: dict[str, Callable[[Payload], str]] = {

@@ -2,8 +2,9 @@ from agentruns.models.approval import Approval
 from agentruns.models.control import Control
 from agentruns.models.definition import Definition
 from agentruns.models.message import Message
+from agentruns.models.notification import Notification
 from agentruns.models.run import Run
 from agentruns.models.session import Session
 from agentruns.models.tombstone import Tombstone
 
-__all__ = ["Approval", "Control", "Definition", "Message", "Run", "Session", "Tombstone"]
+__all__ = ["Approval", "Control", "Definition", "Message", "Notification", "Run", "Session", "Tombstone"]

@@ -8,6 +8,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.run import Run
 from agentruns.querysets import ApprovalQuerySet
+from agentruns.redaction import redact
 
 
 class Approval(models.Model):
@@ -60,7 +61,10 @@ class Approval(models.Model):
         verbose_name = _("approval")
         verbose_name_plural = _("approvals")
         default_permissions = ("view",)
-        permissions = [("decide_approval", _("Can decide approvals"))]
+        permissions = [
+            ("decide_approval", _("Can decide approvals")),
+            ("reveal_arguments", _("Can see the sensitive arguments of an approval")),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["run", "call_id"], name="agentruns_one_card"),
         ]
@@ -70,7 +74,10 @@ class Approval(models.Model):
                 condition=Q(status="pending"),
                 name="agentruns_pending",
             ),
+            # What became of earlier calls of the tool, and whether the very same call was asked before.
+            models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
+            models.Index(fields=["digest"], name="agentruns_same_call"),
         ]
 
     def __str__(self) -> str:
-        return str(self.title)
+        return redact(str(self.title))

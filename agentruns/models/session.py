@@ -6,6 +6,7 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns.canonical import GENESIS
 from agentruns.ids import uuid7
+from agentruns.redaction import redact
 
 
 class Session(models.Model):
@@ -33,4 +34,4 @@ class Session(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.key
+        return redact(self.key)

@@ -4,6 +4,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
+from agentruns.redaction import redact
 
 
 class Tombstone(models.Model):
@@ -21,4 +22,4 @@ class Tombstone(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.key
+        return redact(self.key)

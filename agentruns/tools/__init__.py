@@ -7,6 +7,7 @@ from agentruns.tools.base import Tool
 from agentruns.tools.context import ToolContext
 from agentruns.tools.decorator import tool
 from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
+from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.results import to_jsonable
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "ToolContext",
     "ToolOutput",
     "Unknown",
+    "ask_human",
+    "question_to",
     "to_jsonable",
     "tool",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
@@ -12,6 +11,7 @@ from typing import Any, Generic
 from typing_extensions import ParamSpec, TypeVar
 
 from agentruns import canonical
+from agentruns.redaction import get_logger
 from agentruns.tools import arguments as tool_arguments
 from agentruns.tools.arguments import InvalidArguments
 from agentruns.tools.calling import call
@@ -22,7 +22,7 @@ from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
 from agentruns.tools.results import to_jsonable
 from agentruns.tools.signature import Signature
 
-logger = logging.getLogger("agentruns.tools")
+logger = get_logger("agentruns.tools")
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
@@ -57,6 +57,7 @@ class Tool(Generic[P, R]):
         self.timeout = options.timeout
         self.sensitive = options.sensitive
         self.recovery: Recovery = options.recovery
+        self.only_answers = options.only_answers
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function as it was written; a coroutine function returns its coroutine."""
@@ -88,6 +89,8 @@ class Tool(Generic[P, R]):
             "parallel": self.parallel,
             "timeout": self.timeout,
             "sensitive": list(self.sensitive),
+            # Absent where it is not so: the hash of every other tool's definition stays what it was.
+            **({"only_answers": True} if self.only_answers else {}),
         }
 
     # A call's life

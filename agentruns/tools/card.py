@@ -6,6 +6,8 @@ from collections.abc import Collection
 from reprlib import Repr
 from typing import Any
 
+from agentruns.redaction import redacted
+
 MASK = "***"
 _LIMIT = 200
 _SHORT = Repr()
@@ -24,7 +26,9 @@ def one_line(text: str, limit: int = _LIMIT) -> str:
 
 def call_text(name: str, arguments: dict[str, Any], masked: Collection[str] = ()) -> str:
     """Return `name(a=1, b='x')`, shortened."""
-    parts = [f"{key}={MASK if key in masked else _value(value)}" for key, value in arguments.items()]
+    parts = [
+        f"{key}={MASK if key in masked else _value(redacted(value))}" for key, value in arguments.items()
+    ]
     return one_line(f"{name}({', '.join(parts)})")
 
 

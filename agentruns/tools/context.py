@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-logger = logging.getLogger("agentruns.tools")
+from agentruns.redaction import get_logger
+
+logger = get_logger("agentruns.tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,18 +68,19 @@ def tool(
     local_names = sys._getframe(1).f_locals
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
-        return _declare(function, name, description, options, local_names)
+        return declared(function, name, description, options, local_names)
 
     return declare if fn is None else declare(fn)
 
 
-def _declare(
+def declared(
     fn: Callable[..., Any],
     name: str | None,
     description: str | None,
     options: Options,
     local_names: Mapping[str, Any],
 ) -> Tool[..., Any]:
+    """Return the tool that a function and its options make; errors as `tool`."""
     if isinstance(fn, Tool):
         raise TypeError(f"{fn!r} is a tool already.")
     if not inspect.isroutine(fn):

@@ -52,6 +52,7 @@ class Options:
     parallel: bool
     timeout: float | None
     sensitive: tuple[str, ...]
+    only_answers: bool = False  # a question to a person: never executed
 
     @property
     def recovery(self) -> Recovery:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connections
 
-from agentruns import run_agent, start_run
+from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.control import pause_run
 from agentruns.models import Approval, Run
 from tests.admin.people import user
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import act, call, shop_agent
 
 
 @pytest.fixture(params=["autocommit", "ATOMIC_REQUESTS"])
@@ -29,12 +30,27 @@ def world(effects: Effects, agents: None, db: None) -> Iterator[World]:
     yield World()
 
 
+@tool(name="refund", requires_approval=True, expires_in=timedelta(hours=1))
+def timed(ctx: ToolContext, cents: int) -> str:
+    """Refund, if somebody says so within an hour."""
+    return act("refund", ctx, cents=cents)
+
+
+@tool(name="refund", requires_approval=True, sensitive=["iban"])
+def secretive(ctx: ToolContext, cents: int, iban: str = "DE02-secret") -> str:
+    """Refund to an account that not everybody may see."""
+    return act("refund", ctx, cents=cents, iban=iban)
+
+
 class World:
     """Makes runs; every agent is over the shop's tools."""
 
-    def waiting(self, session: str = "waiting", cents: int = 5000, actor: Any = None) -> Approval:
-        """A run that waits for a refund to be approved."""
-        agent = shop_agent(f"gated-{session}", {"tools": [call("refund", cents=cents)]})
+    def waiting(
+        self, session: str = "waiting", cents: int = 5000, actor: Any = None, tools: Any = None
+    ) -> Approval:
+        """A run that waits for a refund to be approved; by another tool of that name, if one is given."""
+        given = {"tools": tools} if tools else {}
+        agent = shop_agent(f"gated-{session}", {"tools": [call("refund", cents=cents)]}, **given)
         result = run_agent(agent, "refund the lamp", session, actor=actor, idempotency_key=session)
         assert result.status == "awaiting-approval", result
         return result.pending[0]

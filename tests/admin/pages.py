@@ -26,6 +26,10 @@ class Page(HTMLParser):
         self.violations: list[str] = []
         self.tags: list[str] = []
         self._form: dict[str, str] = {}
+        self._area = ""
+        self._select = ""
+        self._table = ""
+        self._rows: dict[str, list[list[str]]] = {}
         self.feed(html)
         self.close()
 
@@ -46,6 +50,12 @@ class Page(HTMLParser):
             self._form = self.forms.setdefault(urlsplit(values.get("action", "")).path, {})
         if tag in ("input", "textarea") and "name" in values:
             self._form[values["name"]] = values.get("value", "")
+        self._area = values.get("name", "") if tag == "textarea" else ""
+        if tag == "select":
+            self._select = values.get("name", "")
+        if tag == "option" and "selected" in values:
+            self._form[self._select] = values.get("value", "")
+        self._cell(tag, values)
         if "src" in values:
             self.loaded.append(values["src"])
         if tag == "a":
@@ -53,8 +63,30 @@ class Page(HTMLParser):
         if tag == "button" and "disabled" in values:
             self.disabled.append(values.get("aria-describedby", ""))
 
+    def _cell(self, tag: str, values: dict[str, str]) -> None:
+        if tag == "table":
+            self._table = values.get("class", "")
+        elif tag == "tr" and self._table:
+            self._rows.setdefault(self._table, []).append([])
+        elif tag in ("td", "th") and self._table:
+            self._rows[self._table][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "textarea":
+            self._area = ""
+        if tag == "table":
+            self._table = ""
+
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self._area:  # the line break after the tag belongs to the tag
+            self._form[self._area] += data if self._form[self._area] else data.removeprefix("\n")
+        if self._table and self._rows.get(self._table) and self._rows[self._table][-1]:
+            self._rows[self._table][-1][-1] += data.strip()
+
+    def cells(self, table: str) -> list[list[str]]:
+        """Return the rows of the table of this class, without its head."""
+        return self._rows[table][1:]
 
 
 def read(response: Any) -> Page:

@@ -14,8 +14,10 @@ PERMISSIONS: dict[str, list[str]] = {
     "decider": ["decide_approval"],
     "operator": ["view_run", "resume_run", "cancel_run"],
     "resumer": ["resume_run", "cancel_run"],
+    "resolver": ["view_run", "resolve_orphan"],
 }
 ROLES = ["anonymous", "outsider", *PERMISSIONS, "superuser"]
+PERMISSIONS["revealer"] = ["decide_approval", "reveal_arguments"]
 
 
 def user(role: str) -> Any:

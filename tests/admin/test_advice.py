@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from django.utils import timezone
 
 from agentruns.admin import advice
+from agentruns.admin.waiting import Reason
 from agentruns.conf import settings
 from agentruns.models import Run
 
@@ -21,3 +23,14 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
     action = advice.cancel(situation)
     assert (not action.why_not) == offered
     assert any("kept as evidence" in line for line in action.effect) == offered
+
+
+def test_of_several_calls_in_doubt_each_is_named_and_the_advice_given_once() -> None:
+    doubts = [Reason("in doubt", call=name, tool=name, attempt=1, evidence="It died.") for name in "ab"]
+    other = Reason("Waits for approval", approval=UUID(int=1), call="c")
+    notes = advice.notes(advice.Situation(run=Run(status="orphaned"), reasons=[*doubts, other]))
+    assert [note[:20] for note in notes] == [
+        "a, attempt 1: It die",
+        "b, attempt 1: It die",
+        "Look in the outside ",
+    ]

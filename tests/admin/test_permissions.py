@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from tests.admin.conftest import World
+from agentruns.models import Message
+from tests.admin.conftest import World, secretive, timed
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import ROLES, browser
 
 LOGIN = 302
-SEES_RUNS = {"viewer", "operator", "superuser"}
+SEES_RUNS = {"viewer", "operator", "resolver", "superuser"}
 SEES_APPROVALS = {"viewer", "decider", "superuser"}
 
 
@@ -41,23 +43,77 @@ def test_pages(world: World, role: str) -> None:
     assert snapshot() == before
 
 
+DECIDED = {
+    "approve": "approved",
+    "edit": "approved",
+    "answer": "answered",
+    "deny": "denied",
+    "extend": "pending",
+}
+DATA = {
+    "reason": "no",
+    "text": "ask her",
+    "hours": "4",
+    "argument-cents": "4000",
+    "argument-iban": "DE1",
+}
+
+
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("verb", ["approve", "deny"])
+@pytest.mark.parametrize("verb", DECIDED)
 def test_decisions(world: World, role: str, verb: str) -> None:
-    approval, before = world.waiting(), snapshot()
-    data = {"digest": approval.digest, "reason": "no"}
-    response = browser(role).post(url(approval, verb), data)
-    may = role in ("decider", "superuser")
+    approval = world.waiting(tools=[timed]) if verb == "extend" else world.waiting()
+    before = snapshot()
+    response = browser(role).post(url(approval, verb), {"digest": approval.digest, **DATA})
     assert response.status_code == expected(role, {"decider", "superuser"}, done=302)
-    if may:
-        assert response.url == url(approval)
+    if role in ("decider", "superuser"):
+        goes_on = reverse("admin:agentruns_approval_changelist") if verb != "extend" else url(approval)
+        assert response.url == goes_on
+        row = Message.objects.filter(run=approval.run, kind__startswith="approval_").order_by("seq").last()
+        assert row is not None
+        assert row.payload["actor"]["name"] == role
         approval.refresh_from_db()
-        assert (approval.decided_by_name, approval.status) == (
-            role,
-            {"approve": "approved"}.get(verb, "denied"),
-        )
+        assert approval.status == DECIDED[verb]
     else:
         assert snapshot() == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_decisions_on_a_page_of_several(world: World, role: str, verb: str) -> None:
+    approval, before = world.waiting(), snapshot()
+    key, client = approval.pk, browser(role)
+    row = {f"{key}-digest": approval.digest, f"{key}-verb": verb, f"{key}-text": "no"}
+    turn = client.post(reverse("admin:agentruns_approval_turn", args=[approval.run_id]), row)
+    may = role in ("decider", "superuser")
+    assert turn.status_code == expected(role, SEES_APPROVALS, done=302)
+    assert (snapshot() != before) == may
+    other = world.waiting("other")
+    before = snapshot()
+    bulk = {
+        "action": f"{verb}_selected", "_selected_action": [str(other.pk)], "confirmed": "1",
+        f"digest-{other.pk}": other.digest, "reason": "no",
+    }  # fmt: skip
+    response = client.post(reverse("admin:agentruns_approval_changelist"), bulk)
+    assert response.status_code == expected(role, SEES_APPROVALS)
+    assert (snapshot() != before) == may
+
+
+@pytest.mark.parametrize("role", [*ROLES, "revealer"])
+def test_sensitive_arguments_are_revealed_to_who_may_see_them_and_that_is_logged(
+    world: World, role: str
+) -> None:
+    approval = world.waiting(tools=[secretive])
+    response = browser(role).post(url(approval, "reveal"))
+    assert response.status_code == expected(role, {"revealer", "superuser"})
+    if response.status_code == 200:
+        assert "DE02-secret" in read(response).text
+        entry = LogEntry.objects.get()
+        assert (entry.user.get_username(), entry.object_id) == (role, str(approval.pk))
+        assert "Saw the sensitive arguments." in entry.get_change_message()
+    else:
+        assert LogEntry.objects.count() == 0
+        assert "DE02-secret" not in response.content.decode()
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -101,7 +101,7 @@ def test_no_permission_to_write_is_ever_granted() -> None:
         assert model_admin.get_model_perms(request) == {
             "add": False, "change": False, "delete": False, "view": True,
         }  # fmt: skip
-        assert model_admin.get_actions(request) == {}
+        assert set(model_admin.get_actions(request)) <= {"approve_selected", "deny_selected"}
 
 
 def user_like() -> object:

@@ -266,7 +266,7 @@ def test_sensitive_arguments_are_masked_on_the_run_and_shown_on_the_card(world: 
     )
     approval = run_agent(agent, "charge", "secret").pending[0]
     client = browser("superuser")
-    assert "tok_42" in read(client.get(url(approval))).text
+    assert "tok_42" in read(client.post(url(approval, "reveal"))).text
     assert "tok_42" not in read(client.get(url(approval.run))).text
     for row in approval.run.messages.all():
         assert "tok_42" not in client.get(url(approval.run, "row", row.seq)).content.decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -14,9 +13,10 @@ from agentruns import get_run
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import as_json, shortened, table
+from agentruns.redaction import get_logger
 from agentruns.sweep import Swept, candidates, hold_all, sweep
 
-logger = logging.getLogger("agentruns.sweep")
+logger = get_logger("agentruns.sweep")
 
 MOMENT = 0.1  # seconds until a signal is noticed while nothing is to do
 

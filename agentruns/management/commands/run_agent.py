@@ -18,7 +18,9 @@ from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.following import Follower
 from agentruns.management.terminal import escaped
+from agentruns.masking import masked, sensitive_of
 from agentruns.outputs import shown
+from agentruns.redaction import redact, redacted
 from agentruns.typing import RunResult
 
 EXIT = {
@@ -56,6 +58,7 @@ class Command(AgentRunsCommand):
         session = options["session"] or f"run-{uuid7()}"
         actor = self._user(options["user"])
         found = get_agent(agent)
+        self.sensitive = sensitive_of(found.definition())
         try:
             with Follower(settings.DATABASE, session, self._print_json if json else self._print):
                 result = run_agent(
@@ -81,16 +84,16 @@ class Command(AgentRunsCommand):
         return user
 
     def _print(self, row: Row) -> None:
-        self.say(timeline.line(row))
+        self.say(timeline.line(masked(row, self.sensitive)))
 
     def _print_json(self, row: Row) -> None:
-        self.say_json(timeline.as_dict(row))
+        self.say_json(timeline.as_dict(masked(row, self.sensitive)))
 
     def _end(self, result: RunResult, *, json: bool) -> None:
         """Print where the run stands, with what a person has to know to let it go on."""
         if json:
-            ends = {"run": result.run_id, "session": result.session_key, "status": result.status}
-            self.say_json({**ends, "output": shown(result.output), "error": result.error})
+            texts = {"session": result.session_key, "output": shown(result.output), "error": result.error}
+            self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
             return
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
@@ -98,5 +101,5 @@ class Command(AgentRunsCommand):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
         for call in result.orphans:
             self.say(f"Waits for a person: did call {call} happen?")
-        for text in (shown(result.output) or result.error).splitlines():
+        for text in redact(shown(result.output) or result.error).splitlines():
             self.say(text)

@@ -13,7 +13,9 @@ from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand
 from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
+from agentruns.masking import masked, sensitive_of
 from agentruns.models import Run
+from agentruns.redaction import redact
 
 
 class Command(AgentRunsCommand):
@@ -25,12 +27,13 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, json: bool, **options: Any) -> None:
         run = get_run(run_id)
-        rows = run_rows(settings.DATABASE, run.pk)
+        sensitive = sensitive_of(run.definition.body)
+        rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
         if json:
             self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
             return
         for label, value in _header(run):
-            for number, text in enumerate(str(value).splitlines()):
+            for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
         for row in rows:

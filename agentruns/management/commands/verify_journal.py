@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
+from django.db.models import Model
 
 from agentruns.conf import settings
 from agentruns.journal import triggers
@@ -16,6 +18,7 @@ from agentruns.journal.verify import Problem, check, shown, stored_form
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session
+from agentruns.redaction import is_on, redact, redacted
 from agentruns.repair import Repaired, repair_session, value_of
 
 PAGE = 200
@@ -71,16 +74,16 @@ class Command(AgentRunsCommand):
         self.counts["bad_sessions"] += bool(found.changed or found.left)
         for problem in found.changed:
             text = _change(problem)
-            self._tell(f"Session {problem.session}: {text}", {**_names(problem), "repaired": text})
+            self._tell(f"Session {problem.session}: {text}", {**_names(problem), "repaired": redact(text)})
             self.counts["repaired"] += 1
-        for problem in found.left:
+        for problem in map(_redacted, found.left):
             self._report(problem, str(problem))
             if repair and problem.seq is not None:
                 self._tell(f"Session {problem.session}: {REFUSED}", {**_names(problem), "refused": REFUSED})
 
     def _report(self, problem: Problem, text: str) -> None:
         self.counts["problems"] += 1
-        self._tell(text, {**_names(problem), "problem": problem.what})
+        self._tell(text, {**_names(problem), "problem": redact(problem.what)})
 
     def _tell(self, text: str, record: dict[str, Any]) -> None:
         if self.json:
@@ -113,7 +116,7 @@ def _every(alias: str) -> Iterator[UUID]:
 
 def _names(problem: Problem) -> dict[str, Any]:
     return {
-        "session": problem.session or None,
+        "session": redact(problem.session) or None,
         "seq": problem.seq,
         "kind": problem.kind or None,
         "run": problem.run,
@@ -122,10 +125,24 @@ def _names(problem: Problem) -> dict[str, Any]:
     }
 
 
+def _redacted(problem: Problem) -> Problem:
+    """Return a problem whose values are redacted before they are cut: a part of a secret is not found."""
+    if not is_on() or problem.column in ("", "arguments"):
+        return problem
+    model, row = _row(problem)
+    stored, due = redacted([problem.stored, stored_form(model, problem.column, problem.folded)])
+    text = f"{row}: {problem.column} is {shown(stored)}, the journal says {shown(due)}."
+    return replace(problem, what=text)
+
+
+def _row(problem: Problem) -> tuple[type[Model], str]:
+    return (Approval, f"approval {problem.approval}") if problem.approval else (Run, f"run {problem.run}")
+
+
 def _change(problem: Problem) -> str:
-    model, what = (Approval, "approval") if problem.approval else (Run, "run")
-    text = f"{what} {problem.approval or problem.run}: {problem.column} rewritten"
+    model, row = _row(problem)
+    text = f"{row}: {problem.column} rewritten"
     if problem.column == "arguments":  # may hold what is not to be shown
         return f"{text}."
-    value = stored_form(model, problem.column, value_of(problem))
-    return f"{text} from {shown(problem.stored)} to {shown(value)}."
+    stored, value = redacted([problem.stored, stored_form(model, problem.column, value_of(problem))])
+    return f"{text} from {shown(stored)} to {shown(value)}."

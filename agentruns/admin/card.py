@@ -1,0 +1,194 @@
+"""What is on the card of an approval: everything a person needs to decide, and who may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.forms import Form
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from agentruns import canonical, people
+from agentruns.admin import badges, decisions, facts, outlook, waiting
+from agentruns.admin.asked import Asked, asked
+from agentruns.admin.edit import EditForm
+from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, ExtendForm
+from agentruns.admin.journal import card
+from agentruns.admin.precedents import Flag, flags, precedents
+from agentruns.admin.preview import preview
+from agentruns.admin.text import Body, arguments, plain, visible
+from agentruns.admin.times import dated, is_urgent
+from agentruns.agents import get_agent
+from agentruns.conf import settings
+from agentruns.exceptions import UnknownAgentError
+from agentruns.masking import masked, sensitive_of
+from agentruns.models import Approval
+from agentruns.redaction import redacted
+from agentruns.tools import Tool
+from agentruns.tools.card import MASK
+
+CHANGED = _("What the preview shows has changed since the agent asked. This is how it is now.")
+
+
+@dataclass(slots=True)
+class Decidable:
+    """One approval and what this user may do about it."""
+
+    approval: Approval
+    user: Any
+    asked: Asked
+    tool: Tool | None
+    revealed: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether it still waits."""
+        return self.approval.status == Approval.Status.PENDING
+
+    @property
+    def masked_names(self) -> set[str]:
+        """The arguments of which the page shows a mask: sensitive, and not revealed."""
+        if self.revealed:
+            return set()
+        sensitive = sensitive_of(self.approval.run.definition.body)
+        return set(sensitive.get(self.approval.tool_name, ())) & set(self.approval.arguments)
+
+    @property
+    def locked_names(self) -> set[str]:
+        """The arguments that cannot be edited, because the page does not show them as they are."""
+        given = self.approval.arguments
+        return self.masked_names | {name for name, value in given.items() if redacted(value) != value}
+
+    def shown(self, values: dict[str, Any]) -> list[Body]:
+        """Return arguments for the page."""
+        return arguments(
+            {name: MASK if name in self.masked_names else value for name, value in values.items()}
+        )
+
+    @property
+    def why_not(self) -> str:
+        """Why there are no buttons for this user on a pending card, or ""."""
+        approval = self.approval
+        if not self.pending:
+            return ""
+        if approval.expires_at is not None and approval.expires_at <= timezone.now():
+            return _("Its time is over. The next sweep of a worker records that nobody answered.")
+        if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
+            return _("Its run is being cancelled.")
+        return plain(people.why_not_decide(self.user, approval))
+
+    @property
+    def why_not_approve(self) -> str:
+        """Why this user can do everything but approve, or ""."""
+        if people.already_given(self.user, [self.approval]):
+            return _("You approved it already. It takes another person. You can still change your mind.")
+        return ""
+
+    @property
+    def why_not_edit(self) -> str:
+        """Why the arguments cannot be edited here, or ""."""
+        if self.tool is None:
+            return _("This web server does not know the tool, so it could not check what you enter.")
+        return "" if self.approval.arguments else _("The call takes no arguments.")
+
+    def form(self, verb: str, data: Any = None) -> Form | None:
+        """Return the form of a verb, or None where there is none."""
+        initial, auto_id = {"digest": self.approval.digest}, f"{verb}_%s"
+        if verb == "edit":
+            if self.why_not_edit or self.tool is None:
+                return None
+            return EditForm(
+                self.tool.input_schema,
+                self.approval.arguments,
+                data,
+                hidden=self.locked_names,
+                initial=initial,
+                auto_id=auto_id,
+            )
+        forms: dict[str, type[Form]] = {
+            "approve": ApproveForm,
+            "deny": DenyForm,
+            "answer": AnswerForm,
+            "extend": ExtendForm,
+        }
+        return forms[verb](data, initial=initial, auto_id=auto_id)
+
+
+def decidable(user: Any, approval: Approval, *, revealed: bool = False) -> Decidable:
+    """Read what is needed to show and to decide an approval."""
+    return Decidable(approval, user, asked(settings.DATABASE, approval), _tool(approval), revealed)
+
+
+def sections(one: Decidable) -> dict[str, Any]:
+    """Return the context of the card but for its URLs."""
+    approval, around = one.approval, one.asked
+    summary, denials = precedents(settings.DATABASE, approval)
+    warnings = flags(settings.DATABASE, approval) if one.pending else []
+    shown = around.preview
+    now = one.tool.preview_of(approval.arguments) if one.tool and one.pending else None
+    if now is not None and canonical.dumps(now) != canonical.dumps(shown):
+        shown = now
+        warnings.append(Flag(CHANGED))
+    sensitive = {} if one.revealed else sensitive_of(approval.run.definition.body)
+    question = around.only_answers
+    return {
+        "why": visible(approval.why),
+        "asked_for": visible(approval.run.owner_name or _("the program")),
+        "expires": dated(approval.expires_at) if approval.expires_at else "",
+        "urgent": is_urgent(approval.requested_at, approval.expires_at),
+        "badge": badges.approval(approval),
+        "risk": badges.risk(approval),
+        "pending": one.pending,
+        "outcome": decisions.outcome(approval),
+        "arguments": one.shown(approval.arguments),
+        "changed": _changed(one),
+        "preview": preview(shown),
+        "flags": warnings,
+        "precedents": summary,
+        "denials": denials,
+        "said": visible(around.said),
+        "siblings": around.siblings,
+        "question": question,
+        "choices": _choices(approval) if question else [],
+        "outlooks": outlook.of_a_question(approval) if question else outlook.outlooks(approval),
+        "history": [card(masked(row, sensitive), whole=True) for row in around.history],
+        "facts": facts.of_approval(approval),
+        "masked": bool(one.masked_names),
+        "may_reveal": one.user.has_perm("agentruns.reveal_arguments"),
+        "revealed": one.revealed,
+    }
+
+
+def buttons(one: Decidable) -> dict[str, Any]:
+    """Return the forms of a pending card, or why there are none."""
+    why_not = one.why_not
+    if not one.pending or why_not:
+        return {"why_not": why_not}
+    verbs = ["answer", "deny"] if one.asked.only_answers else ["approve", "edit", "answer", "deny"]
+    if one.approval.expires_at is not None:
+        verbs.append("extend")
+    return {
+        "why_not": "",
+        "why_not_approve": one.why_not_approve,
+        "why_not_edit": one.why_not_edit,
+        **{f"{verb}_form": one.form(verb) for verb in verbs},
+    }
+
+
+def _changed(one: Decidable) -> list[Body]:
+    """Return the arguments as the model proposed them, where a person set others."""
+    given, proposed = one.approval.arguments, one.asked.proposed
+    return one.shown({name: value for name, value in proposed.items() if given.get(name) != value})
+
+
+def _choices(approval: Approval) -> list[str]:
+    choices = approval.arguments.get("choices")
+    return [plain(choice) for choice in choices] if isinstance(choices, list) else []
+
+
+def _tool(approval: Approval) -> Tool | None:
+    try:
+        return get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
+    except UnknownAgentError:
+        return None

@@ -1,0 +1,133 @@
+"""The form in which a person edits a call: a field for each argument, by the schema of its tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from agentruns import canonical
+from agentruns.admin.forms import ApproveForm
+from agentruns.admin.text import plain
+
+PREFIX = "argument-"
+SHORT = 60  # characters of a text that fits on one line
+MOST_ROWS = 12
+
+
+class EditForm(ApproveForm):
+    """Approve with other arguments. Those in `hidden` are masked on the page, and stay what they are."""
+
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        original: dict[str, Any],
+        *args: Any,
+        hidden: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.original = original
+        reason = self.fields.pop("reason")
+        for name, value in original.items():
+            if name not in hidden:
+                self.fields[PREFIX + name] = _field(name, _resolved(schema, name), value)
+        self.fields["reason"] = reason
+
+    @property
+    def rows(self) -> list[forms.BoundField]:
+        """The fields of the arguments."""
+        return [self[name] for name in self.fields if name.startswith(PREFIX)]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as they were sent; those without a field as they were."""
+        return {name: self.cleaned_data.get(PREFIX + name, value) for name, value in self.original.items()}
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse an edit that changes nothing: its approval would not be one of what was proposed."""
+        if not self.errors and canonical.dumps(self.arguments) == canonical.dumps(self.original):
+            raise forms.ValidationError(
+                _("You changed nothing. To approve the call as it is, use Approve."), code="unchanged"
+            )
+        return self.cleaned_data
+
+
+class TextField(forms.CharField):
+    """Text as it was typed: not stripped, and with the line ends the model wrote."""
+
+    def to_python(self, value: Any) -> str:
+        """Undo what browsers do to line ends."""
+        return str(super().to_python(value) or "").replace("\r\n", "\n")
+
+
+class ValueField(forms.JSONField):
+    """Any JSON value. Where it holds characters that are not shown, all but ASCII is written as \\u...."""
+
+    default_error_messages = {"invalid": _("This is not JSON.")}
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return the value as JSON, on several lines."""
+        if isinstance(value, forms.fields.InvalidJSONInput):
+            return value
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        return text if plain(text) == text else json.dumps(value, indent=2)
+
+
+def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
+    options: dict[str, Any] = {
+        "label": plain(name),
+        "initial": value,
+        "required": False,
+        "help_text": plain(schema.get("description", "")),
+    }
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    optional = len(kinds) < len(schema.get("anyOf", [schema]))
+    kind = kinds[0] if len(kinds) == 1 else {}
+    if "enum" in kind and all(isinstance(each, str) for each in kind["enum"]) and not optional:
+        return forms.ChoiceField(choices=[(each, plain(each)) for each in kind["enum"]], **options)
+    if kind.get("type") == "boolean" and not optional:
+        return _yes_or_no(options)
+    if kind.get("type") in ("integer", "number"):
+        field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
+        return field(
+            min_value=kind.get("minimum"),
+            max_value=kind.get("maximum"),
+            **{**options, "required": not optional},
+        )
+    if isinstance(value, str) and not optional and "\r" not in value and plain(value) == value:
+        return TextField(widget=_text_widget(value), **options)
+    lines = ValueField().prepare_value(value).count("\n") + 1
+    area = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
+    return ValueField(widget=area, **options)
+
+
+def _yes_or_no(options: dict[str, Any]) -> forms.Field:
+    return forms.TypedChoiceField(
+        choices=[("true", _("yes")), ("false", _("no"))],
+        coerce=lambda text: text == "true",
+        **{**options, "initial": "true" if options["initial"] else "false"},
+    )
+
+
+def _text_widget(value: str) -> forms.Widget:
+    if len(value) <= SHORT and "\n" not in value:
+        return forms.TextInput(attrs={"class": "vTextField"})
+    rows = min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1)
+    return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows})
+
+
+def _resolved(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of one argument, its references followed once."""
+    found: dict[str, Any] = schema.get("properties", {}).get(name, {})
+    if "anyOf" in found:
+        return {**found, "anyOf": [_followed(schema, kind) for kind in found["anyOf"]]}
+    return {**_followed(schema, found), **{key: found[key] for key in ("description",) if key in found}}
+
+
+def _followed(schema: dict[str, Any], kind: dict[str, Any]) -> dict[str, Any]:
+    defined: dict[str, Any] = schema.get("$defs", {}).get(kind.get("$ref", "").rpartition("/")[2], kind)
+    return defined

@@ -1,0 +1,88 @@
+"""The order of the queue, whose turn a card is, and which card comes next."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Case, F, IntegerField, QuerySet, Value, When
+from django.http import HttpRequest, QueryDict
+from django.utils.translation import gettext_lazy as _
+
+from agentruns import people
+from agentruns.admin.filters import KnownValues
+from agentruns.models import Approval
+
+# What is riskier first, then what expires sooner, then who waits longer.
+URGENT_FIRST = (F("risk_rank").asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
+NEWEST_FIRST = ("-requested_at", "-id")
+LOOKED_AT = 200  # cards of the queue among which the next one is looked for
+
+
+def ranked(approvals: QuerySet[Any]) -> QuerySet[Any]:
+    """Return approvals with `risk_rank`, 0 for the riskiest."""
+    ranks = {Approval.Risk.HIGH: 0, Approval.Risk.NORMAL: 1}
+    whens = [When(risk=risk, then=Value(rank)) for risk, rank in ranks.items()]
+    found: QuerySet[Any] = approvals.annotate(
+        risk_rank=Case(*whens, default=Value(2), output_field=IntegerField())
+    )
+    return found
+
+
+class MineFilter(KnownValues):
+    """What the user can decide: has the right to, has not decided yet, and is in time for."""
+
+    title = _("whose turn")
+    parameter_name = "mine"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return what can be chosen."""
+        return [("yes", _("mine to decide"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the approvals that wait for this user."""
+        if self.value() != "yes":
+            return super().queryset(request, queryset)
+        pending = (
+            Approval.objects.using(queryset.db).pending().select_related("run").defer("arguments", "why")
+        )
+        mine = people.decidable(request.user, list(pending))
+        return queryset.filter(pk__in=[approval.pk for approval in mine])
+
+
+class Queue:
+    """The pending cards of the list a user came from, in its order and under its filters."""
+
+    def __init__(self, model_admin: Any, request: HttpRequest) -> None:
+        self.user = request.user
+        query = QueryDict(mutable=True)
+        query.update(QueryDict(request.GET.get("_changelist_filters", "")))
+        query.pop("p", None)
+        listing = copy.copy(request)
+        listing.GET = query  # type: ignore[assignment]
+        changelist = model_admin.get_changelist_instance(listing)
+        pending = changelist.get_queryset(listing).filter(status=Approval.Status.PENDING)
+        self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
+
+    def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None]:
+        """Return the cards before and after one."""
+        if approval.pk not in self.keys:
+            return None, self.keys[0] if self.keys else None
+        place = self.keys.index(approval.pk)
+        before = self.keys[place - 1] if place else None
+        return before, self.keys[place + 1] if place + 1 < len(self.keys) else None
+
+    def after(self, approval: Approval) -> UUID | None:
+        """Return the next card this user can decide: after the one just decided, else from the start."""
+        keys = list(self._round(approval.pk))
+        approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
+        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer("arguments", "why")}
+        mine = {one.pk for one in people.decidable(self.user, list(waiting.values()))}
+        return next((key for key in keys if key in mine), None)
+
+    def _round(self, key: UUID) -> Iterator[UUID]:
+        place = self.keys.index(key) + 1 if key in self.keys else 0
+        yield from self.keys[place:]
+        yield from (other for other in self.keys[:place] if other != key)

@@ -1,0 +1,89 @@
+"""Notifications by e-mail, to staff: AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.core.mail import send_mail
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.notices import Notice
+from agentruns.tools.card import one_line
+
+MISSING = "AGENTRUNS_NOTIFY_EMAILS names nobody to write to."
+
+
+class MailNotifier:
+    """Writes to AGENTRUNS_NOTIFY_EMAILS when a person is needed; a subclass may name other `events`."""
+
+    events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
+
+    def __call__(self, notice: Notice) -> None:
+        """Send one e-mail. Raises ImproperlyConfigured, and what the mail backend raises."""
+        people = settings.NOTIFY_EMAILS
+        if not people:
+            raise ImproperlyConfigured(MISSING)
+        if notice.type == "approval.requested" and notice.status != "pending":
+            return  # decided before this could be sent: nobody is needed any more
+        send_mail(_subject(notice), _body(notice), None, list(people))
+
+    def check(self) -> list[CheckMessage]:
+        """Find what keeps the e-mails from being sent, or the sender from going on."""
+        found: list[CheckMessage] = []
+        people = settings.NOTIFY_EMAILS
+        if not people or not isinstance(people, list | tuple):
+            hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
+            found.append(Error(MISSING, hint=hint, id="agentruns.E011"))
+        if _may_hang():
+            found.append(
+                Warning(
+                    "The mail server may keep workers waiting for ever: SMTP has no time-out.",
+                    hint="EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS.",
+                    id="agentruns.W004",
+                )
+            )
+        return found
+
+
+def _subject(notice: Notice) -> str:
+    what = {
+        "approval.requested": _("Approval needed"),
+        "run.orphaned": _("A call's outcome is not known"),
+        "run.paused": _("A run is paused"),
+    }.get(notice.type, notice.type)
+    # On one line whatever a model wrote: a line break would begin another header.
+    return one_line(f"[agentruns] {what}: {notice.title or notice.tool or notice.agent}", 150)
+
+
+def _body(notice: Notice) -> str:
+    lines = [
+        (_("What"), notice.title),
+        (_("Tool"), notice.tool),
+        (_("Risk"), notice.risk),
+        (_("Status"), notice.status),
+        (_("Asked for by"), notice.requester or _("the program")),
+        (_("Agent"), notice.agent),
+        (_("Session"), notice.session),
+        (_("Run"), str(notice.run_id)),
+        (_("Expires"), f"{notice.expires_at:%Y-%m-%d %H:%M %Z}" if notice.expires_at else ""),
+        (_("Decide or look at it here"), notice.url),
+    ]
+    told = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
+    return f"{_subject(notice)}\n\n{told}\n"
+
+
+def _may_hang() -> bool:
+    mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on
+    if mailers is not None:
+        default = mailers.get("default", {})
+        backend, timeout = default.get("BACKEND", ""), default.get("OPTIONS", {}).get("timeout")
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that 6.1 will stop reading these is for Django to say
+            backend, timeout = django_settings.EMAIL_BACKEND, django_settings.EMAIL_TIMEOUT
+    return backend.endswith("smtp.EmailBackend") and timeout is None

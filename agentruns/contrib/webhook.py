@@ -1,0 +1,123 @@
+"""Notifications as signed webhooks: AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
+
+Signed as Standard Webhooks 1.0.0 says (https://www.standardwebhooks.com): any of its libraries verifies them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import time
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+
+import agentruns
+from agentruns.conf import settings
+from agentruns.notices import Notice
+from agentruns.notifications import UndeliverableError
+
+TIMEOUT = 5  # seconds of silence
+GONE = 410
+PREFIX = "whsec_"
+SHORTEST = 24  # bytes; the specification asks for at least 192 bits
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class WebhookNotifier:
+    """Posts every event to AGENTRUNS_WEBHOOK_URL; a subclass with `events` posts only those."""
+
+    events: tuple[str, ...] | None = None
+
+    def __call__(self, notice: Notice) -> None:
+        """Post once. Raises OSError unless the answer is 2xx, UndeliverableError for 410."""
+        url, secret = _address(settings.WEBHOOK_URL), settings.WEBHOOK_SECRET
+        body = json.dumps(notice.payload(), separators=(",", ":")).encode()
+        moment = int(time.time())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"agentruns/{agentruns.__version__}",
+            "webhook-id": str(notice.id),
+            "webhook-timestamp": str(moment),
+            "webhook-signature": sign(secret, str(notice.id), moment, body),
+        }
+        request = Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
+        try:
+            with _opener(url).open(request, timeout=TIMEOUT):
+                pass  # what the receiver says beside its status is of no interest
+        except HTTPError as error:
+            with error:
+                if error.code == GONE:
+                    raise UndeliverableError("The receiver answered 410 Gone.") from None
+                raise OSError(f"The receiver answered {error.code}.") from None
+
+    def check(self) -> list[CheckMessage]:
+        """Find what keeps the webhooks from being sent."""
+        found: list[CheckMessage] = []
+        for read, name, hint in (
+            (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
+            (_keys, "WEBHOOK_SECRET", f"'{PREFIX}' and the base64 of 32 random bytes, from the environment."),
+        ):
+            try:
+                read(getattr(settings, name))
+            except ImproperlyConfigured as error:
+                found.append(Error(str(error), hint=hint, id="agentruns.E010"))
+        return found
+
+
+def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
+    """Return the signatures of a webhook, one for each of the secrets in `secret`, parted by spaces."""
+    signed = f"{message_id}.{moment}.".encode() + body
+    digests = (hmac.digest(key, signed, hashlib.sha256) for key in _keys(secret))
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+
+
+def _keys(secret: Any) -> list[bytes]:
+    """Return the keys of a setting that may hold several, for rotation; what it says never quotes one."""
+    keys = []
+    for part in str(secret or "").split():
+        try:
+            if not part.startswith(PREFIX):
+                raise ValueError("no prefix")
+            keys.append(base64.b64decode(part.removeprefix(PREFIX), validate=True))
+        except (ValueError, binascii.Error):
+            text = f"AGENTRUNS_WEBHOOK_SECRET is not '{PREFIX}' and base64."
+            raise ImproperlyConfigured(text) from None
+    if not keys:
+        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_SECRET is not set.")
+    if any(len(key) < SHORTEST for key in keys):
+        raise ImproperlyConfigured(f"AGENTRUNS_WEBHOOK_SECRET is shorter than {SHORTEST} bytes.")
+    return keys
+
+
+def _address(url: Any) -> str:
+    """Return the address if a webhook may go there: in clear text only to this machine."""
+    try:
+        parts = urlsplit(str(url or ""))
+        if not parts.hostname:
+            raise ValueError("no host")
+    except ValueError:
+        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL is not set to an address.") from None
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL):
+        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL has to begin with https://, but on this machine.")
+    return str(url)
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A signed message goes to the address it was meant for, and to no other."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _opener(url: str) -> OpenerDirector:
+    # A proxy of the environment's is for the way out, not for this machine.
+    direct = [ProxyHandler({})] if urlsplit(url).hostname in LOCAL else []
+    return build_opener(_NoRedirects, *direct)

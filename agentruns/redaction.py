@@ -1,0 +1,100 @@
+"""AGENTRUNS_REDACT: what the project takes out of every text that is shown, exported or logged.
+
+The journal, the model and the tools have the true values; only what a reader is shown comes through here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from agentruns.conf import settings
+
+FAILED = "[not shown: AGENTRUNS_REDACT failed]"
+
+logger = logging.getLogger("agentruns.redaction")  # says nothing that would have to be redacted
+
+
+def is_on() -> bool:
+    """Whether the project redacts anything."""
+    return settings.REDACT is not None
+
+
+def redact(text: str) -> str:
+    """Return `text` as the project's function makes it; a function that fails hides all of it."""
+    return _made(text) if is_on() else text
+
+
+def redacted(value: Any) -> Any:
+    """Return a JSON value with each of its texts redacted, keys included, and each integer that is to be."""
+    return _walk(value) if is_on() else value
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger whose messages and tracebacks are redacted before any handler gets them."""
+    made = logging.getLogger(name)
+    if not any(isinstance(each, RedactingFilter) for each in made.filters):
+        made.addFilter(RedactingFilter())
+    return made
+
+
+class RedactingFilter(logging.Filter):
+    """Leaves of a record nothing but redacted text: no arguments and no exception with its variables."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record through."""
+        try:
+            if not is_on():
+                return True
+        except ImproperlyConfigured:  # a tool tried without Django
+            return True
+        try:
+            record.msg = redact(record.getMessage())
+        except Exception:  # an argument that cannot be made text
+            record.msg = FAILED
+        record.args = ()
+        if record.exc_info:
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
+        return True
+
+
+def _walk(value: Any) -> Any:
+    if isinstance(value, str):
+        return _made(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if (shown := _made(str(value))) == str(value) else shown  # a card number may be one
+    if isinstance(value, dict):
+        return _walk_dict(value)
+    if isinstance(value, list):
+        return [_walk(item) for item in value]
+    return tuple(_walk(item) for item in value) if isinstance(value, tuple) else value
+
+
+def _walk_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key, item in value.items():
+        name = shown = _walk(key)
+        count = 1
+        while name in found:  # two secrets may be redacted to one text: none hides the other
+            count += 1
+            name = f"{shown} ({count})"
+        found[name] = _walk(item)
+    return found
+
+
+def _made(text: str) -> str:
+    try:
+        function: Callable[[str], object] | None = settings.redact
+        made = text if function is None else function(text)
+    except Exception as error:
+        # Without the traceback and the error's text: either may quote what is to be hidden.
+        logger.error("AGENTRUNS_REDACT failed with %s: the text is not shown.", type(error).__name__)
+        return FAILED
+    if not isinstance(made, str):
+        logger.error("AGENTRUNS_REDACT returned %s, not str: the text is not shown.", type(made).__name__)
+        return FAILED
+    return made

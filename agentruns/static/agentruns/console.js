@@ -1,0 +1,75 @@
+// Keys of the console. Everything also works without them: each key only goes where a link or a button is.
+//
+// The list: J and K move the mark, Enter or A opens the card, D and E open it at that verb.
+// A card: A, D and E go to the verb, J and K to the next and the previous card. Enter then presses the button.
+
+const MARKED = "ar-marked";
+
+function isTyping(target) {
+  return target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]") !== null;
+}
+
+function rows() {
+  return [...document.querySelectorAll(".model-approval.change-list #result_list tbody tr")];
+}
+
+function linkOf(row) {
+  return row.querySelector("th a");
+}
+
+function mark(row) {
+  for (const other of rows()) other.classList.toggle(MARKED, other === row);
+}
+
+function marked() {
+  const all = rows();
+  return all.find((row) => row.classList.contains(MARKED)) || all[0];
+}
+
+function move(step) {
+  const all = rows();
+  const next = all[Math.min(Math.max(all.indexOf(marked()) + step, 0), all.length - 1)];
+  mark(next);
+  linkOf(next).focus();
+}
+
+function onList(key) {
+  // The first J goes to the first row, which is marked but does not have the focus.
+  if (key === "j") move(marked().contains(document.activeElement) ? 1 : 0);
+  else if (key === "k") move(-1);
+  else if (key === "a" || key === "d" || key === "e") {
+    const verb = { a: "approve", d: "deny", e: "edit" }[key];
+    window.location.assign(`${linkOf(marked()).href}#${verb}`);
+  } else return false;
+  return true;
+}
+
+function goTo(element) {
+  if (element.tagName === "A") {
+    element.click();
+    return;
+  }
+  if (element.tagName === "DETAILS") element.open = true;
+  const field = "textarea, select, input:not([type=hidden]), button";
+  const place = element.tagName === "BUTTON" ? element : element.querySelector(field) || element;
+  place.focus();
+  place.scrollIntoView({ block: "nearest" });
+}
+
+function onCard(key) {
+  const element = document.querySelector(`.ar [data-key="${key}"]`);
+  if (element) goTo(element);
+  return element !== null;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || isTyping(event.target)) return;
+  const key = event.key.toLowerCase();
+  if (rows().length ? onList(key) : onCard(key)) event.preventDefault();
+});
+
+document.addEventListener("DOMContentLoaded", () => {
+  if (rows().length) mark(rows()[0]);
+  const verb = { "#approve": "a", "#deny": "d", "#edit": "e" }[window.location.hash];
+  if (verb) onCard(verb);
+});

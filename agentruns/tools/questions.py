@@ -1,0 +1,61 @@
+"""`ask_human`: a question to a person, which waits on a card like any gated call and is never executed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from agentruns.tools.base import Tool
+from agentruns.tools.card import one_line
+from agentruns.tools.decorator import declared
+from agentruns.tools.options import Options, Risk
+
+
+def question_to(
+    approvers: str | None = None,
+    *,
+    name: str = "ask_human",
+    expires_in: timedelta | None = None,
+    risk: Risk = "normal",
+) -> Tool[..., Any]:
+    """Return a tool with which the model asks a person; the answer is the call's result.
+
+    `approvers` is who may answer: a permission or a group, as for `@tool`. An agent may have several, each
+    under its own name. Raises TypeError as `@tool` does.
+    """
+    options = Options(
+        requires_approval=True,
+        approvers=approvers,
+        approvals=1,
+        expires_in=expires_in,
+        risk=risk,
+        describe=_title,
+        preview=None,
+        safe_to_retry=True,  # there is nothing that could happen twice
+        transactional=False,
+        reconcile=None,
+        parallel=False,
+        timeout=None,
+        sensitive=(),
+        only_answers=True,
+    )
+    return declared(_ask, name, None, options, {})
+
+
+def _ask(question: str, choices: list[str] | None = None) -> str:
+    """Ask a person and wait for the answer, however long it takes.
+
+    Use it when you need a decision or a fact that only a person has. One question at a time.
+
+    Args:
+        question: the whole question, with what the person needs to know to answer it
+        choices: the answers you expect, if there are few; the person may still write another one
+    """
+    raise RuntimeError("A question is answered by a person; nothing executes it.")
+
+
+def _title(arguments: dict[str, Any]) -> str:
+    return one_line(str(arguments["question"]))
+
+
+ask_human = question_to()

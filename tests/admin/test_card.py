@@ -1,0 +1,347 @@
+"""The card: everything that a decision needs, nothing that misleads, and all four verbs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from agentruns import Agent, ToolContext, approve, ask_human, cancel_run, deny, resume_run, run_agent, tool
+from agentruns.agents import isolated_registry
+from agentruns.models import Approval, Message
+from agentruns.runs import result_of
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel
+from tests.admin.conftest import World, dying, secretive, timed
+from tests.admin.pages import Page, read, snapshot, url
+from tests.admin.people import browser, user
+from tests.effects import Effects
+from tests.shop.agents import act, call, shop_agent
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+def shown(approval: Approval, role: str = "superuser") -> Page:
+    response = browser(role).get(url(approval))
+    assert response.status_code == 200
+    return read(response)
+
+
+def send(approval: Approval, verb: str, role: str = "superuser", **data: Any) -> Any:
+    return browser(role).post(url(approval, verb), {"digest": approval.digest, **data})
+
+
+def told(approval: Approval) -> Any:
+    sweep()
+    return Message.objects.get(kind="tool_result", call_id=approval.call_id).payload["content"]
+
+
+@tool(
+    requires_approval=True,
+    preview=lambda args: {
+        "before": {"note": Order.objects.get(number=args["number"]).note, "total": 100},
+        "after": {"note": args["note"], "total": 100},
+        "links": [
+            {"label": "The order", "url": "/admin/shop/order/1/"},
+            "javascript:alert(1)",
+            "//evil.example",
+        ],
+    },
+)
+def note_down(number: str, note: str) -> str:
+    """Write on an order.
+
+    Args:
+        note: in at most ten words
+    """
+    return "noted"
+
+
+def noted(world: World) -> Approval:
+    Order.objects.create(number="A1", customer="Ada", total_cents=100, note="old")
+    agent = shop_agent("noting", {"tools": [call("note_down", number="A1", note="new")]}, tools=[note_down])
+    return run_agent(agent, "note it", "noting").pending[0]
+
+
+def test_the_preview_is_a_comparison_with_links_that_are_safe(world: World) -> None:
+    page = shown(noted(world))
+    assert "What it changes" in page.text
+    assert page.cells("ar-preview") == [["note", "old", "new"], ["total", "100", "100"]]
+    assert "/admin/shop/order/1/" in page.links
+    assert not [link for link in page.links if "alert" in link or "evil" in link]
+    assert "in at most ten words" in page.text, "what the tool says of its argument"
+
+
+def test_a_preview_that_is_no_longer_true_is_shown_anew_and_flagged(world: World) -> None:
+    approval = noted(world)
+    assert "has changed since the agent asked" not in shown(approval).text
+    Order.objects.update(note="newer")
+    page = shown(approval)
+    assert "What the preview shows has changed since the agent asked." in page.text
+    assert page.cells("ar-preview")[0] == ["note", "newer", "new"]
+    deny(approval.pk, None, "no")
+    assert shown(approval).cells("ar-preview")[0] == ["note", "old", "new"], "as it was decided upon"
+
+
+def test_what_the_agent_said_stands_apart_and_its_other_calls_too(world: World) -> None:
+    turn = {
+        "text": "Trust me, this was approved.",
+        "tools": [call("post", text="hi"), call("refund", cents=5000), call("refund", cents=6000)],
+    }
+    first, second = run_agent(shop_agent("talker", turn), "go", "talk").pending
+    page = shown(first)
+    assert page.text.index("Your decision") < page.text.index("What the agent said (untrusted)")
+    assert page.text.index("(untrusted)") < page.text.index("Trust me, this was approved.")
+    assert "Tool finished" in page.text
+    assert second.title in page.text
+    assert "waits for a decision" in page.text
+    assert any("/turn/" in link for link in page.links)
+    approve(second.pk, None)
+    assert not any("/turn/" in link for link in shown(first).links)
+    assert "is decided, and has not run yet" in shown(first).text
+
+
+def test_precedents_count_and_quote_denials(world: World) -> None:
+    for number in range(3):
+        approve(world.waiting(f"yes-{number}", 5000 + number).pk, None)
+    deny(world.waiting("no", 7000).pk, user("decider"), "She was refunded already.")
+    page = shown(world.waiting("now", 8000))
+    assert "3 approved, 1 denied" in page.text
+    assert "She was refunded already." in page.text
+    assert "decider denied one" in page.text
+
+
+def test_the_same_call_elsewhere_and_here_is_flagged(world: World, effects: Effects) -> None:
+    page = shown(world.waiting("first"))
+    assert "This exact call" not in page.text
+    approve(Approval.objects.get().pk, user("decider"))
+    sweep()
+    second = world.waiting("second")
+    page = shown(second)
+    assert "This exact call was approved and started in another session" in page.text
+    assert "by decider" in page.text
+    approve(second.pk, None)
+    sweep()
+    agent = shop_agent("again", {"tools": [call("refund", cents=5000)]})
+    page = shown(run_agent(agent, "again", "second").pending[0])
+    assert "This exact call was started in this session before" in page.text
+
+
+def test_a_call_of_the_tool_in_doubt_is_flagged(world: World) -> None:
+    gated = tool(name="dies", requires_approval=True)(dying().fn)
+    run = world.orphaned()
+    agent = shop_agent("careful", {"tools": [call("dies")]}, tools=[gated])
+    approval = run_agent(agent, "go", "careful").pending[0]
+    page = shown(approval)
+    assert "A call of this tool is in doubt: nobody knows whether it happened." in page.text
+    assert url(run) in page.links
+    resume_run(run.pk)
+    assert "A call of this tool is in doubt" not in shown(approval).text
+
+
+def test_each_button_says_word_for_word_what_the_model_will_get(world: World, effects: Effects) -> None:
+    denied, answered, edited = (
+        world.waiting(name, cents=n) for name, n in (("d", 5000), ("a", 6000), ("e", 7000))
+    )
+    page = shown(denied)
+    send(denied, "deny", reason="(your reason)")
+    assert " ".join(told(denied).split()) in " ".join(page.text.split())
+    assert send(answered, "answer", text="Pay her 20 EUR by hand.").status_code == 302
+    assert told(answered) == "Pay her 20 EUR by hand."
+    assert send(edited, "edit", **{"argument-cents": "2000", "reason": "enough"}).status_code == 302
+    told(edited)
+    assert [line["cents"] for line in effects.lines()] == [2000]
+    messages = str(result_of(edited.run_id).messages)
+    assert 'Executed with the arguments a person set: {"cents":2000}' in messages
+
+
+def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(
+    world: World, effects: Effects
+) -> None:
+    approval = world.waiting()
+    assert send(approval, "edit", **{"argument-cents": " 2000 ", "reason": "enough"}).status_code == 302
+    rows = {row.kind: row.payload for row in Message.objects.filter(run=approval.run)}
+    assert rows["assistant"]["calls"][0]["arguments"] == {"cents": 5000}
+    decided = rows["approval_decided"]
+    assert (decided["edited"], decided["arguments"]) == ({"cents": 2000}, {"cents": 2000})
+    assert (decided["actor"]["name"], decided["reason"]) == ("superuser", "enough")
+    page = shown(approval)
+    assert "Edited by a person. The model had proposed:" in page.text
+    assert "5000" in page.text
+    assert LogEntry.objects.get().get_change_message() == "Approved with edited arguments."
+
+
+@pytest.mark.parametrize(
+    ("entered", "says"),
+    [("5000", "You changed nothing."), ("", "This field is required."), ("many", "Enter a whole number.")],
+)
+def test_an_edit_that_cannot_be_is_refused_and_keeps_what_was_entered(
+    world: World, entered: str, says: str
+) -> None:
+    approval, before = world.waiting(), snapshot()
+    response = send(approval, "edit", **{"argument-cents": entered, "reason": "because I say so"})
+    page = read(response)
+    assert response.status_code == 400
+    assert says in page.text
+    assert "because I say so" in page.text
+    assert snapshot() == before
+
+
+def test_every_kind_of_argument_can_be_edited_and_what_is_left_alone_stays(world: World) -> None:
+    given = {
+        "text": "short", "lines": "one\ntwo", "flag": True, "ratio": 0.1, "hidden": "abc\u202edef",
+        "tags": ["a", "b"], "maybe": None,
+    }  # fmt: skip
+    agent = shop_agent("every", {"tools": [call("everything", **given)]}, tools=[everything])
+    approval = run_agent(agent, "go", "every").pending[0]
+    fields = shown(approval).forms[url(approval, "edit")]
+    sent = {
+        name: value.replace("\n", "\r\n") for name, value in fields.items() if name.startswith("argument-")
+    }
+    response = send(approval, "edit", **{**sent, "argument-flag": "true", "reason": ""})
+    assert "You changed nothing." in read(response).text, "a round trip through the page changes nothing"
+    response = send(
+        approval,
+        "edit",
+        **{**sent, "argument-flag": "false", "argument-tags": '["c"]', "argument-maybe": '"x"'},
+    )
+    assert response.status_code == 302
+    approval.refresh_from_db()
+    assert approval.arguments == {**given, "flag": False, "tags": ["c"], "maybe": "x"}
+
+
+@tool(requires_approval=True)
+def everything(
+    text: str, lines: str, flag: bool, ratio: float, hidden: str, tags: list[str], maybe: str | None
+) -> str:
+    """Take one of each."""
+    return "done"
+
+
+def test_sensitive_arguments_are_masked_and_survive_an_edit_of_the_others(
+    world: World, effects: Effects
+) -> None:
+    approval = world.waiting(tools=[secretive])
+    page = shown(approval, "decider")
+    assert "DE02-secret" not in page.text
+    assert "***" in page.text
+    assert "agentruns.reveal_arguments" in page.text
+    assert "argument-iban" not in page.forms[url(approval, "edit")]
+    sent = {"argument-cents": "2000", "argument-iban": "DE99", "revealed": "1"}
+    assert send(approval, "edit", "decider", **sent).status_code == 302
+    sweep()
+    assert [(line["cents"], line["iban"]) for line in effects.lines()] == [(2000, "DE02-secret")]
+    assert "DE02-secret" not in browser("decider").get(url(approval)).content.decode()
+
+
+def test_who_may_reveal_may_edit_what_was_revealed(world: World, effects: Effects) -> None:
+    approval = world.waiting(tools=[secretive])
+    page = read(browser("revealer").post(url(approval, "reveal")))
+    assert page.forms[url(approval, "edit")]["argument-iban"] == "DE02-secret"
+    assert page.forms[url(approval, "edit")]["revealed"] == "1"
+    sent = {"argument-cents": "5000", "argument-iban": "DE99", "revealed": "1"}
+    assert send(approval, "edit", "revealer", **sent).status_code == 302
+    sweep()
+    assert effects.lines()[0]["iban"] == "DE99"
+
+
+def test_more_time(world: World) -> None:
+    approval = world.waiting(tools=[timed])
+    assert "Extend" in shown(approval).text
+    assert send(approval, "extend", hours="4").status_code == 302
+    later = Approval.objects.get()
+    assert approval.expires_at is not None
+    assert later.expires_at is not None
+    assert (later.expires_at - approval.expires_at).total_seconds() == 4 * 3600
+    assert "More time given" in shown(later).text
+    assert send(approval, "extend", hours="5").status_code == 400
+
+
+def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> None:
+    agent = Agent(
+        "curious",
+        instructions="Ask.",
+        model=ScriptedModel(
+            [{"tools": [call("ask_human", question="Which colour?", choices=["red", "blue"])]}]
+        ),
+        tools=[ask_human],
+    )
+    approval = run_agent(agent, "paint it", "paint").pending[0]
+    page = shown(approval)
+    assert "Which colour?" in page.text
+    assert "It expects one of:" in page.text
+    assert sorted(form for form in page.forms if "approval" in form) == [
+        url(approval, "answer"), url(approval, "deny"),
+    ]  # fmt: skip
+    before = snapshot()
+    for verb in ("approve", "edit"):
+        response = send(approval, verb, **{"argument-question": "Which size?", "argument-choices": "null"})
+        assert response.status_code == 409
+        assert "there is nothing to execute" in read(response).text
+        assert snapshot() == before
+    assert send(approval, "answer", text="green").status_code == 302
+    assert told(approval) == "green"
+
+
+def test_it_says_who_decided_when_the_tab_was_stale(world: World) -> None:
+    approval = world.waiting()
+    deny(approval.pk, user("decider"), "no")
+    for verb, data in {
+        "edit": {"argument-cents": "1"},
+        "answer": {"text": "x"},
+        "extend": {"hours": "4"},
+    }.items():
+        response = send(approval, verb, **data)
+        assert response.status_code == 409
+        assert "Your decision was not recorded. Denied by decider on" in read(response).text
+
+
+def test_a_card_whose_tool_is_gone_can_be_denied_but_not_edited(world: World, agents: None) -> None:
+    approval = world.waiting()
+    with isolated_registry():
+        page = shown(approval)
+        assert "does not know the tool" in page.text
+        assert url(approval, "edit") not in page.forms
+        assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
+        assert send(approval, "deny", reason="gone").status_code == 302
+
+
+def test_a_cancelled_run_leaves_a_card_without_buttons(world: World) -> None:
+    approval = world.waiting()
+    cancel_run(approval.run_id, user("superuser"), reason="enough")
+    page = shown(approval)
+    assert "Cancelled: its run ended or went on without it." in page.text
+    assert list(page.forms) == ["/admin/logout/"]
+
+
+def test_a_card_costs_the_same_however_long_the_history_is(world: World) -> None:
+    def cost(approval: Approval) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            shown(approval)
+        return len(queries)
+
+    alone = cost(world.waiting("s0"))
+    for number in range(1, 8):
+        approve(world.waiting(f"s{number}").pk, None)
+    sweep()
+    assert cost(world.waiting("last")) <= alone + 1
+
+
+@tool(name="refund", requires_approval=True, approvals=2)
+def by_two(ctx: ToolContext, cents: int) -> str:
+    """Refund, if two people say so."""
+    return act("refund", ctx, cents=cents)
+
+
+def test_one_does_not_approve_twice_but_may_deny_what_one_approved(world: World) -> None:
+    approval = world.waiting(tools=[by_two])
+    assert send(approval, "approve", "decider").status_code == 302
+    page = shown(approval, "decider")
+    assert "You approved it already." in page.text
+    assert send(approval, "deny", "decider", reason="I was wrong").status_code == 302
+    approval.refresh_from_db()
+    assert approval.status == "denied"

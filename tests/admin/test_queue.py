@@ -1,0 +1,126 @@
+"""The queue: the most urgent first, whose turn it is, and what opens next."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from agentruns import approve, run_agent, tool
+from agentruns.models import Approval
+from tests.admin.conftest import World
+from tests.admin.pages import read, url
+from tests.admin.people import browser, user
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db
+QUEUE = "admin:agentruns_approval_changelist"
+
+
+def waiting(name: str, risk: Any = "normal", hours: int = 0, **options: Any) -> Approval:
+    def act(number: int = 1) -> str:
+        """Act."""
+        return "acted"
+
+    lifetime = timedelta(hours=hours) if hours else None
+    made = tool(name=name, requires_approval=True, risk=risk, expires_in=lifetime, **options)(act)
+    agent = shop_agent(f"agent-{name}", {"tools": [call(name)]}, tools=[made])
+    return run_agent(agent, "go", name).pending[0]
+
+
+def listed(role: str = "superuser", **query: str) -> list[str]:
+    """Return the tools of the cards in a list, in its order."""
+    page = read(browser(role).get(reverse(QUEUE), query))
+    shown = {url(approval): approval.tool_name for approval in Approval.objects.all()}
+    links = [link.partition("?")[0] for link in page.links]
+    return list(dict.fromkeys(shown[link] for link in links if link in shown))
+
+
+def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest(agents: None) -> None:
+    waiting("old")
+    waiting("soon", hours=1)
+    waiting("later", hours=9)
+    waiting("young")
+    waiting("harmless", risk="low", hours=1)
+    waiting("dangerous", risk="high")
+    waiting("pressing", risk="high", hours=9)
+    order = ["pressing", "dangerous", "soon", "later", "old", "young", "harmless"]
+    assert listed() == order
+    assert listed(status="all") == ["pressing", "dangerous", "harmless", "young", "later", "soon", "old"]
+
+
+def test_mine_are_those_that_i_can_decide_and_have_not_decided(agents: None, settings: Any) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    waiting("free")
+    waiting("theirs", approvers="treasurers")
+    both = waiting("both", approvals=2)
+    agent = shop_agent("own", {"tools": [call("refund", cents=9000)]})
+    run_agent(agent, "go", "own", actor=user("decider"))
+    assert listed("decider", mine="yes") == ["refund", "free", "both"][1:]
+    approve(both.pk, user("decider"))
+    assert listed("decider", mine="yes") == ["free"]
+    assert len(listed("decider")) == 4
+    assert listed("viewer", mine="yes") == []
+    settings.AGENTRUNS_CAN_DECIDE = "tests.admin.test_queue.nobody"
+    assert listed("superuser", mine="yes") == []
+
+
+def nobody(actor: Any, approval: Approval) -> bool:
+    """Let nobody decide."""
+    return False
+
+
+def test_after_a_decision_the_next_card_that_i_can_decide_opens(agents: None) -> None:
+    first, second = waiting("first", risk="high"), waiting("second")
+    waiting("foreign", approvers="treasurers")
+    third = waiting("third")
+    client = browser("decider")
+
+    def decide(approval: Approval, filters: str = "") -> str:
+        data = {"digest": approval.digest, "reason": "no"}
+        return str(client.post(url(approval, "deny") + filters, data).url)
+
+    assert decide(second) == url(third), "the one after it, not the first"
+    assert decide(third) == url(first), "then from the start"
+    answer = client.post(url(first, "deny"), {"digest": first.digest, "reason": "no"}, follow=True)
+    assert answer.redirect_chain[-1][0] == reverse(QUEUE)
+    assert "Nothing more here waits for you." in read(answer).text
+
+
+def test_the_filtered_list_is_kept_on_the_way(agents: None) -> None:
+    for name in ("one", "two"):
+        waiting(name)
+    kept = "?_changelist_filters=tool%3Done"
+    again = run_agent(
+        shop_agent("same", {"tools": [call("one")]}, tools=_tools("one")), "go", "same"
+    ).pending[0]
+    approval = Approval.objects.get(tool_name="one", run__agent="agent-one")
+    client = browser("superuser")
+    page = read(client.get(url(approval) + kept))
+    assert url(again) + kept in page.links, "J goes to the next of the same list"
+    response = client.post(url(approval, "approve") + kept, {"digest": approval.digest})
+    assert response.url == url(again) + kept
+    response = client.post(url(again, "approve") + kept, {"digest": again.digest})
+    assert response.url == reverse(QUEUE) + "?tool=one", "two is not of this list"
+
+
+def _tools(name: str) -> list[Any]:
+    def act(number: int = 2) -> str:
+        """Act."""
+        return "acted"
+
+    return [tool(name=name, requires_approval=True)(act)]
+
+
+def test_from_the_index_to_a_decided_card_in_three_clicks(world: World) -> None:
+    approval, client = world.waiting(), browser("decider")
+    index = read(client.get(reverse("admin:index")))
+    assert reverse(QUEUE) in index.links
+    queue = read(client.get(reverse(QUEUE)))
+    assert url(approval) in [link.partition("?")[0] for link in queue.links]
+    card = read(client.get(url(approval)))
+    client.post(url(approval, "approve"), card.forms[url(approval, "approve")])
+    approval.refresh_from_db()
+    assert approval.status == "approved"

@@ -1,0 +1,198 @@
+"""Several decisions at once: all calls of a reply on one page, or a selection of the list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+
+from agentruns import Agent, approve, ask_human, deny, run_agent
+from agentruns.models import Approval
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel
+from tests.admin.conftest import World
+from tests.admin.pages import read, snapshot
+from tests.admin.people import browser, user
+from tests.effects import Effects
+from tests.shop.agents import call, refund
+
+pytestmark = pytest.mark.django_db
+LIST = "admin:agentruns_approval_changelist"
+
+
+def three(world: World) -> list[Approval]:
+    agent = Agent(
+        "three",
+        instructions="Ask.",
+        tools=[refund, ask_human],
+        model=ScriptedModel(
+            [
+                {
+                    "text": "Please.",
+                    "tools": [
+                        call("refund", cents=5000),
+                        call("refund", cents=6000),
+                        call("ask_human", question="Which colour?"),
+                    ],
+                }
+            ]
+        ),
+    )
+    return run_agent(agent, "go", "three").pending
+
+
+def turn(approval: Approval) -> str:
+    return reverse("admin:agentruns_approval_turn", args=[approval.run_id])
+
+
+def rows(*decisions: tuple[Approval, str, str]) -> dict[str, str]:
+    """Return what the page of a reply sends."""
+    sent = {}
+    for approval, verb, text in decisions:
+        key = str(approval.pk)
+        sent |= {f"{key}-digest": approval.digest, f"{key}-verb": verb, f"{key}-text": text}
+    return sent
+
+
+def test_a_whole_reply_is_decided_with_one_submit(world: World, effects: Effects) -> None:
+    first, second, question = three(world)
+    client = browser("decider")
+    page = read(client.get(turn(first)))
+    for text in (first.title, second.title, "Which colour?", "Please.", "Not now"):
+        assert text in page.text
+    sent = rows((first, "approve", ""), (second, "deny", "too much"), (question, "answer", "red"))
+    response = client.post(turn(first), sent, follow=True)
+    text = read(response).text
+    for told in ("Approved. A worker runs the call.", "Denied. The call is not run", "Answered."):
+        assert told in text
+    assert [one.status for one in Approval.objects.order_by("requested_at", "id")] == [
+        "approved", "denied", "answered",
+    ]  # fmt: skip
+    sweep()
+    assert [line["cents"] for line in effects.lines()] == [5000]
+    assert LogEntry.objects.count() == 3
+
+
+def test_what_is_left_for_later_stays_and_the_page_with_it(world: World) -> None:
+    first, second, question = three(world)
+    response = browser("superuser").post(
+        turn(first), rows((first, "approve", ""), (second, "later", ""), (question, "later", ""))
+    )
+    assert response.url == turn(first)
+    assert Approval.objects.pending().count() == 2
+
+
+def test_one_row_that_misses_something_decides_nothing(world: World) -> None:
+    first, second, question = three(world)
+    before = snapshot()
+    for bad in ((second, "deny", " "), (second, "nonsense", "x"), (question, "approve", "")):
+        sent = rows((first, "approve", ""), (second, "later", ""), (question, "later", "")) | rows(bad)
+        response = browser("superuser").post(turn(first), sent)
+        assert response.status_code == 400
+        assert "Nothing was decided. Correct what is marked below." in read(response).text
+        assert snapshot() == before
+
+
+def test_a_row_decided_elsewhere_meanwhile_stops_no_other(world: World) -> None:
+    first, second, question = three(world)
+    approve(first.pk, None, arguments={"cents": 5500}, digest=first.digest)
+    stale = Approval(pk=second.pk, digest="0" * 64)
+    sent = rows((stale, "approve", ""), (question, "answer", "red"))
+    text = read(browser("superuser").post(turn(first), sent, follow=True)).text
+    assert "Not recorded:" in text
+    assert "its arguments were edited" in text
+    assert "Answered." in text
+    assert [one.status for one in Approval.objects.order_by("requested_at", "id")] == [
+        "approved", "pending", "answered",
+    ]  # fmt: skip
+
+
+def test_nothing_left_or_no_such_run(world: World) -> None:
+    approval = world.waiting()
+    deny(approval.pk, None, "no")
+    client = browser("superuser")
+    response = client.get(turn(approval), follow=True)
+    assert "Nothing of this run waits for a decision." in read(response).text
+    assert client.get(reverse("admin:agentruns_approval_turn", args=["nonsense"])).status_code == 404
+
+
+def select(verb: str, *approvals: Approval, role: str = "superuser", **data: Any) -> Any:
+    chosen = {"action": f"{verb}_selected", "_selected_action": [str(one.pk) for one in approvals], **data}
+    return browser(role).post(reverse(LIST), chosen)
+
+
+def confirmed(*approvals: Approval) -> dict[str, str]:
+    return {"confirmed": "1", "reason": "no", **{f"digest-{one.pk}": one.digest for one in approvals}}
+
+
+def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effects) -> None:
+    chosen = [world.waiting(f"s{number}", 5000 + number) for number in range(3)]
+    left_out, before = world.waiting("other"), snapshot()
+    page = read(select("approve", *chosen, select_across="1", index="0"))
+    assert snapshot() == before
+    assert "Approve these 3 calls" in page.text
+    assert all(str(5000 + number) in page.text for number in range(3))
+    assert left_out.run.session.key not in page.text
+    page = read(select("approve", *chosen, **confirmed(*chosen)))
+    assert "3 decisions were recorded." in page.text
+    assert sweep().completed == 3
+    assert sorted(line["cents"] for line in effects.lines()) == [5000, 5001, 5002]
+    left_out.refresh_from_db()
+    assert left_out.status == "pending"
+
+
+def test_denying_several_needs_one_reason(world: World) -> None:
+    chosen, before = [world.waiting("a"), world.waiting("b", 6000)], None
+    before = snapshot()
+    response = select("deny", *chosen, **{**confirmed(*chosen), "reason": " "})
+    assert response.status_code == 400
+    assert "A denial needs a reason" in read(response).text
+    assert snapshot() == before
+    read(select("deny", *chosen, **{**confirmed(*chosen), "reason": "month is over"}))
+    assert set(Approval.objects.values_list("status", "reason")) == {("denied", "month is over")}
+
+
+def test_each_row_has_its_own_outcome(world: World, settings: Any) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    fine, gone, edited = world.waiting("fine"), world.waiting("gone", 6000), world.waiting("edited", 7000)
+    own = world.waiting("own", 8000, actor=user("decider"))
+    question = three(world)[2]
+    listed = [fine, gone, edited, own, question]
+    page = read(select("approve", *listed, role="decider"))
+    assert "Approve these 3 calls" in page.text
+    assert "requesters may not decide about their own" in page.text
+    assert "A question is answered, not approved." in page.text
+    deny(gone.pk, user("superuser"), "no")
+    approve(edited.pk, user("superuser"), arguments={"cents": 7500}, digest=edited.digest)
+    page = read(select("approve", *listed, role="decider", **confirmed(*listed)))
+    assert "1 decision was recorded." in page.text
+    assert "Denied by superuser on" in page.text
+    assert "Approved by superuser on" in page.text
+    statuses = {one.pk: one.status for one in Approval.objects.all()}
+    assert [statuses[one.pk] for one in listed] == ["approved", "denied", "approved", "pending", "pending"]
+    assert statuses[edited.pk] == "approved"
+
+
+def test_what_was_not_on_the_page_is_not_decided(world: World) -> None:
+    shown, sneaked = world.waiting("shown"), world.waiting("sneaked", 6000)
+    page = read(select("approve", shown, sneaked, **confirmed(shown)))
+    assert "It was not on the page." in page.text
+    sneaked.refresh_from_db()
+    assert sneaked.status == "pending"
+
+
+def test_a_reload_of_the_outcome_decides_nothing_again(world: World) -> None:
+    approval = world.waiting()
+    select("approve", approval, **confirmed(approval))
+    before = snapshot()
+    page = read(select("approve", approval, **confirmed(approval)))
+    assert "0 decisions were recorded." in page.text
+    assert "Approved by superuser on" in page.text
+    assert snapshot() == before
+
+
+def test_a_viewer_has_no_actions(world: World) -> None:
+    world.waiting()
+    assert "Approve selected" not in read(browser("viewer").get(reverse(LIST))).text

@@ -1,0 +1,625 @@
+"""What others are told: signals after the commit, and an outbox that is delivered until it went through."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import django
+import pytest
+from django.core import mail
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.dispatch import Signal
+from django.test.utils import CaptureQueriesContext
+
+from agentruns import approve, cancel_run, deny, pause_run, run_agent, signals, start_run, tool
+from agentruns.contrib.mail import MailNotifier
+from agentruns.exceptions import ToolDurabilityError
+from agentruns.ids import uuid7
+from agentruns.models import Notification, Run
+from agentruns.notices import Notice
+from agentruns.notifications import MAX_ATTEMPTS, UndeliverableError, deliver_due, resting
+from agentruns.sweep import sweep
+from tests.crash.processes import ROOT
+from tests.db.helpers import run_turns, the_run, user
+from tests.db.racing import at_once
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+WEBHOOK = "agentruns.contrib.webhook.WebhookNotifier"
+MAIL = "agentruns.contrib.mail.MailNotifier"
+RECORDER = f"{__name__}.Recorder"
+ASK = {"tools": [call("refund", cents=5000)]}
+
+urlpatterns: list[object] = []  # of a project that has no admin
+
+
+class Recorder:
+    """A notifier that remembers, and does what a test asks of it first."""
+
+    told: ClassVar[list[Notice]] = []
+    first: ClassVar[Callable[[Notice], object]] = staticmethod(lambda notice: None)
+
+    def __call__(self, notice: Notice) -> None:
+        type(self).first(notice)
+        self.told.append(notice)
+
+    @classmethod
+    def types(cls) -> list[str]:
+        return [notice.type for notice in cls.told]
+
+
+class Endings(Recorder):
+    """Wants to know of the ends only."""
+
+    events = ("run.completed", "run.failed", "run.cancelled")
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    Recorder.told.clear()
+    resting.clear()
+    yield
+    resting.clear()
+
+
+@pytest.fixture
+def recorder(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Switch the recorder on; it may be told what to do before it remembers."""
+    settings.AGENTRUNS_NOTIFIERS = [RECORDER]
+
+    def first(action: Callable[[Notice], object]) -> None:
+        monkeypatch.setattr(Recorder, "first", staticmethod(action))
+
+    return first
+
+
+@pytest.fixture
+def listening() -> Iterator[list[tuple[str, Any]]]:
+    """Listen to every signal; each heard is (event, approval or None)."""
+    heard: list[tuple[str, Any]] = []
+
+    def listen(sender: type, run_id: object, event: str, **about: Any) -> None:
+        assert sender is Run
+        assert not connection.in_atomic_block
+        assert Run.objects.filter(pk=run_id).exists()
+        heard.append((event, about.get("approval_id")))
+
+    names = ("approval_requested", "approval_decided", "run_orphaned", "run_paused", "run_ended")
+    every: list[Signal] = [getattr(signals, name) for name in names]
+    for one in every:
+        one.connect(listen)
+    yield heard
+    for one in every:
+        one.disconnect(listen)
+
+
+def fail(notice: Notice) -> None:
+    raise OSError("nobody answers")
+
+
+def make_due() -> None:
+    """Let the pauses of all that was not sent be over."""
+    Notification.objects.filter(sent_at=None).update(not_before=Now() - timedelta(seconds=1))
+
+
+# --- what is told ---
+
+
+def test_an_approval_and_its_run(recorder: Any, listening: Any, effects: Effects, agents: None) -> None:
+    result = run_turns(ASK)
+    (card,) = result.pending
+    approve(card.pk, None)
+    assert sweep().completed == 1
+    expected = [("approval.requested", card.pk), ("approval.decided", card.pk), ("run.completed", None)]
+    assert listening == expected
+    rows = Notification.objects.order_by("pk")
+    assert list(rows.values_list("event", "approval_id")) == expected
+    assert not rows.filter(sent_at=None).exists()
+    assert set(rows.values_list("attempts", "run_id")) == {(1, the_run(result).pk)}
+    assert [(told.id, told.type, told.approval_id) for told in Recorder.told] == [
+        (row.pk, row.event, row.approval_id) for row in rows
+    ]
+    assert [told.status for told in Recorder.told] == ["pending", "approved", "completed"]
+
+
+def test_what_a_person_is_needed_for_and_each_end(
+    recorder: Any, listening: Any, effects: Effects, agents: None
+) -> None:
+    @tool
+    def launch() -> str:
+        """Launch."""
+        raise ToolDurabilityError("the line broke")
+
+    held = run_turns({"tools": [call("launch")]}, session="held", tools=[launch])
+    assert (held.status, Recorder.types()) == ("orphaned", ["run.orphaned"])
+    assert (Recorder.told[0].tool, Recorder.told[0].status) == ("launch", "orphaned")
+    paused = start_run(shop_agent("paused"), "do it", "paused")
+    pause_run(paused.pk)
+    cancel_run(paused.pk)
+    assert run_turns(ASK, session="long", max_steps=1).status == "awaiting-approval"
+    deny(Run.objects.get(session__key="long").approvals.get().pk, None, "no")
+    assert sweep().failed == 1
+    assert Recorder.types() == [event for event, _ in listening]
+    assert Recorder.types()[1:] == [
+        "run.paused", "run.cancelled", "approval.requested", "approval.decided", "run.failed",
+    ]  # fmt: skip
+
+
+def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any, agents: None) -> None:
+    @tool(requires_approval=True, approvals=2)
+    def launch() -> str:
+        """Launch."""
+        return "launched"
+
+    result = run_turns({"tools": [call("launch")]}, tools=[launch])
+    people = [user(name, "decide_approval", is_staff=True) for name in ("ada", "bob")]
+    approve(result.pending[0].pk, people[0])
+    assert Recorder.types() == ["approval.requested"]
+    approve(result.pending[0].pk, people[1])
+    assert Recorder.types() == ["approval.requested", "approval.decided"]
+
+
+def test_a_notifier_gets_the_events_it_names(settings: Any, effects: Effects, agents: None) -> None:
+    settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.Endings", RECORDER]
+    result = run_turns(ASK)
+    cancel_run(result.run_id or "")
+    rows = Notification.objects.order_by("notifier", "pk").values_list("notifier", "event")
+    assert list(rows) == [
+        (f"{__name__}.Endings", "run.cancelled"),
+        (RECORDER, "approval.requested"),
+        (RECORDER, "run.cancelled"),
+    ]
+
+
+def test_the_payload_is_thin_and_carries_no_arguments(
+    recorder: Any, settings: Any, effects: Effects, agents: None
+) -> None:
+    settings.AGENTRUNS_BASE_URL = "https://shop.example/"
+    result = run_turns({"tools": [call("refund", cents=987654)]})
+    payload = Recorder.told[0].payload()
+    card = result.pending[0]
+    moment = payload.pop("timestamp")
+    assert moment.endswith("Z")
+    assert datetime.fromisoformat(moment) == card.requested_at
+    assert payload == {
+        "type": "approval.requested",
+        "data": {
+            "run_id": result.run_id,
+            "session": "s1",
+            "agent": "agent-s1",
+            "status": "pending",
+            "approval_id": str(card.pk),
+            "title": "refund",
+            "tool": "refund",
+            "risk": "high",
+            "expires_at": None,
+            "url": f"https://shop.example/admin/agentruns/approval/{card.pk}/change/",
+        },
+    }
+    cancel_run(result.run_id or "")
+    ended = Recorder.told[1].payload()["data"]
+    assert ended["url"] == f"https://shop.example/admin/agentruns/run/{result.run_id}/change/"
+    assert (ended["approval_id"], ended["title"], ended["status"]) == (None, None, "cancelled")
+
+
+def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(
+    recorder: Any, settings: Any, agents: None
+) -> None:
+    settings.AGENTRUNS_REDACT = f"{__name__}.hide"
+    settings.AGENTRUNS_BASE_URL = "https://shop.example"
+    settings.ROOT_URLCONF = __name__
+
+    @tool(requires_approval=True, describe=lambda args: "Pay 4111-1111 back")
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    run_turns({"tools": [call("pay")]}, tools=[pay])
+    data = Recorder.told[0].payload()["data"]
+    assert data["title"] == "Pay [card] back"
+    assert "url" not in data
+
+
+def hide(text: str) -> str:
+    """Stands for a project's AGENTRUNS_REDACT."""
+    return text.replace("4111-1111", "[card]")
+
+
+# --- in the transaction of what happened, or not at all ---
+
+
+def test_the_outbox_and_the_signals_roll_back_with_what_happened(
+    recorder: Any, listening: Any, agents: None
+) -> None:
+    run = start_run(shop_agent("undone"), "do it", "s1")
+    with transaction.atomic():
+        cancel_run(run.pk)
+        assert Notification.objects.get().event == "run.cancelled"
+        transaction.set_rollback(True)
+    assert (Notification.objects.count(), listening, Recorder.told) == (0, [], [])
+    with transaction.atomic():
+        with transaction.atomic():
+            cancel_run(run.pk)
+            transaction.set_rollback(True)  # of a savepoint only
+        pause_run(run.pk)
+        assert (listening, Recorder.told) == ([], [])
+    assert listening == [("run.paused", None)]
+    assert Recorder.types() == ["run.paused"]
+
+
+def test_with_no_listener_and_no_notifier_nothing_is_added(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, effects: Effects, agents: None
+) -> None:
+    def cost(session: str) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            result = run_turns(ASK, session=session)
+            pause_run(result.run_id or "")
+            with transaction.atomic():
+                cancel_run(result.run_id or "")
+                assert [hook[1].__module__ for hook in connection.run_on_commit] == []
+        assert not [query for query in captured if "agentruns_notification" in query["sql"]]
+        return len(captured)
+
+    with_hook = cost("a")
+    monkeypatch.setattr("agentruns.stores.announce", lambda alias, batch: None)
+    assert with_hook == cost("b")
+
+
+def test_a_listener_that_raises_harms_nothing(
+    listening: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(**about: Any) -> None:
+        raise KeyError("my own mistake")
+
+    signals.run_ended.connect(raises)
+    try:
+        result = run_turns({"tools": [call("post", text="x")]})
+    finally:
+        signals.run_ended.disconnect(raises)
+    assert (result.status, effects.count(), listening) == ("completed", 1, [("run.completed", None)])
+    the_run(result)
+    assert "my own mistake" in caplog.text
+
+
+def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
+    settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.AGENTRUNS_NOTIFIERS = ["nowhere.Notifier"]
+    assert run_turns({"tools": [call("post", text="x")]}).status == "completed"
+    row = Notification.objects.get()
+    assert (row.event, row.attempts, row.sent_at) == ("run.completed", 1, None)
+    assert "nowhere" in caplog.text
+    settings.AGENTRUNS_NOTIFIERS = []  # a notifier that was taken away is not called any more
+    make_due()
+    sweep()
+    row.refresh_from_db()
+    assert (row.attempts, row.sent_at) == (1, None)
+
+
+# --- delivered until it went through ---
+
+
+def test_what_fails_is_tried_again_later_with_the_same_id(
+    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder(fail)
+    run = start_run(shop_agent("told-later"), "do it", "s1")
+    cancel_run(run.pk)
+    row = Notification.objects.get()
+    assert (row.attempts, row.sent_at, Recorder.told) == (1, None, [])
+    assert row.not_before is not None
+    pause = (row.not_before - datetime.now(UTC)).total_seconds()
+    assert 5 < pause <= 11
+    assert "nobody answers" in caplog.text
+    sweep()
+    row.refresh_from_db()
+    assert row.attempts == 1, "not before its time"
+    make_due()
+    sweep()
+    row.refresh_from_db()
+    assert row.not_before is not None
+    pause = (row.not_before - datetime.now(UTC)).total_seconds()
+    assert (row.attempts, 25 < pause <= 31) == (2, True)
+    recorder(lambda notice: None)
+    make_due()
+    sweep()
+    row.refresh_from_db()
+    assert (row.attempts, row.sent_at is None, Recorder.told[0].id) == (3, False, row.pk)
+    sweep()
+    assert len(Recorder.told) == 1
+
+
+def test_after_ten_attempts_it_is_given_up_and_stays(
+    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder(fail)
+    cancel_run(start_run(shop_agent("given-up"), "do it", "s1").pk)
+    for _ in range(MAX_ATTEMPTS + 2):
+        make_due()
+        sweep()
+    row = Notification.objects.get()
+    assert (row.attempts, row.sent_at) == (MAX_ATTEMPTS, None)
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "given up" in error.getMessage()
+
+
+def test_a_notifier_may_give_up_itself(recorder: Any, agents: None) -> None:
+    calls: list[Notice] = []
+
+    def refuse(notice: Notice) -> None:
+        calls.append(notice)
+        raise UndeliverableError("unsubscribed")
+
+    recorder(refuse)
+    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
+    make_due()
+    sweep()
+    assert (len(calls), Notification.objects.get().attempts) == (1, MAX_ATTEMPTS)
+
+
+def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(
+    recorder: Any, effects: Effects, agents: None
+) -> None:
+    calls: list[str] = []
+
+    def refuse(notice: Notice) -> None:
+        calls.append(notice.type)
+        fail(notice)
+
+    recorder(refuse)
+    assert run_turns(ASK, ASK, ASK).status == "awaiting-approval"
+    for number in range(4):
+        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    assert calls == ["approval.requested"], "after the first failure the rest is left to the sweep"
+    make_due()
+    sweep()
+    assert len(calls) == 2
+    recorder(lambda notice: None)
+    make_due()
+    sweep()
+    assert Recorder.types() == ["approval.requested", *["run.cancelled"] * 4], "the oldest first"
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any, agents: None) -> None:
+    run = start_run(shop_agent("elsewhere"), "do it", "s1")
+    with transaction.atomic(using="other"):
+        transaction.get_connection("other").ensure_connection()
+        cancel_run(run.pk)
+        assert (Notification.objects.get().attempts, Recorder.told) == (0, [])
+        assert listening == [("run.cancelled", None)]
+    sweep()
+    assert Recorder.types() == ["run.cancelled"]
+
+
+def test_two_sweepers_at_once_deliver_once(recorder: Any, agents: None) -> None:
+    recorder(lambda notice: time.sleep(0.02))
+    resting[RECORDER] = time.monotonic() + 60  # so that all of it is left to the sweepers
+    for number in range(10):
+        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    assert Recorder.told == []
+    sent = at_once(*[lambda: deliver_due("default")] * 3)
+    assert sum(sent) == 10
+    told = Counter(notice.id for notice in Recorder.told)
+    assert told == Counter(Notification.objects.values_list("pk", flat=True))
+    assert set(Notification.objects.values_list("attempts", flat=True)) == {1}
+
+
+@pytest.mark.parametrize(("where", "attempts"), [("signal", 0), ("notifier", 1)])
+def test_a_process_killed_between_commit_and_delivery(
+    where: str, attempts: int, recorder: Any, effects: Effects
+) -> None:
+    environment = {
+        **os.environ,
+        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+    code = f"import django; django.setup(); from {__name__} import die_at; die_at({where!r})"
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    row = Notification.objects.get()
+    assert (row.event, row.attempts, row.sent_at) == ("run.completed", attempts, None)
+    assert (Run.objects.get().status, effects.count()) == ("completed", 1)
+    sweep()
+    if where == "notifier":  # it may be about to arrive: the claim has to run out first
+        assert Recorder.told == []
+        make_due()
+        sweep()
+    assert [notice.id for notice in Recorder.told] == [row.pk]
+
+
+def die_at(where: str) -> None:
+    """Run an agent to its end in this process, which is killed while it tells of it."""
+    from django.conf import settings
+
+    def die(*args: object, **about: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    settings.AGENTRUNS_NOTIFIERS = [RECORDER]
+    if where == "signal":
+        signals.run_ended.connect(die)
+    else:
+        Recorder.first = staticmethod(die)
+    run_agent("calls-post", "do it", "s1", idempotency_key="k")
+
+
+# --- webhooks, over real HTTP ---
+
+
+class Receiver(ThreadingHTTPServer):
+    """Answers as told, then 204; keeps what came."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.answers: list[int] = []
+        self.came: list[tuple[dict[str, str], bytes]] = []
+        self.pause = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hooks"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.path == "/hooks"
+        self.server.came.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        time.sleep(self.server.pause)
+        status = self.server.answers.pop(0) if self.server.answers else 204
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", f"{self.server.url}?again")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver(settings: Any) -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    settings.AGENTRUNS_NOTIFIERS = [WEBHOOK]
+    settings.AGENTRUNS_WEBHOOK_URL = server.url
+    settings.AGENTRUNS_WEBHOOK_SECRET = SECRET
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(
+    receiver: Receiver, effects: Effects, agents: None
+) -> None:
+    receiver.answers = [500, 503]
+    result = run_turns(ASK)
+    for _ in range(3):
+        make_due()
+        sweep()
+    row = Notification.objects.get()
+    assert (row.attempts, row.sent_at is None, len(receiver.came)) == (3, False, 3)
+    for headers, body in receiver.came:
+        assert headers["webhook-id"] == str(row.pk)
+        moment = headers["webhook-timestamp"]
+        assert abs(int(moment) - time.time()) < 60
+        signed = hmac.new(b"k" * 32, f"{row.pk}.{moment}.".encode() + body, hashlib.sha256).digest()
+        assert headers["webhook-signature"] == "v1," + base64.b64encode(signed).decode()
+        assert headers["content-type"] == "application/json"
+        payload = json.loads(body)
+        assert (payload["type"], payload["data"]["run_id"]) == ("approval.requested", result.run_id)
+        assert b"5000" not in body
+
+
+@pytest.mark.parametrize(("answer", "attempts"), [(302, 1), (307, 1), (404, 1), (410, MAX_ATTEMPTS)])
+def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver, agents: None) -> None:
+    receiver.answers = [answer]
+    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
+    row = Notification.objects.get()
+    assert (row.attempts, row.sent_at) == (attempts, None)
+    assert len(receiver.came) == 1, "a redirect is not followed"
+
+
+def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, agents: None
+) -> None:
+    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.2)
+    receiver.pause = 1
+    began = time.monotonic()
+    for number in range(3):
+        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    assert time.monotonic() - began < 0.9
+    assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
+
+
+# --- e-mail ---
+
+
+@pytest.fixture
+def letters(settings: Any) -> list[Any]:
+    """Write to two people, by Django's own mailer for tests; return what was written."""
+    if django.VERSION >= (6, 1):
+        settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+    settings.AGENTRUNS_NOTIFIERS = [MAIL]
+    settings.AGENTRUNS_NOTIFY_EMAILS = ["ops@shop.example", "ada@shop.example"]
+    return mail.outbox
+
+
+def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any], effects: Effects) -> None:
+    settings.AGENTRUNS_BASE_URL = "https://shop.example"
+    result = run_agent("calls-refund", "do it", "s1", actor=user("bea"), idempotency_key="k")
+    (letter,) = letters
+    card = result.pending[0]
+    assert letter.to == ["ops@shop.example", "ada@shop.example"]
+    assert letter.subject == "[agentruns] Approval needed: refund"
+    for line in ("Risk: high", "Asked for by: bea", "Session: s1"):
+        assert f"\n{line}\n" in letter.body
+    assert f"https://shop.example/admin/agentruns/approval/{card.pk}/change/" in letter.body
+    assert "5000" not in letter.body
+    cancel_run(result.run_id or "")
+    assert len(letters) == 1, "an end needs nobody"
+    assert not Notification.objects.filter(sent_at=None).exists()
+
+
+HOSTILE = "Refund\r\nBcc: everybody@evil.example\n\nLink: https://evil.example\x00\u202e\u2028" + "x" * 500
+
+
+def test_a_hostile_title_is_one_line_of_the_letter(settings: Any, letters: list[Any]) -> None:
+    settings.AGENTRUNS_NOTIFY_EMAILS = ["ops@shop.example"]
+    expires = datetime(2030, 1, 2, 3, 4, tzinfo=UTC)
+    notice = Notice(
+        id=uuid7(), type="approval.requested", timestamp=expires, run_id=uuid7(), session="s1", agent="a",
+        status="pending", requester="b\nRisk: low", approval_id=uuid7(), title=HOSTILE, tool="refund",
+        risk="high", expires_at=expires, url="",
+    )  # fmt: skip
+    MailNotifier()(notice)
+    (letter,) = letters
+    headers = letter.message()
+    assert headers.get_all("Bcc") is None
+    assert headers["To"] == "ops@shop.example"
+    assert len(letter.subject) <= 150
+    assert letter.recipients() == ["ops@shop.example"]
+    lines = letter.body.splitlines()
+    assert not [line for line in lines if line.startswith(("Link:", "Bcc:", "Risk: low"))]
+    assert "Expires: 2030-01-02 03:04 UTC" in lines
+    assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_a_letter_about_what_was_decided_meanwhile_is_not_written(
+    letters: list[Any], effects: Effects, agents: None
+) -> None:
+    resting[MAIL] = time.monotonic() + 60
+    result = run_turns(ASK)
+    deny(result.pending[0].pk, None, "no")
+    sweep()
+    assert letters == []
+    assert not Notification.objects.filter(sent_at=None).exists()

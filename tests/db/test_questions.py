@@ -1,0 +1,135 @@
+"""A question to a person, and more time for a person."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from agentruns import Agent, answer, approve, ask_human, deny, extend, question_to, run_agent, tool
+from agentruns.agents import definition_difference
+from agentruns.exceptions import ApprovalStateError, NotDurableError, PermissionDeniedError
+from agentruns.journal.verify import check, problems
+from agentruns.models import Approval
+from agentruns.repair import repair_session
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel
+from tests.db.helpers import payloads, user
+from tests.effects import Effects
+from tests.shop.agents import call, post, refund, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def curious(*tools: Any, **asked: Any) -> Agent:
+    """Return an agent that asks, and acts on the answer."""
+    turns = [{"tools": [call("ask_human", **asked), call("post", text="after")]}, {"text": "done"}]
+    return Agent("curious", instructions="Ask.", model=ScriptedModel(turns), tools=[*tools, post])
+
+
+def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(
+    effects: Effects, agents: None
+) -> None:
+    result = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1")
+    (approval,) = result.pending
+    assert (approval.title, approval.tool_name, effects.count()) == ("Which colour?", "ask_human", 0)
+    answer(approval.pk, user("ann", "decide_approval"), "green, she said")
+    assert sweep().completed == 1
+    first, second = payloads(approval.run, "tool_result")
+    assert (first["content"], first["outcome"], first["actor"]["name"]) == (
+        "green, she said", "answered", "ann",
+    )  # fmt: skip
+    assert second["outcome"] == "ok"
+    assert payloads(approval.run, "tool_started")[0]["declares"] == "nothing", "the question never started"
+
+
+def test_a_question_is_never_executed(agents: None) -> None:
+    (approval,) = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1").pending
+    for changed in ({}, {"arguments": {"question": "Which size?", "choices": None}}):
+        with pytest.raises(ApprovalStateError, match=r"there is nothing to execute\. Answer it"):
+            approve(approval.pk, None, digest=approval.digest, **changed)
+    deny(approval.pk, None, "find out yourself")
+    assert sweep().completed == 1
+    assert payloads(approval.run, "tool_result")[0]["outcome"] == "denied"
+
+
+def test_questions_for_some_people_under_names_of_their_own(agents: None) -> None:
+    ask_legal = question_to("lawyers", name="ask_human", expires_in=timedelta(hours=1), risk="high")
+    (approval,) = run_agent(curious(ask_legal, question="May we?"), "sell", "s1").pending
+    assert (approval.approvers, approval.risk) == ("lawyers", "high")
+    assert approval.expires_at is not None
+    with pytest.raises(PermissionDeniedError, match="decided by lawyers"):
+        answer(approval.pk, user("ann", "decide_approval"), "yes")
+    with pytest.raises(TypeError, match="cannot be named"):
+        question_to(name="ask a lawyer")
+
+
+def test_a_stateless_run_cannot_ask(agents: None) -> None:
+    with pytest.raises(NotDurableError):
+        run_agent(curious(ask_human, question="Which colour?"), "paint")
+
+
+def test_a_definition_says_that_a_tool_only_asks(agents: None) -> None:
+    asks = curious(ask_human, question="?").definition()
+    other = tool(name="ask_human", requires_approval=True, safe_to_retry=True)(ask_human.fn)
+    assert "only_answers" not in refund.policy()
+    agent = Agent("other", instructions="Ask.", model=ScriptedModel([]), tools=[other, post])
+    assert any("ask_human" in part for part in definition_difference(asks, agent.definition()))
+
+
+def timed() -> Approval:
+    slow = tool(name="slow", requires_approval=True, expires_in=timedelta(hours=1))(post.fn)
+    agent = shop_agent("slow", {"tools": [call("slow", text="hi")]}, tools=[slow])
+    return run_agent(agent, "go", "slow").pending[0]
+
+
+def test_more_time_is_journaled_and_verified(agents: None) -> None:
+    approval, ann = timed(), user("ann", "decide_approval")
+    later = extend(approval.pk, ann, timedelta(hours=2), digest=approval.digest, reason="Bob is ill")
+    assert approval.expires_at is not None
+    assert later.expires_at == approval.expires_at + timedelta(hours=2)
+    (row,) = payloads(approval.run, "approval_extended")
+    assert (row["actor"]["name"], row["reason"]) == ("ann", "Bob is ill")
+    assert later.status == "pending"
+    assert problems(approval.run.session_id) == []
+
+
+def test_time_is_given_by_who_may_decide_and_not_after_it_is_over(agents: None) -> None:
+    approval = timed()
+    with pytest.raises(PermissionDeniedError):
+        extend(approval.pk, user("bob"), timedelta(hours=1))
+    for much in (timedelta(), timedelta(hours=-1), timedelta(days=400)):
+        with pytest.raises(ApprovalStateError, match="more than nothing and at most"):
+            extend(approval.pk, None, much)
+    with pytest.raises(ApprovalStateError, match="not nonsense"):
+        extend(approval.pk, None, timedelta(hours=1), digest="nonsense")
+    Approval.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    with pytest.raises(ApprovalStateError, match="expired at"):
+        extend(approval.pk, None, timedelta(hours=1))
+    endless = run_agent(shop_agent("e", {"tools": [call("refund", cents=5000)]}), "go", "e").pending[0]
+    with pytest.raises(ApprovalStateError, match="never expires"):
+        extend(endless.pk, None, timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("expires_at", timezone.now() + timedelta(days=30)),
+        ("expires_at", None),
+        ("approvers", "everybody"),
+        ("required", 7),
+        ("risk", "low"),
+    ],
+)
+def test_a_card_whose_authority_or_time_was_changed_behind_the_journal_is_found_and_mended(
+    agents: None, column: str, value: Any
+) -> None:
+    approval = timed()
+    Approval.objects.update(**{column: value})
+    (problem,) = check(approval.run.session_id)
+    assert (problem.column, problem.approval) == (column, approval.pk)
+    repair_session("default", approval.run.session_id)
+    assert getattr(Approval.objects.get(), column) == getattr(approval, column)
+    assert problems(approval.run.session_id) == []

@@ -1,0 +1,183 @@
+"""What AGENTRUNS_REDACT takes out of texts, values and log records; and edits that carry what it shows."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from typing import Any
+
+import pytest
+
+import agentruns
+from agentruns import redaction
+from agentruns.journal import events
+from agentruns.masking import carries_mask, masked
+from agentruns.redaction import FAILED, get_logger, redact, redacted
+from tests.admin.test_journal_cards import row
+from tests.redacting import CARD, FAIL, HIDE, KEY, NOT_TEXT, leaks
+
+
+@pytest.fixture
+def hidden(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+
+
+@pytest.fixture(params=[FAIL, NOT_TEXT, "tests.redacting.gone", "no.such.module", "hide"])
+def failing(request: pytest.FixtureRequest, settings: Any) -> str:
+    settings.AGENTRUNS_REDACT = request.param
+    return str(request.param)
+
+
+def test_without_the_setting_everything_is_the_same_object() -> None:
+    text, value = f"pay {CARD}", {"card": [CARD]}
+    assert redact(text) is text
+    assert redacted(value) is value
+    assert not carries_mask("[card]", "card", {"card": CARD})
+
+
+def test_a_text_is_what_the_function_makes_it(hidden: None) -> None:
+    assert redact(f"pay {CARD} with {KEY}") == "pay [card] with [key]"
+
+
+def test_a_value_is_redacted_wherever_it_holds_text(hidden: None) -> None:
+    value = {CARD: [KEY, (CARD, 7)], "n": int(CARD), "small": 12, "yes": True, "none": None, "f": 1.5}
+    assert redacted(value) == {
+        "[card]": ["[key]", ("[card]", 7)],
+        "n": "[card]",
+        "small": 12,
+        "yes": True,
+        "none": None,
+        "f": 1.5,
+    }
+    assert value["n"] == int(CARD)  # a copy
+
+
+def test_keys_that_become_one_are_both_kept(hidden: None) -> None:
+    assert redacted({CARD: 1, CARD[::-1]: 2}) == {"[card]": 1, "[card] (2)": 2}
+
+
+def test_a_function_that_fails_hides_the_text_and_is_logged_without_it(
+    failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert redact(f"pay {CARD}") == FAILED
+    assert redacted({"a": [CARD]}) == {FAILED: [FAILED]}
+    assert leaks(caplog.text) == []
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
+    assert all("AGENTRUNS_REDACT" in record.getMessage() for record in caplog.records)
+
+
+class Unsayable:
+    def __repr__(self) -> str:
+        raise ValueError(CARD)
+
+
+def test_a_log_record_holds_nothing_but_redacted_text(hidden: None, caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger("agentruns.tried")
+    try:
+        raise ValueError(f"no access with {KEY}")
+    except ValueError:
+        logger.error("Failed for %s: %r", CARD, {"key": KEY}, exc_info=True)
+    logger.error("Cannot say %r", Unsayable())
+    first, second = caplog.records
+    assert first.getMessage() == "Failed for [card]: {'key': '[key]'}"
+    assert "ValueError: no access with [key]" in caplog.text
+    assert "test_redaction.py" in caplog.text  # the traceback itself
+    assert (first.args, first.exc_info) == ((), None)
+    assert second.getMessage() == FAILED
+    assert leaks(caplog.text) == []
+
+
+def test_a_failing_function_hides_the_log_record(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+    get_logger("agentruns.tried").error("Failed for %s", CARD)
+    assert leaks(caplog.text) == []
+    assert FAILED in [record.getMessage() for record in caplog.records]
+
+
+def test_without_the_setting_a_record_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        get_logger("agentruns.tried").error("Failed for %s", CARD, exc_info=True)
+    (record,) = caplog.records
+    assert record.args == (CARD,)
+    assert record.exc_info is not None and str(record.exc_info[1]) == KEY
+
+
+def test_a_logger_is_filtered_once() -> None:
+    logger = get_logger("agentruns.tried")
+    assert get_logger("agentruns.tried") is logger
+    assert len(logger.filters) == 1
+
+
+def test_every_logger_of_the_package_redacts() -> None:
+    for found in pkgutil.walk_packages(agentruns.__path__, "agentruns."):
+        if ".migrations" not in found.name and ".testing" not in found.name:
+            importlib.import_module(found.name)
+    loggers = {
+        name: one
+        for name, one in logging.root.manager.loggerDict.items()
+        if name.startswith("agentruns.") and isinstance(one, logging.Logger)
+    }
+    assert {"agentruns.executor", "agentruns.tools", "agentruns.sweep"} <= set(loggers)
+    bare = [name for name, one in loggers.items() if not one.filters and ".testing" not in name]
+    assert bare == [redaction.logger.name]  # use get_logger; redaction's own says nothing of a text
+
+
+ORIGINAL = {"card": CARD, "text": f"Pay {CARD} or {KEY}, soon.", "more": {"notes": [KEY]}, "safe": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("name", "edited"),
+    [
+        ("card", "[card]"),
+        ("text", "Pay [card] or [key], soon."),
+        ("text", "Pay [card] or [key], today."),
+        ("text", f"Pay {CARD} or [key], soon."),
+        ("text", "[key]"),
+        ("more", {"notes": ["new", "[key]"]}),
+        ("more", {"[key]": []}),
+        ("safe", "[card]"),
+    ],
+)
+def test_an_edit_that_carries_a_mask_is_found(hidden: None, name: str, edited: Any) -> None:
+    assert carries_mask(edited, name, ORIGINAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "edited"),
+    [
+        ("card", CARD),
+        ("card", CARD[::-1]),
+        ("text", f"Pay {CARD} or {KEY}, today."),
+        ("text", "Pay nothing."),
+        ("more", {"notes": [KEY, "new"]}),
+        ("safe", "fine"),
+        ("safe", True),
+    ],
+)
+def test_an_edit_with_true_values_carries_none(hidden: None, name: str, edited: Any) -> None:
+    assert not carries_mask(edited, name, ORIGINAL)
+
+
+def test_a_text_that_was_in_the_argument_before_is_no_mask(hidden: None) -> None:
+    original = {"text": f"Write [card], not {CARD}", "card": CARD}
+    assert not carries_mask("Write [card]", "text", original)
+    assert carries_mask("Write [card]", "card", original)
+
+
+def test_an_edit_of_a_long_text_is_compared_quickly(hidden: None) -> None:
+    original = {"text": f"{CARD} " + "word " * 20_000 + KEY}
+    assert carries_mask(redact(original["text"]), "text", original)
+    assert not carries_mask(original["text"] + " more", "text", original)
+
+
+def test_what_a_failing_function_shows_is_no_value(failing: str) -> None:
+    assert carries_mask(FAILED, "card", ORIGINAL)
+    assert not carries_mask("fine", "safe", ORIGINAL)
+
+
+def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:
+    kept = {"tool": "pay", "arguments": {}, "original": {"name": "pay!", "input": '{"pin": "77"}'}}
+    shown = masked(row(events.ASSISTANT, {"calls": [kept], "content": []}), {"pay": ("pin",)})
+    assert shown.payload["calls"][0]["original"] == {"name": "pay!", "input": "***"}
