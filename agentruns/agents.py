@@ -21,12 +21,14 @@ from agentruns.outputs import schema_of
 from agentruns.prices import amount
 from agentruns.providers.base import Model, model_identity
 from agentruns.tools import Tool
+from agentruns.tools.card import MASK
 
 if TYPE_CHECKING:
     from agentruns import RunResult
     from agentruns.models import Run
 
 _MAX_NAME = 100
+_SECRETS = ("authorization_token", "api_key", "access_token")  # of a server that the provider is told to use
 _lock = threading.RLock()
 _registry: dict[tuple[str, str], Agent] = {}
 
@@ -81,7 +83,7 @@ class Agent:
             "agent": self.name,
             "version": self.version,
             "model": model_identity(self.model),
-            "model_params": self.model_params,
+            "model_params": _without_secrets(self.model_params),
             "instructions": self.instructions,
             "tools": {name: tool.policy() for name, tool in self.tools.items()},
             "on_orphan": self.on_orphan,
@@ -250,6 +252,13 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
                 if _differ(policies[0].get(each), policies[1].get(each))
             ]
     return parts
+
+
+def _without_secrets(params: Any) -> Any:
+    """Return parameters as a definition keeps them: a token may be renewed, and is for nobody to read."""
+    if isinstance(params, dict):
+        return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
+    return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params
 
 
 def _differ(old: Any, new: Any) -> bool:

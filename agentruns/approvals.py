@@ -35,9 +35,11 @@ def approve(
     digest: str | None = None,
     arguments: dict[str, Any] | None = None,
     reason: str = "",
+    channel: str = "service",
 ) -> Approval:
     """Approve a gated call, with other `arguments` if given; they become what is shown, hashed and run.
 
+    `channel` is what the journal keeps of where it was decided, as for the other decisions.
     Raises ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when
     the arguments do not validate; PermissionDeniedError when the actor may not decide.
     """
@@ -56,12 +58,19 @@ def approve(
             raise ApprovalStateError(
                 f"{who['name']} approved {approval_id} already; it takes {card.required} people."
             )
-        _record(batch, call, actor, reason, payload)
+        _record(batch, call, actor, reason, channel, payload)
 
     return _decide(approval_id, actor, digest, add)
 
 
-def deny(approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None = None) -> Approval:
+def deny(
+    approval_id: UUID | str,
+    actor: Any,
+    reason: str,
+    *,
+    digest: str | None = None,
+    channel: str = "service",
+) -> Approval:
     """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
         raise ApprovalStateError(
@@ -69,24 +78,38 @@ def deny(approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None
         )
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        _record(batch, call, actor, reason, {"verb": "deny", "digest": card.digest})
+        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": card.digest})
 
     return _decide(approval_id, actor, digest, add)
 
 
-def answer(approval_id: UUID | str, actor: Any, text: str, *, digest: str | None = None) -> Approval:
+def answer(
+    approval_id: UUID | str,
+    actor: Any,
+    text: str,
+    *,
+    digest: str | None = None,
+    channel: str = "service",
+) -> Approval:
     """Give the model an answer in place of executing the call. Errors as `approve`."""
     if not text.strip():
         raise ApprovalStateError("An answer needs a text: the model gets it as the result of its call.")
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        _record(batch, call, actor, "", {"verb": "answer", "digest": card.digest, "text": text})
+        payload = {"verb": "answer", "digest": card.digest, "text": text}
+        _record(batch, call, actor, "", channel, payload)
 
     return _decide(approval_id, actor, digest, add)
 
 
 def extend(
-    approval_id: UUID | str, actor: Any, by: timedelta, *, digest: str | None = None, reason: str = ""
+    approval_id: UUID | str,
+    actor: Any,
+    by: timedelta,
+    *,
+    digest: str | None = None,
+    reason: str = "",
+    channel: str = "service",
 ) -> Approval:
     """Give people more time: a pending approval expires `by` later than it would have.
 
@@ -102,7 +125,7 @@ def extend(
             "from": events.timestamp(card.expires_at),
             "expires_at": events.timestamp(card.expires_at + by),
         }
-        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": "service"}
+        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
     return _decide(approval_id, actor, digest, add)
@@ -210,6 +233,6 @@ def _edit(run: Run, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _record(batch: Batch, call: Call, actor: Any, reason: str, payload: dict[str, Any]) -> None:
-    decided = {**payload, "actor": events.actor_ref(actor), "reason": reason, "channel": "service"}
+def _record(batch: Batch, call: Call, actor: Any, reason: str, channel: str, payload: dict[str, Any]) -> None:
+    decided = {**payload, "actor": events.actor_ref(actor), "reason": reason, "channel": channel}
     batch.add(events.APPROVAL_DECIDED, decided, call=call)

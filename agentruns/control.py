@@ -124,6 +124,7 @@ def resolve_orphan(
     *,
     result: Any = None,
     evidence: str = "",
+    channel: str = "service",
 ) -> Run:
     """Record what really became of a call in doubt.
 
@@ -147,7 +148,7 @@ def resolve_orphan(
             )
         if held and not run.is_ended and not batch.epoch:
             raise RunStateError(f"Run {run.pk} is live in another process; wait until it holds the call.")
-        payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": "service"}
+        payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
         if held and call is not None:
             _refuse_against_evidence(run, call, verdict)
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)

@@ -20,8 +20,7 @@ from agentruns.admin.card import Decidable, decidable
 from agentruns.admin.deciding import DecidingAdmin
 from agentruns.admin.forms import BulkApproveForm, BulkDenyForm
 from agentruns.admin.text import Body, plain, visible
-from agentruns.admin.verbs import REFUSALS
-from agentruns.approvals import approve, deny
+from agentruns.admin.verbs import REFUSALS, decide
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import Approval
 
@@ -95,10 +94,7 @@ class BulkDecisions(DecidingAdmin):
         if digest is None:  # was skipped when the person looked
             return self._line(request, one, why_not=_why_not(one, verb) or _("It was not on the page."))
         try:
-            if verb == "approve":
-                approval = approve(approval.pk, request.user, digest=digest, reason=reason)
-            else:
-                approval = deny(approval.pk, request.user, reason, digest=digest)
+            approval = decide(approval, request.user, verb, digest, reason)
         except (PermissionDeniedError, *REFUSALS) as error:
             again = self.find(request, str(approval.pk))
             return self._line(request, one, why_not=decisions.outcome(again) or plain(error))

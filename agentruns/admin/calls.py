@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
@@ -17,6 +18,7 @@ from agentruns.admin.orphans import History
 from agentruns.admin.readonly import READING, ReadOnlyAdmin
 from agentruns.admin.text import arguments, body, plain, visible
 from agentruns.admin.times import dated
+from agentruns.admin.verbs import CHANNEL
 from agentruns.conf import settings
 from agentruns.control import VERDICTS, resolve_orphan
 from agentruns.exceptions import JournalConflictError, PermissionDeniedError, RunStateError
@@ -24,6 +26,7 @@ from agentruns.journal import events
 from agentruns.masking import sensitive_of
 from agentruns.models import Approval, Run
 from agentruns.retries import in_transaction
+from agentruns.tools.card import MASK
 
 PERMISSION = "agentruns.resolve_orphan"
 
@@ -44,18 +47,30 @@ class CallPages(ReadOnlyAdmin):
         return [
             path(call, view(self.call_view), name=self.name("call")),
             path(f"{call}resolve/", view(self.resolve_view), name=self.name("resolve")),
+            path(f"{call}reveal/", view(self.reveal_view), name=self.name("reveal")),
             *super().get_urls(),
         ]
 
     def call_view(self, request: HttpRequest, object_id: str, call_id: str) -> HttpResponse:
         """Show a call: what it was, what is known of it, and what can be decided."""
         run = self.find(request, object_id)
-        return self._call_page(request, run, self._history(request, run, call_id))
+        return self._call_page(request, run, self._history(run, call_id))
+
+    def reveal_view(self, request: HttpRequest, object_id: str, call_id: str) -> HttpResponse:
+        """Show the sensitive arguments to who may see them, once, and log it."""
+        run = self.find(request, object_id)
+        if request.method in READING:
+            return HttpResponseRedirect(self.url(request, "call", run.pk, call_id))
+        if not request.user.has_perm("agentruns.reveal_arguments"):
+            raise PermissionDenied
+        found = self._history(run, call_id, revealed=True)
+        self.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
+        return self._call_page(request, run, found)
 
     def resolve_view(self, request: HttpRequest, object_id: str, call_id: str) -> HttpResponse:
         """Record a verdict on what was shown. Whatever is to run is run by a worker."""
         run = self.find(request, object_id)
-        found = self._history(request, run, call_id)
+        found = self._history(run, call_id)
         if request.method in READING:
             return HttpResponseRedirect(self.url(request, "call", run.pk, call_id))
         if not request.user.has_perm(PERMISSION):
@@ -91,7 +106,7 @@ class CallPages(ReadOnlyAdmin):
     def _resolve(self, request: HttpRequest, found: History, given: dict[str, Any]) -> Run:
         run = found.run
         transitions.lock_session(settings.DATABASE, run.session_id)
-        now = self._history(request, run, found.call.id)
+        now = self._history(run, found.call.id)
         if now.seq != found.seq:
             raise RunStateError(_moved_on())
         if now.returned is not None and given["verdict"] == "not_occurred":
@@ -103,6 +118,7 @@ class CallPages(ReadOnlyAdmin):
             request.user,
             result=given["result"] if given["verdict"] == "occurred" else None,
             evidence=given["evidence"],
+            channel=CHANNEL,
         )
 
     def _too_late(
@@ -110,7 +126,7 @@ class CallPages(ReadOnlyAdmin):
     ) -> HttpResponse:
         """Say what somebody else decided meanwhile, or that this very click was recorded already."""
         run = self.find(request, str(run.pk))
-        found = self._history(request, run, call_id)
+        found = self._history(run, call_id)
         since = [row for row in found.rows if row.seq > (given.get("seq") or 0)]
         first = next((row for row in since if row.kind == events.ORPHAN_RESOLVED), None)
         if first is not None and given.get("seq") and given.get("verdict"):
@@ -132,16 +148,15 @@ class CallPages(ReadOnlyAdmin):
         why: str,
         given: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        found = self._history(request, run, call_id)
+        found = self._history(run, call_id)
         text = _("Your verdict was not recorded. %(why)s") % {"why": why}
         sent = None
         if given and given.get("verdict"):
             sent = verdicts.blank(found, given["verdict"], keeps={"evidence": given.get("evidence", "")})
         return self._call_page(request, run, found, status=status, refusal=text, sent=sent)
 
-    def _history(self, request: HttpRequest, run: Run, call_id: str) -> History:
-        reveals = request.user.has_perm("agentruns.reveal_arguments")
-        sensitive = {} if reveals else sensitive_of(run.definition.body)
+    def _history(self, run: Run, call_id: str, *, revealed: bool = False) -> History:
+        sensitive = {} if revealed else sensitive_of(run.definition.body)
         found = orphans.history(settings.DATABASE, run, call_id, sensitive)
         if found is None:
             raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
@@ -173,6 +188,9 @@ class CallPages(ReadOnlyAdmin):
             "ended": run.is_ended,
             "became": orphans.became(found),
             "arguments": arguments(found.call.arguments),
+            "masked": MASK in found.call.arguments.values(),
+            "may_reveal": request.user.has_perm("agentruns.reveal_arguments"),
+            "reveal_url": self.url(request, "reveal", run.pk, found.call.id),
             "late": [self._late(request, found, row) for row in found.all(events.LATE_RESULT)],
             "facts": orphans.facts(found),
             "findings": orphans.findings(found),

@@ -57,13 +57,8 @@ class Queue:
 
     def __init__(self, model_admin: Any, request: HttpRequest) -> None:
         self.user = request.user
-        query = QueryDict(mutable=True)
-        query.update(QueryDict(request.GET.get("_changelist_filters", "")))
-        query.pop("p", None)
-        listing = copy.copy(request)
-        listing.GET = query  # type: ignore[assignment]
-        changelist = model_admin.get_changelist_instance(listing)
-        pending = changelist.get_queryset(listing).filter(status=Approval.Status.PENDING)
+        listed = _listed(model_admin, request, request.GET.get("_changelist_filters", ""))
+        pending = listed.filter(status=Approval.Status.PENDING)
         self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
 
     def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None]:
@@ -86,3 +81,16 @@ class Queue:
         place = self.keys.index(key) + 1 if key in self.keys else 0
         yield from self.keys[place:]
         yield from (other for other in self.keys[:place] if other != key)
+
+
+def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[Any]:
+    """Return what a list shows on all of its pages, in its order."""
+    if not filters:  # the list as it opens, without the cost of what its filters offer
+        found: QuerySet[Any] = model_admin.get_queryset(request).order_by(*URGENT_FIRST)
+        return found
+    query = QueryDict(filters, mutable=True)
+    query.pop("p", None)
+    listing = copy.copy(request)
+    listing.GET = query  # type: ignore[assignment]
+    listed: QuerySet[Any] = model_admin.get_changelist_instance(listing).get_queryset(listing)
+    return listed

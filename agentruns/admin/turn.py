@@ -17,8 +17,7 @@ from agentruns.admin.card import Decidable, decidable, sections
 from agentruns.admin.deciding import DecidingAdmin
 from agentruns.admin.forms import REASON_LENGTH
 from agentruns.admin.text import plain
-from agentruns.admin.verbs import REFUSALS
-from agentruns.approvals import answer, approve, deny
+from agentruns.admin.verbs import REFUSALS, decide
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import Approval, Run
 
@@ -96,12 +95,7 @@ class TurnPage(DecidingAdmin):
         if verb == LATER:
             return False
         try:
-            if verb == "approve":
-                approval = approve(approval.pk, request.user, digest=digest, reason=text)
-            elif verb == "deny":
-                approval = deny(approval.pk, request.user, text, digest=digest)
-            else:
-                approval = answer(approval.pk, request.user, text, digest=digest)
+            approval = decide(approval, request.user, verb, digest, text)
         except (PermissionDeniedError, *REFUSALS) as error:
             self.tell(request, approval, _("Not recorded: %s") % plain(error), messages.WARNING)
             return False

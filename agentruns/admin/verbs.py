@@ -14,6 +14,7 @@ from agentruns.approvals import answer, approve, deny, extend
 from agentruns.exceptions import ApprovalStateError, JournalConflictError, RunStateError
 from agentruns.models import Approval
 
+CHANNEL = "console"
 REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)
 
 
@@ -30,34 +31,37 @@ def logged(verb: str, form: Form) -> str:
     return said[verb]
 
 
-def _approve(approval: Approval, user: Any, form: Any) -> Approval:
-    return approve(approval.pk, user, digest=form.cleaned_data["digest"], reason=form.cleaned_data["reason"])
+def decide(approval: Approval, user: Any, verb: str, digest: str, text: str) -> Approval:
+    """Approve with a note, deny with a reason, or answer with a text. Errors as the services."""
+    if verb == "approve":
+        return approve(approval.pk, user, digest=digest, reason=text, channel=CHANNEL)
+    service = {"deny": deny, "answer": answer}[verb]
+    return service(approval.pk, user, text, digest=digest, channel=CHANNEL)
+
+
+def _simple(verb: str) -> Callable[[Approval, Any, Any], Approval]:
+    def act(approval: Approval, user: Any, form: Any) -> Approval:
+        given = form.cleaned_data
+        text = given["text"] if verb == "answer" else given["reason"]
+        return decide(approval, user, verb, given["digest"], text)
+
+    return act
 
 
 def _edit(approval: Approval, user: Any, form: Any) -> Approval:
-    given = form.cleaned_data
-    return approve(
-        approval.pk, user, digest=given["digest"], arguments=form.arguments, reason=given["reason"]
-    )
-
-
-def _answer(approval: Approval, user: Any, form: Any) -> Approval:
-    return answer(approval.pk, user, form.cleaned_data["text"], digest=form.cleaned_data["digest"])
-
-
-def _deny(approval: Approval, user: Any, form: Any) -> Approval:
-    return deny(approval.pk, user, form.cleaned_data["reason"], digest=form.cleaned_data["digest"])
+    digest, reason = form.cleaned_data["digest"], form.cleaned_data["reason"]
+    return approve(approval.pk, user, digest=digest, arguments=form.arguments, reason=reason, channel=CHANNEL)
 
 
 def _extend(approval: Approval, user: Any, form: Any) -> Approval:
     by = timedelta(hours=form.cleaned_data["hours"])
-    return extend(approval.pk, user, by, digest=form.cleaned_data["digest"])
+    return extend(approval.pk, user, by, digest=form.cleaned_data["digest"], channel=CHANNEL)
 
 
 VERBS: dict[str, Callable[[Approval, Any, Any], Approval]] = {
-    "approve": _approve,
+    "approve": _simple("approve"),
     "edit": _edit,
-    "answer": _answer,
-    "deny": _deny,
+    "answer": _simple("answer"),
+    "deny": _simple("deny"),
     "extend": _extend,
 }

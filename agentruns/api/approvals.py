@@ -51,7 +51,12 @@ def approve(request: HttpRequest, approval_id: str, body: Approve) -> ApprovalOu
         user,
         approval_id,
         lambda approval: services.approve(
-            approval.pk, user, digest=body.digest, arguments=body.arguments, reason=body.reason
+            approval.pk,
+            user,
+            digest=body.digest,
+            arguments=body.arguments,
+            reason=body.reason,
+            channel="api",
         ),
     )
 
@@ -63,7 +68,7 @@ def deny(request: HttpRequest, approval_id: str, body: Deny) -> ApprovalOut:
     return _decide(
         user,
         approval_id,
-        lambda approval: services.deny(approval.pk, user, body.reason, digest=body.digest),
+        lambda approval: services.deny(approval.pk, user, body.reason, digest=body.digest, channel="api"),
     )
 
 

@@ -15,7 +15,7 @@ from agentruns.api.routing import router
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.sweep import sweep
-from tests.admin.conftest import World, world
+from tests.admin.conftest import World, timed, world
 from tests.admin.people import browser
 from tests.db.test_host_project import Bell, bell
 from tests.effects import Effects
@@ -33,8 +33,21 @@ def console(thing: Run | Approval, action: str, **data: Any) -> Post:
     return url, {"reason": "because", **data}, thing if isinstance(thing, Run) else thing.run
 
 
-def decision(approval: Approval, verb: str) -> Post:
-    return console(approval, verb, digest=approval.digest)
+def decision(approval: Approval, verb: str, **data: Any) -> Post:
+    return console(approval, verb, digest=approval.digest, **data)
+
+
+def reply(approval: Approval) -> Post:
+    key = str(approval.pk)
+    data = {f"{key}-digest": approval.digest, f"{key}-verb": "approve", f"{key}-text": ""}
+    return reverse("admin:agentruns_approval_turn", args=[approval.run_id]), data, approval.run
+
+
+def about_a_call(run: Run, action: str) -> Post:
+    call_id = run.messages.get(kind="orphan_found").call_id
+    seq = run.messages.filter(call_id=call_id).latest("seq").seq
+    data = {"verdict": "occurred", "result": "posted", "evidence": "seen", "seq": seq}
+    return reverse(f"admin:agentruns_run_{action}", args=[run.pk, call_id]), data, run
 
 
 def resumption(run: Run) -> Post:
@@ -52,12 +65,22 @@ def card(approval: Approval, verb: str, **data: Any) -> Post:
 
 CONSOLE: dict[str, list[Callable[[World], Post]]] = {
     "approval_approve": [lambda world: decision(world.waiting(), "approve")],
+    "approval_edit": [lambda world: decision(world.waiting(), "edit", **{"argument-cents": "4000"})],
+    "approval_answer": [lambda world: decision(world.waiting(), "answer", text="not this time")],
+    "approval_turn": [lambda world: reply(world.waiting())],
+    "run_resolve": [lambda world: about_a_call(world.orphaned(), "resolve")],
     "approval_deny": [lambda world: decision(world.waiting(), "deny")],
     "run_resume": [lambda world: resumption(world.paused()), lambda world: resumption(world.orphaned())],
     "run_cancel": [
         lambda world: console(world.waiting().run, "cancel"),
         lambda world: console(world.queued(), "cancel"),
     ],
+}
+# What these buttons do lets no run go on.
+QUIET: dict[str, Callable[[World], Post]] = {
+    "approval_extend": lambda world: decision(world.waiting(tools=[timed]), "extend", hours="4"),
+    "approval_reveal": lambda world: console(world.waiting(), "reveal"),
+    "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
 }
 API: dict[str, list[Callable[[World], Post]]] = {
     "/runs": [
@@ -94,8 +117,8 @@ def test_these_are_all_the_posts_there_are() -> None:
         for url in admin.site._registry[model].get_urls()
         if url.name is not None
     }
-    pages = {"row", "changelist", "add", "history", "delete", "change"}
-    assert {name for name in offered if name.partition("_")[2] not in pages} == set(CONSOLE)
+    pages = {"row", "call", "changelist", "add", "history", "delete", "change"}
+    assert {name for name in offered if name.partition("_")[2] not in pages} == {*CONSOLE, *QUIET}
     posts = {
         path
         for path, view in router.path_operations.items()
@@ -144,4 +167,18 @@ def test_every_post(
     sweep()
     run.refresh_from_db()
     assert run.status == ("cancelled" if "cancel" in name else "completed")
+    assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_every_post_that_lets_nothing_go_on(
+    name: str, world: World, bell: type[Bell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body, run = QUIET[name](world)
+    assert run is not None
+    bell.rung.clear()
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    response = browser("superuser").post(path, body)
+    assert response.status_code in (200, 302), response.content
+    assert (bell.rung, Run.objects.get(pk=run.pk).status) == ([], run.status)
     assert problems(run.session_id) == []

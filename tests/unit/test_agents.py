@@ -166,6 +166,18 @@ def test_an_agent_without_a_cost_budget_or_an_output_type_keeps_its_definition()
     }  # fmt: skip
 
 
+def test_the_definition_holds_no_token_and_does_not_change_when_it_is_renewed() -> None:
+    def research(token: str) -> Agent:
+        server = {"type": "url", "name": "crm", "url": "https://mcp.example", "authorization_token": token}
+        return make(model_params={"mcp_servers": [server], "max_tokens": 9})
+
+    old = research("sesame")
+    assert "sesame" not in canonical.dumps(old.definition())
+    assert old.definition_hash == research("renewed").definition_hash
+    assert old.definition()["model_params"]["max_tokens"] == 9
+    assert (old.model_params or {})["mcp_servers"][0]["authorization_token"] == "sesame", "what is sent"
+
+
 def test_the_definition_covers_the_cost_budget_and_the_schema_of_the_output() -> None:
     class Other(BaseModel):
         total: str

@@ -1,0 +1,133 @@
+"""Who comes too late, clicks twice, or leaves something out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.utils.html import escape
+
+from agentruns import cancel_run, resume_run
+from tests.admin.conftest import World
+from tests.admin.doubts import (
+    EVIDENCE,
+    doubtful,
+    finish,
+    give,
+    held,
+    last,
+    payload,
+)
+from tests.admin.pages import read, snapshot, url
+from tests.admin.people import browser, user
+from tests.effects import Effects
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+
+
+def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> None:
+    run = held()
+    target, seen = url(run, "resolve", doubtful(run)), last(run, doubtful(run))
+    clients = {"occurred": browser("resolver"), "not_occurred": browser("superuser")}
+    start, answers = threading.Barrier(2), {}
+
+    def click(verdict: str) -> None:
+        try:
+            start.wait()
+            data = {"seq": seen, "verdict": verdict, "result": "sent", "evidence": EVIDENCE}
+            answers[verdict] = clients[verdict].post(target, data)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=click, args=[verdict]) for verdict in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers.values()) == [302, 409]
+    won = next(verdict for verdict, answer in answers.items() if answer.status_code == 302)
+    lost = next(answer for answer in answers.values() if answer.status_code == 409)
+    assert payload(run, "orphan_resolved")["verdict"] == won
+    assert run.messages.filter(kind="orphan_resolved").count() == 1
+    name = {"occurred": "resolver", "not_occurred": "superuser"}[won]
+    assert f"Your verdict was not recorded. {name} said on 20" in read(lost).text
+    assert finish(run).status == "completed"
+    assert effects.count() == {"occurred": 1, "not_occurred": 2}[won]
+
+
+@pytest.mark.parametrize("verdict", ["occurred", "not_occurred", "unknown"])
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_double_click_is_told_that_it_is_done(
+    world: World, effects: Effects, verdict: str, driven: bool
+) -> None:
+    run = held()
+    seen = last(run, doubtful(run))
+    give(run, verdict, seq=seen, result='{"a": 1}')
+    if driven:
+        finish(run)
+    before = snapshot()
+    response = give(run, verdict, seq=seen, result='{"a": 1}')
+    assert response.status_code == 200
+    assert "Your verdict was recorded already. superuser said on" in read(response).text
+    assert snapshot() == before
+    for other in ({"evidence": "another"}, {"verdict": "unknown" if verdict != "unknown" else "occurred"}):
+        changed = {"seq": seen, "result": '{"a": 1}', **other}
+        response = give(run, changed.pop("verdict", verdict), **changed)
+        assert response.status_code == 409
+        assert "Your verdict was not recorded. superuser said on" in read(response).text
+    if verdict == "occurred":
+        assert give(run, verdict, seq=seen, result="other").status_code == 409
+    assert give(run, verdict, "resolver", seq=seen, result='{"a": 1}').status_code == 409
+    assert snapshot() == before
+    assert LogEntry.objects.count() == 1
+
+
+def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects) -> None:
+    first, second = held(), held(session="s2")
+    seen = {run.pk: last(run, doubtful(run)) for run in (first, second)}
+    resume_run(first.pk, user("superuser"))
+    cancel_run(second.pk, user("superuser"))
+    for run in (first, second):
+        before = snapshot()
+        response = give(run, "not_occurred", "resolver", seq=seen[run.pk])
+        assert response.status_code == 409
+        assert "The call moved on since you looked." in read(response).text
+        assert snapshot() == before
+
+
+@pytest.mark.parametrize("seen", [0, -1, "", "x", "٣", 10**30])
+def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) -> None:
+    run, before = held(), snapshot()
+    response = give(run, "occurred", seq=seen, result="sent")
+    assert response.status_code == 409
+    assert "The call moved on since you looked." in read(response).text
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changed", "said"),
+    [
+        ("occurred", {"evidence": " \n", "result": "sent"}, "Say how you know it"),
+        ("not_occurred", {"evidence": ""}, "Say how you know it"),
+        ("occurred", {"result": " "}, "Say what the tool is to have returned"),
+        ("not_occurred", {"evidence": "x" * 2001}, "at most 2000 characters"),
+        ("occurred", {"result": "x" * 100_001}, "at most 100000 characters"),
+        ("occurred", {"result": "a\x00b"}, "Null characters are not allowed"),
+        ("maybe", {}, "Nothing was decided"),
+        ("", {}, "Nothing was decided"),
+    ],
+)
+def test_what_is_missing_is_said_and_what_was_typed_is_kept(
+    world: World, verdict: str, changed: dict[str, str], said: str
+) -> None:
+    run, before = held(), snapshot()
+    typed = {"evidence": "I asked Ann", "result": "sent", **changed}
+    response = give(run, verdict, **typed)
+    assert response.status_code == 400
+    html = response.content.decode()
+    assert said in html
+    kept = [text for text in typed.values() if text.strip() and "\x00" not in text]
+    assert verdict != "occurred" or all(escape(text) in html for text in kept)
+    assert snapshot() == before
