@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,16 +13,24 @@ from agentruns import people, transitions
 from agentruns.agents import get_agent
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
-from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
+from agentruns.exceptions import (
+    ApprovalStateError,
+    DurableRunNotFoundError,
+    JournalConflictError,
+    PermissionDeniedError,
+)
 from agentruns.gate import call_digest
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call, Card
-from agentruns.masking import carries_mask
+from agentruns.masking import carries_mask, without_values
 from agentruns.models import Approval, Run
-from agentruns.retries import reading
+from agentruns.redaction import get_logger
+from agentruns.retries import reading, undone
 from agentruns.tools import InvalidArguments, to_jsonable
 from agentruns.tools.card import MASK
+
+logger = get_logger("agentruns.approvals")
 
 LONGEST_EXTENSION = timedelta(days=366)
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
@@ -44,6 +52,8 @@ def approve(
     the arguments do not validate; PermissionDeniedError when the actor may not decide.
     """
 
+    edit = None if arguments is None else _edited(find_approval(approval_id), actor, arguments)
+
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         if card.only_answers:
             raise ApprovalStateError(
@@ -52,8 +62,9 @@ def approve(
             )
         payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
         who = events.actor_ref(actor) or events.PROGRAM
-        if arguments is not None:
-            payload |= _edit(run, call, arguments)
+        if edit is not None:
+            _refuse_masks(run, call, edit["arguments"])
+            payload |= edit
         elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
                 f"{who['name']} approved {approval_id} already; it takes {card.required} people."
@@ -108,12 +119,14 @@ def extend(
     by: timedelta,
     *,
     digest: str | None = None,
+    seen: datetime | None = None,
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
     """Give people more time: a pending approval expires `by` later than it would have.
 
-    Who may decide may extend. Raises ApprovalStateError when it never expires; else as `approve`.
+    Who may decide may extend; `seen` is the expiry they know of. Raises ApprovalStateError when it never
+    expires, or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError("An approval is extended by more than nothing and at most by 366 days.")
@@ -121,6 +134,10 @@ def extend(
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         if card.expires_at is None:
             raise ApprovalStateError(f"Approval {approval_id} never expires; there is nothing to extend.")
+        if seen is not None and seen != card.expires_at:
+            raise ApprovalStateError(
+                f"Approval {approval_id} was given more time already: it expires at {card.expires_at}."
+            )
         later = {
             "from": events.timestamp(card.expires_at),
             "expires_at": events.timestamp(card.expires_at + by),
@@ -141,12 +158,18 @@ def expire_due() -> int:
             call = batch.state.run.calls.get(approval.call_id)
             if call is None or call.card is None or call.card.status != "pending":
                 return
+            if call.card.expires_at != approval.expires_at:  # given more time since it was found
+                return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
             payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
 
-        transitions.write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
+        try:
+            transitions.write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
+        except JournalConflictError:  # busy: the next sweep finds it again
+            logger.info("Expiry put off approval=%s", approval.pk)
+            continue
         ended += 1
     return ended
 
@@ -162,9 +185,7 @@ def find_approval(approval_id: UUID | str) -> Approval:
 
 def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -> Approval:
     approval = find_approval(approval_id)
-    why_not = people.why_not_decide(actor, approval)
-    if why_not:
-        raise PermissionDeniedError(why_not)
+    _require_authority(actor, approval)
 
     def change(run: Run, batch: Batch) -> None:
         call, card = _pending_card(find_approval(approval_id), run, batch)
@@ -178,6 +199,12 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
     transitions.write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
     return reading(settings.DATABASE, lambda: find_approval(approval_id))
+
+
+def _require_authority(actor: Any, approval: Approval) -> None:
+    why_not = people.why_not_decide(actor, approval)
+    if why_not:
+        raise PermissionDeniedError(why_not)
 
 
 def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
@@ -202,35 +229,43 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
     return call, call.card
 
 
-def _edit(run: Run, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what an edit changes about a card: everything a person sees is made from the new arguments."""
-    tool = get_agent(run.agent, run.version).tools.get(call.tool)
+def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what an edit makes of a card: everything a person sees is made from the new arguments.
+
+    Before any transaction: `describe` and `preview` are the project's own code.
+    """
+    _require_authority(actor, approval)
+    run = approval.run
+    tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
         raise ApprovalStateError(
-            f"Tool {call.tool} is not served here, so its arguments cannot be edited here."
+            f"Tool {approval.tool_name} is not served here, so its arguments cannot be edited here."
         )
     try:
         edited = tool.effective(arguments)
     except InvalidArguments as error:
-        raise ApprovalStateError(f"The edited arguments do not fit {call.tool}: {error}") from error
-    for name in tool.sensitive:
-        if edited.get(name) == MASK != call.arguments.get(name):
+        why = without_values(str(error), arguments, tool.sensitive)
+        raise ApprovalStateError(f"The edited arguments do not fit {tool.name}: {why}") from error
+    with undone():
+        title, preview = tool.title(edited), tool.preview_of(edited)
+    return {
+        "arguments": edited,
+        "digest": call_digest(tool.name, edited),
+        "title": title,
+        "preview": preview,
+        "edited": to_jsonable(arguments)[0],
+    }
+
+
+def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
+    """Refuse an edit that holds what a reader was shown in place of a true value."""
+    sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
+    for name, value in edited.items():
+        masked = name in sensitive and value == MASK != call.arguments.get(name)
+        if masked or carries_mask(value, name, call.arguments):
             raise ApprovalStateError(
                 f"The edited {name} is only the mask of the real value. Give the value, or leave it as it is."
             )
-    for name, value in edited.items():
-        if carries_mask(value, name, call.arguments):
-            raise ApprovalStateError(
-                f"The edited {name} holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
-                "Give the value, or leave it as it is."
-            )
-    return {
-        "arguments": edited,
-        "digest": call_digest(call.tool, edited),
-        "title": tool.title(edited),
-        "preview": tool.preview_of(edited),
-        "edited": to_jsonable(arguments)[0],
-    }
 
 
 def _record(batch: Batch, call: Call, actor: Any, reason: str, channel: str, payload: dict[str, Any]) -> None:

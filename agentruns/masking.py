@@ -56,6 +56,13 @@ def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
     return False
 
 
+def without_values(text: str, arguments: dict[str, Any], names: Collection[str]) -> str:
+    """Return an error's text without the values of sensitive arguments, which it may quote."""
+    for value in _texts([arguments.get(name) for name in names]):
+        text = text.replace(value, MASK) if len(value) >= LEAST_MASK else text
+    return text
+
+
 def _each(items: Any, tool: str, field: str, sensitive: Sensitive) -> Any:
     if not isinstance(items, list):
         return items

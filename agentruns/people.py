@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 from uuid import UUID
+
+from django.utils import timezone
 
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.redaction import get_logger
+
+logger = get_logger("agentruns.people")
 
 
 def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
@@ -43,8 +48,12 @@ def owns(actor: Any, run: Run) -> bool:
     return run.owner_id is not None and run.owner_id == actor.pk
 
 
-def why_not_decide(actor: Any, approval: Approval) -> str:
-    """Return why this user cannot decide this approval, or "" if they can."""
+def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | None = None) -> str:
+    """Return why this user cannot decide this approval, or "" if they can.
+
+    `groups` are the names of the user's groups where the caller has them; a project's rule that fails lets
+    nobody decide.
+    """
     if actor is None:
         return ""
     name = actor.get_username()
@@ -52,20 +61,37 @@ def why_not_decide(actor: Any, approval: Approval) -> str:
         return f"{name} is not active."
     if not actor.has_perm("agentruns.decide_approval"):
         return f"{name} lacks the permission agentruns.decide_approval."
-    if approval.approvers and not _is_among(actor, approval.approvers):
+    if approval.approvers and not _is_among(actor, approval.approvers, groups):
         return f"{approval.tool_name} is decided by {approval.approvers}; {name} is not among them."
     if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):
         return f"{name} requested this run, and requesters may not decide about their own."
+    return _why_the_project_does_not(actor, approval)
+
+
+def _why_the_project_does_not(actor: Any, approval: Approval) -> str:
     rule = settings.can_decide
-    if rule is not None and not rule(actor, approval):
-        return f"The project's own rule does not let {name} decide this."
-    return ""
+    if rule is None:
+        return ""
+    try:
+        if rule(actor, approval):
+            return ""
+    except Exception:
+        logger.warning("AGENTRUNS_CAN_DECIDE failed approval=%s", approval.pk, exc_info=True)
+        return "The project's own rule failed, so nobody is let through. The log says why."
+    return f"The project's own rule does not let {actor.get_username()} decide this."
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:
     """Return those of the approvals that this user can decide now."""
-    given = already_given(actor, approvals)
-    return [one for one in approvals if one.pk not in given and not why_not_decide(actor, one)]
+    now, given = timezone.now(), already_given(actor, approvals)
+    groups = set(actor.groups.values_list("name", flat=True))
+    return [
+        one
+        for one in approvals
+        if one.pk not in given
+        and (one.expires_at is None or one.expires_at > now)
+        and not why_not_decide(actor, one, groups)
+    ]
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
@@ -77,19 +103,23 @@ def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
         run_id__in=[run_id for run_id, _ in partly], kind=events.APPROVAL_DECIDED
     )
     given = set()
-    for run_id, call_id, payload in rows.values_list("run_id", "call_id", "payload"):
+    for run_id, call_id, payload in rows.order_by("seq").values_list("run_id", "call_id", "payload"):
         approval = partly.get((run_id, call_id))
-        same = approval is not None and payload.get("digest") == approval.digest
-        by = str((payload.get("actor") or {}).get("id"))
-        if approval is not None and same and payload.get("verb") == "approve" and by == str(actor.pk):
+        if approval is None or payload.get("verb") != "approve":
+            continue
+        if "arguments" in payload:  # an edit voids what was given before it
+            given.discard(approval.pk)
+        if str((payload.get("actor") or {}).get("id")) == str(actor.pk):
             given.add(approval.pk)
     return given
 
 
-def _is_among(actor: Any, approvers: str) -> bool:
+def _is_among(actor: Any, approvers: str, groups: Collection[str] | None) -> bool:
     if actor.is_superuser:
         return True
     if "." in approvers:
         return bool(actor.has_perm(approvers))
     named = any(permission.endswith(f".{approvers}") for permission in actor.get_all_permissions())
-    return named or bool(actor.groups.filter(name=approvers).exists())
+    if named or groups is not None:
+        return named or approvers in (groups or ())
+    return bool(actor.groups.filter(name=approvers).exists())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
@@ -47,6 +48,23 @@ def read_committed(alias: str) -> None:
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Undo what the block does to databases whose transaction is open, and whatever broke that transaction.
+
+    For code of the project that is to read only, run inside somebody's transaction (ATOMIC_REQUESTS).
+    """
+    inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
+    inside = [alias for alias in inside if not transaction.get_rollback(using=alias)]
+    points = {alias: transaction.savepoint(using=alias) for alias in inside}
+    try:
+        yield
+    finally:
+        for alias, point in points.items():
+            transaction.set_rollback(False, using=alias)  # an ORM write that failed marks the whole of it
+            transaction.savepoint_rollback(point, using=alias)
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:

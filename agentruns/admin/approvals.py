@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -19,11 +20,12 @@ from agentruns.admin.bulk import BulkDecisions
 from agentruns.admin.card import buttons, decidable, sections
 from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter
 from agentruns.admin.readonly import READING, LeanChangeList
-from agentruns.admin.search import matching
+from agentruns.admin.search import is_uuid, matching
 from agentruns.admin.text import plain, two_lines, visible
 from agentruns.admin.times import age, remaining
 from agentruns.admin.turn import TurnPage
 from agentruns.admin.verbs import REFUSALS, VERBS, logged
+from agentruns.conf import settings
 from agentruns.exceptions import ApprovalStateError, PermissionDeniedError
 from agentruns.models import Approval, Run
 
@@ -84,6 +86,9 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the queue, or what was decided."""
+        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
         pending = request.GET.get("status", "pending") == "pending"
         title = _("Calls that wait for a decision") if pending else _("Approvals")
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
@@ -135,7 +140,9 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
             "run_url": self.other_page(request, Run, obj.run_id),
             "run_badge": badges.run(obj.run),
         }
-        shown = sections(one)
+        if revealed:
+            self.log_change(request, obj, _("Saw the sensitive arguments."))
+        shown = sections(one, self.get_queryset(request))
         shown["flags"] = [
             (flag, self.other_page(request, Run, flag.run_id) if flag.run_id else "")
             for flag in shown["flags"]
@@ -151,7 +158,6 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
             return self.back(request, approval)
         if not request.user.has_perm("agentruns.reveal_arguments"):
             raise PermissionDenied
-        self.log_change(request, approval, _("Saw the sensitive arguments."))
         return self.page(request, approval, revealed=True)
 
     # The buttons
@@ -184,10 +190,10 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
             return self._refused(request, object_id, 403, error)
         except REFUSALS as error:
             again = self.find(request, object_id)
-            if decisions.was_mine(again, verb, request.user, form.cleaned_data["digest"]):  # a double click
+            if decisions.was_mine(settings.DATABASE, again, verb, request.user, form):  # a double click
                 self.message_user(request, decisions.outcome(again), messages.INFO)
                 return self.back(request, again)
-            return self._refused(request, object_id, 409, error, **{f"{verb}_form": form})
+            return self._refused(request, object_id, 409, error, revealed=revealed, **{f"{verb}_form": form})
         self.log_change(request, approval, logged(verb, form))
         self.tell(request, approval, decisions.done(approval, verb))
         if verb == "extend":
@@ -202,7 +208,8 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
         if status == 409 and approval.status != Approval.Status.PENDING:
             why = decisions.outcome(approval)
         elif status == 409 and approval.digest != request.POST.get("digest"):
-            why, context = _("Its arguments were edited since you looked. This is what it asks now."), {}
+            why = _("Its arguments were edited since you looked. This is what it asks now.")
+            context = {}
         text = _("Your decision was not recorded. %(why)s") % {"why": why}
         pending = approval.status == Approval.Status.PENDING
         return self.page(request, approval, status=status, refusal=text, **(context if pending else {}))

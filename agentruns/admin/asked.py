@@ -52,8 +52,9 @@ class Asked:
     @property
     def preview(self) -> Any:
         """What the tool's preview showed of the arguments that the card has now."""
-        edits = [row.payload["preview"] for row in self.history if "preview" in row.payload]
-        return edits[-1] if edits else self.requested.get("preview")
+        edits = [row.payload for row in self.history if row.kind == events.APPROVAL_DECIDED]
+        edits = [payload for payload in edits if "arguments" in payload]
+        return (edits[-1] if edits else self.requested).get("preview")
 
     @property
     def only_answers(self) -> bool:

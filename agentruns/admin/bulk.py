@@ -67,13 +67,20 @@ class BulkDecisions(DecidingAdmin):
             text = _("Choose at most %(most)d: nobody looks at more on one page.") % {"most": MOST}
             self.message_user(request, text, messages.WARNING)
             return None
+        if request.POST.get("select_across") == "1" and "confirmed" not in request.POST:
+            text = _("Only what was on the page is decided: %(count)d.") % {"count": len(approvals)}
+            self.message_user(request, text, messages.WARNING)
         if "confirmed" not in request.POST:
             return self._confirm(request, verb, approvals, FORMS[verb]())
         form = FORMS[verb](request.POST)
         if not form.is_valid():
             return self._confirm(request, verb, approvals, form, status=400)
         reason = form.cleaned_data["reason"]
-        lines = [self._decided(request, verb, approval, reason) for approval in approvals]
+        # Sessions in one order for everybody: two bulk decisions in transactions of their own then never
+        # wait for each other.
+        in_order = sorted(approvals, key=lambda approval: approval.run.session_id)
+        done = {one.pk: self._decided(request, verb, one, reason) for one in in_order}
+        lines = [done[approval.pk] for approval in approvals]
         return self._show(request, verb, lines, outcome=True)
 
     def _chosen(self, request: HttpRequest) -> list[Approval]:
@@ -99,7 +106,9 @@ class BulkDecisions(DecidingAdmin):
             again = self.find(request, str(approval.pk))
             return self._line(request, one, why_not=decisions.outcome(again) or plain(error))
         self.log_change(
-            request, approval, _("Approved in bulk.") if verb == "approve" else _("Denied: %s") % reason
+            request,
+            approval,
+            _("Approved in bulk.") if verb == "approve" else _("Denied: %s") % plain(reason),
         )
         return self._line(request, one, done=decisions.done(approval, verb))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from django.forms import Form
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from agentruns import canonical, people
 from agentruns.admin import badges, decisions, facts, outlook, waiting
@@ -24,11 +26,13 @@ from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.masking import masked, sensitive_of
 from agentruns.models import Approval
-from agentruns.redaction import redacted
+from agentruns.redaction import redact, redacted
+from agentruns.retries import undone
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK
 
-CHANGED = _("What the preview shows has changed since the agent asked. This is how it is now.")
+CHANGED = gettext_lazy("What the preview shows has changed since the agent asked. This is how it is now.")
+GONE = gettext_lazy("The preview cannot be made any more: it shows how things were when the agent asked.")
 
 
 @dataclass(slots=True)
@@ -58,7 +62,7 @@ class Decidable:
     def locked_names(self) -> set[str]:
         """The arguments that cannot be edited, because the page does not show them as they are."""
         given = self.approval.arguments
-        return self.masked_names | {name for name, value in given.items() if redacted(value) != value}
+        return self.masked_names | {name for name, value in given.items() if _is_redacted(value)}
 
     def shown(self, values: dict[str, Any]) -> list[Body]:
         """Return arguments for the page."""
@@ -89,12 +93,14 @@ class Decidable:
     def why_not_edit(self) -> str:
         """Why the arguments cannot be edited here, or ""."""
         if self.tool is None:
-            return _("This web server does not know the tool, so it could not check what you enter.")
+            return _("This web server does not know the tool as the run does, so it could not check an edit.")
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
     def form(self, verb: str, data: Any = None) -> Form | None:
         """Return the form of a verb, or None where there is none."""
-        initial, auto_id = {"digest": self.approval.digest}, f"{verb}_%s"
+        expires = self.approval.expires_at
+        initial = {"digest": self.approval.digest, "seen": expires.isoformat() if expires else ""}
+        auto_id = f"{verb}_%s"
         if verb == "edit":
             if self.why_not_edit or self.tool is None:
                 return None
@@ -120,16 +126,12 @@ def decidable(user: Any, approval: Approval, *, revealed: bool = False) -> Decid
     return Decidable(approval, user, asked(settings.DATABASE, approval), _tool(approval), revealed)
 
 
-def sections(one: Decidable) -> dict[str, Any]:
-    """Return the context of the card but for its URLs."""
+def sections(one: Decidable, approvals: Any) -> dict[str, Any]:
+    """Return the context of the card but for its URLs; `approvals` are those that its reader may see."""
     approval, around = one.approval, one.asked
-    summary, denials = precedents(settings.DATABASE, approval)
+    summary, denials = precedents(approvals, approval)
     warnings = flags(settings.DATABASE, approval) if one.pending else []
-    shown = around.preview
-    now = one.tool.preview_of(approval.arguments) if one.tool and one.pending else None
-    if now is not None and canonical.dumps(now) != canonical.dumps(shown):
-        shown = now
-        warnings.append(Flag(CHANGED))
+    shown = _preview(one, warnings)
     sensitive = {} if one.revealed else sensitive_of(approval.run.definition.body)
     question = around.only_answers
     return {
@@ -143,7 +145,7 @@ def sections(one: Decidable) -> dict[str, Any]:
         "outcome": decisions.outcome(approval),
         "arguments": one.shown(approval.arguments),
         "changed": _changed(one),
-        "preview": preview(shown),
+        "preview": preview(shown, one.masked_names),
         "flags": warnings,
         "precedents": summary,
         "denials": denials,
@@ -176,6 +178,26 @@ def buttons(one: Decidable) -> dict[str, Any]:
     }
 
 
+def _preview(one: Decidable, warnings: list[Flag]) -> Any:
+    """Return the preview to show: of a pending card the one made now, and a warning if it differs."""
+    shown = one.asked.preview
+    if one.tool is None or one.tool.preview is None or not one.pending:
+        return shown
+    with undone():
+        now = one.tool.preview_of(one.approval.arguments)
+    if now is None and shown is not None:
+        warnings.append(Flag(GONE))
+    elif now is not None and canonical.dumps(now) != canonical.dumps(shown):
+        warnings.append(Flag(CHANGED))
+        return now
+    return shown
+
+
+def _is_redacted(value: Any) -> bool:
+    texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
+    return redacted(value) != value or any(redact(text) != text for text in texts)
+
+
 def _changed(one: Decidable) -> list[Body]:
     """Return the arguments as the model proposed them, where a person set others."""
     given, proposed = one.approval.arguments, one.asked.proposed
@@ -189,6 +211,8 @@ def _choices(approval: Approval) -> list[str]:
 
 def _tool(approval: Approval) -> Tool | None:
     try:
-        return get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
+        agent = get_agent(approval.run.agent, approval.run.version)
     except UnknownAgentError:
         return None
+    same = agent.definition_hash == approval.run.definition_id  # else it is another tool of that name
+    return agent.tools.get(approval.tool_name) if same else None

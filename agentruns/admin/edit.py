@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +11,7 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from agentruns import canonical
-from agentruns.admin.forms import ApproveForm
+from agentruns.admin.forms import ApproveForm, TypedField
 from agentruns.admin.text import plain
 
 PREFIX = "argument-"
@@ -45,23 +46,23 @@ class EditForm(ApproveForm):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments as they were sent; those without a field as they were."""
-        return {name: self.cleaned_data.get(PREFIX + name, value) for name, value in self.original.items()}
+        sent = {name for name in self.original if PREFIX + name in self.data}
+        return {
+            name: self.cleaned_data.get(PREFIX + name, value) if name in sent else value
+            for name, value in self.original.items()
+        }
 
     def clean(self) -> dict[str, Any]:
-        """Refuse an edit that changes nothing: its approval would not be one of what was proposed."""
+        """Refuse an edit of what is masked, and one that changes nothing: that is an approval."""
+        if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
+            raise forms.ValidationError(
+                _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
+            )
         if not self.errors and canonical.dumps(self.arguments) == canonical.dumps(self.original):
             raise forms.ValidationError(
                 _("You changed nothing. To approve the call as it is, use Approve."), code="unchanged"
             )
         return self.cleaned_data
-
-
-class TextField(forms.CharField):
-    """Text as it was typed: not stripped, and with the line ends the model wrote."""
-
-    def to_python(self, value: Any) -> str:
-        """Undo what browsers do to line ends."""
-        return str(super().to_python(value) or "").replace("\r\n", "\n")
 
 
 class ValueField(forms.JSONField):
@@ -87,11 +88,11 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     optional = len(kinds) < len(schema.get("anyOf", [schema]))
     kind = kinds[0] if len(kinds) == 1 else {}
-    if "enum" in kind and all(isinstance(each, str) for each in kind["enum"]) and not optional:
+    if not optional and value in kind.get("enum", []) and all(isinstance(e, str) for e in kind["enum"]):
         return forms.ChoiceField(choices=[(each, plain(each)) for each in kind["enum"]], **options)
-    if kind.get("type") == "boolean" and not optional:
+    if kind.get("type") == "boolean" and isinstance(value, bool) and not optional:
         return _yes_or_no(options)
-    if kind.get("type") in ("integer", "number"):
+    if kind.get("type") in ("integer", "number") and _is_number(value, optional):
         field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
         return field(
             min_value=kind.get("minimum"),
@@ -99,10 +100,16 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
             **{**options, "required": not optional},
         )
     if isinstance(value, str) and not optional and "\r" not in value and plain(value) == value:
-        return TextField(widget=_text_widget(value), **options)
+        return TypedField(strip=False, widget=_text_widget(value), **options)
     lines = ValueField().prepare_value(value).count("\n") + 1
     area = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
     return ValueField(widget=area, **options)
+
+
+def _is_number(value: Any, optional: bool) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(value)
+    return value is None and optional
 
 
 def _yes_or_no(options: dict[str, Any]) -> forms.Field:

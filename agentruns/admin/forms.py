@@ -35,6 +35,14 @@ class DenyForm(forms.Form):
     )
 
 
+class TypedField(forms.CharField):
+    """Text as it was typed: browsers send other line ends."""
+
+    def to_python(self, value: Any) -> str:
+        """Return the text with its own line ends, before its length is judged."""
+        return str(super().to_python(value)).replace("\r\n", "\n")
+
+
 class BulkApproveForm(forms.Form):
     """Approve each of several."""
 
@@ -51,7 +59,8 @@ class AnswerForm(forms.Form):
     """Answer in place of the call: the model gets the text as its result."""
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
-    text = forms.CharField(
+    text = TypedField(
+        strip=False,
         label=_("Answer, told to the model word for word"),
         max_length=ANSWER_LENGTH,
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
@@ -63,6 +72,7 @@ class ExtendForm(forms.Form):
     """Give people more time."""
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    seen = forms.CharField(max_length=40, widget=forms.HiddenInput)
     hours = forms.TypedChoiceField(
         label=_("Extend by"),
         coerce=int,
@@ -81,14 +91,6 @@ class CancelForm(forms.Form):
     """Cancel a run."""
 
     reason = _reason(_("Reason, kept in the journal (optional)"), required=False)
-
-
-class TypedField(forms.CharField):
-    """Text as it was typed: browsers send other line ends."""
-
-    def to_python(self, value: Any) -> str:
-        """Return the text with its own line ends, before its length is judged."""
-        return str(super().to_python(value)).replace("\r\n", "\n")
 
 
 class VerdictForm(forms.Form):

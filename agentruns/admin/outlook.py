@@ -35,6 +35,10 @@ def outlooks(approval: Approval) -> dict[str, Outlook]:
     if approval.approved_count:
         voids = _("Approvals given to what it says now are void: those people have to look again.")
     edited = _("The call runs with the arguments below. The model is told them before the result:")
+    if approval.required > 1:
+        edited = _(
+            "It takes %(count)d people, of whom you are the first, to approve the arguments below:"
+        ) % {"count": approval.required}
     return {
         "approve": Outlook(runs),
         "edit": Outlook(f"{edited} {voids}".strip(), visible(EDITED.format(arguments=_("(the arguments)")))),

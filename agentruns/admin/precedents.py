@@ -33,13 +33,13 @@ WORDS: dict[str, Any] = {
 class Flag:
     """A warning in red, with the run it is about."""
 
-    text: str
+    text: Any
     run_id: UUID | None = None
 
 
-def precedents(alias: str, approval: Approval) -> tuple[str, list[str]]:
+def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
     """Return "12 approved, 1 denied" for the tool, and the reasons of the latest denials."""
-    decided = Approval.objects.using(alias).filter(tool_name=approval.tool_name, status__in=WORDS)
+    decided = approvals.filter(tool_name=approval.tool_name, status__in=WORDS)
     latest = decided.exclude(pk=approval.pk).order_by("-requested_at")
     fields = ("status", "decided_by_name", "reason", "decided_at")
     rows = list(latest.values_list(*fields)[:LATEST])

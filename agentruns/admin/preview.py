@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
-from agentruns.admin.text import plain, pretty, visible
+from agentruns.admin.text import body, plain, pretty, visible
+from agentruns.tools.card import MASK
+
+MOST = 100  # lines; a preview is to be looked at
+LONGEST = 2_000  # characters of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +35,21 @@ class Preview:
     changes: list[Change] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     note: SafeString | str = ""
+    left_out: int = 0
 
 
-def preview(shown: Any) -> Preview | None:
-    """Return a journaled preview for the card, or None where there is nothing to show."""
+def preview(shown: Any, hidden: Collection[str] = ()) -> Preview | None:
+    """Return a journaled preview for the card, values named as in `hidden` masked; None without one."""
     if not isinstance(shown, dict) or not shown:
         return None
+    shown = _masked(shown, hidden) if hidden else shown
     before, after = shown.get("before"), shown.get("after")
     links = [link for link in map(_link, _listed(shown.get("links"))) if link is not None]
     rest = {name: value for name, value in shown.items() if name not in ("before", "after", "links")}
-    return Preview(_changes(before, after), links, visible(pretty(rest)) if rest else "")
+    changes = _changes(before, after)
+    names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
+    note = body("", pretty(rest), LONGEST).text if rest else ""
+    return Preview(changes, links[:MOST], note, max(0, names - len(changes)))
 
 
 def _changes(before: Any, after: Any) -> list[Change]:
@@ -47,15 +59,23 @@ def _changes(before: Any, after: Any) -> list[Change]:
         before, after = {"": before}, {"": after}
     return [
         Change(plain(name), _shown(before, name), _shown(after, name), before.get(name) != after.get(name))
-        for name in {**before, **after}
+        for name in list({**before, **after})[:MOST]
     ]
+
+
+def _masked(value: Any, hidden: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: MASK if name in hidden else _masked(each, hidden) for name, each in value.items()}
+    return [_masked(each, hidden) for each in value] if isinstance(value, list) else value
 
 
 def _shown(values: dict[str, Any], name: str) -> SafeString:
     value = values.get(name)
     if value is None:
         return visible("")
-    return visible(value if isinstance(value, str) else pretty(value))
+    shown = body("", value if isinstance(value, str) else pretty(value), LONGEST)
+    more = _("and %(count)d characters more") % {"count": shown.left_out}
+    return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
 
 
 def _listed(links: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import Case, F, IntegerField, QuerySet, Value, When
 from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy as _
@@ -18,6 +19,7 @@ from agentruns.models import Approval
 # What is riskier first, then what expires sooner, then who waits longer.
 URGENT_FIRST = (F("risk_rank").asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 NEWEST_FIRST = ("-requested_at", "-id")
+HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 LOOKED_AT = 200  # cards of the queue among which the next one is looked for
 
 
@@ -45,9 +47,7 @@ class MineFilter(KnownValues):
         """Return the approvals that wait for this user."""
         if self.value() != "yes":
             return super().queryset(request, queryset)
-        pending = (
-            Approval.objects.using(queryset.db).pending().select_related("run").defer("arguments", "why")
-        )
+        pending = Approval.objects.using(queryset.db).pending().select_related("run").defer(*HEAVY)
         mine = people.decidable(request.user, list(pending))
         return queryset.filter(pk__in=[approval.pk for approval in mine])
 
@@ -73,7 +73,7 @@ class Queue:
         """Return the next card this user can decide: after the one just decided, else from the start."""
         keys = list(self._round(approval.pk))
         approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
-        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer("arguments", "why")}
+        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*HEAVY)}
         mine = {one.pk for one in people.decidable(self.user, list(waiting.values()))}
         return next((key for key in keys if key in mine), None)
 
@@ -92,5 +92,8 @@ def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[An
     query.pop("p", None)
     listing = copy.copy(request)
     listing.GET = query  # type: ignore[assignment]
-    listed: QuerySet[Any] = model_admin.get_changelist_instance(listing).get_queryset(listing)
+    try:
+        listed: QuerySet[Any] = model_admin.get_changelist_instance(listing).get_queryset(listing)
+    except IncorrectLookupParameters:  # not from a list of ours
+        return _listed(model_admin, request, "")
     return listed

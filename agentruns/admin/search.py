@@ -24,3 +24,12 @@ def beginning(term: str, field: str) -> Q:
         return Q(pk__in=[])
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     return Q(**{f"{field}__gte": first, f"{field}__lte": last})
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a text is an id of ours."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from agentruns.admin import badges, decisions, queue
 from agentruns.admin.card import Decidable, decidable, sections
 from agentruns.admin.deciding import DecidingAdmin
 from agentruns.admin.forms import REASON_LENGTH
-from agentruns.admin.text import plain
+from agentruns.admin.text import plain, visible
 from agentruns.admin.verbs import REFUSALS, decide
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import Approval, Run
@@ -75,6 +75,7 @@ class TurnPage(DecidingAdmin):
         if not all(list(map(RowForm.is_valid, (form for _one, form in chosen)))):
             refusal = _("Nothing was decided. Correct what is marked below.")
             return self._turn(request, run_id, rows, status=400, refusal=refusal)
+        self._tell_lost(request, run_id, [one.approval.pk for one in cards])
         cards_in_order = queue.Queue(self, request)
         decided = [one for one, form in chosen if self._decide_row(request, one.approval, form.cleaned_data)]
         if any(True for _approval in self._waiting(request, run_id)) or not decided:
@@ -88,6 +89,14 @@ class TurnPage(DecidingAdmin):
             raise Http404(_("There is no run %(id)s.") % {"id": plain(run_id)}) from None
         approvals = self.get_queryset(request).filter(run_id=key, status=Approval.Status.PENDING)
         return approvals.order_by("requested_at", "id")
+
+    def _tell_lost(self, request: HttpRequest, run_id: str, waiting: list[UUID]) -> None:
+        """Say who decided what of the calls that were on the page and do not wait any more."""
+        approvals = self.get_queryset(request).filter(run_id=run_id).exclude(pk__in=waiting)
+        for approval in approvals.exclude(status=Approval.Status.PENDING):
+            if request.POST.get(f"{approval.pk}-verb", LATER) != LATER:
+                why = _("Your decision was not recorded. %(why)s") % {"why": decisions.outcome(approval)}
+                self.tell(request, approval, why, messages.WARNING)
 
     def _decide_row(self, request: HttpRequest, approval: Approval, given: dict[str, Any]) -> bool:
         """Decide one call and say what became of it; one that is refused stops no other."""
@@ -118,7 +127,7 @@ class TurnPage(DecidingAdmin):
         run = rows[0][0].approval.run
         shown = {
             "rows": [self._row(request, one, form) for one, form in rows],
-            "said": sections(rows[0][0])["said"],
+            "said": visible(rows[0][0].asked.said),
             "decidable": any(form for _one, form in rows),
             "run_id": str(run.pk),
             "run_url": self.other_page(request, Run, run.pk),
@@ -133,7 +142,7 @@ class TurnPage(DecidingAdmin):
     def _row(self, request: HttpRequest, one: Decidable, form: RowForm | None) -> dict[str, Any]:
         url = self.url(request, "change", one.approval.pk)
         return {
-            **sections(one),
+            **sections(one, self.get_queryset(request)),
             "title": plain(one.approval.title),
             "url": url,
             "form": form,

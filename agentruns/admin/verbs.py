@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.forms import Form
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from agentruns.admin.text import plain
@@ -55,7 +56,10 @@ def _edit(approval: Approval, user: Any, form: Any) -> Approval:
 
 def _extend(approval: Approval, user: Any, form: Any) -> Approval:
     by = timedelta(hours=form.cleaned_data["hours"])
-    return extend(approval.pk, user, by, digest=form.cleaned_data["digest"], channel=CHANNEL)
+    digest, seen = form.cleaned_data["digest"], parse_datetime(form.cleaned_data["seen"])
+    if seen is None:
+        raise ApprovalStateError(_("The page does not say which expiry it showed. Open it again."))
+    return extend(approval.pk, user, by, digest=digest, seen=seen, channel=CHANNEL)
 
 
 VERBS: dict[str, Callable[[Approval, Any, Any], Approval]] = {

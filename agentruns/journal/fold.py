@@ -203,7 +203,10 @@ def _approval_decided(state: RunState, row: Row) -> None:
         card.names.append(actor["name"])
         card.status = "approved" if len(card.given) >= card.required else "pending"
         return
-    card.status = {"deny": "denied", "answer": "answered", "expire": "expired"}[payload["verb"]]
+    status = {"deny": "denied", "answer": "answered", "expire": "expired"}.get(payload["verb"])
+    if status is None:  # a verb of newer code
+        return
+    card.status = status
     card.text = payload.get("text", "")
     if card.status == "denied":
         state.refusals[(call.tool, call.digest)] = card.reason

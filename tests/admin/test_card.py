@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
+from pydantic import AfterValidator
 
-from agentruns import Agent, ToolContext, approve, ask_human, cancel_run, deny, resume_run, run_agent, tool
+from agentruns import (
+    Agent,
+    ToolContext,
+    approve,
+    ask_human,
+    cancel_run,
+    deny,
+    pause_run,
+    resume_run,
+    run_agent,
+    tool,
+)
+from agentruns.admin.preview import preview
 from agentruns.agents import isolated_registry
+from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
 from agentruns.runs import result_of
 from agentruns.sweep import sweep
@@ -19,7 +33,7 @@ from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
 from tests.effects import Effects
-from tests.shop.agents import act, call, shop_agent
+from tests.shop.agents import act, call, refund, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -232,7 +246,10 @@ def test_sensitive_arguments_are_masked_and_survive_an_edit_of_the_others(
     assert "agentruns.reveal_arguments" in page.text
     assert "argument-iban" not in page.forms[url(approval, "edit")]
     sent = {"argument-cents": "2000", "argument-iban": "DE99", "revealed": "1"}
-    assert send(approval, "edit", "decider", **sent).status_code == 302
+    response = send(approval, "edit", "decider", **sent)
+    assert response.status_code == 400
+    assert "An argument that you sent is masked now." in read(response).text
+    assert send(approval, "edit", "decider", **{"argument-cents": "2000"}).status_code == 302
     sweep()
     assert [(line["cents"], line["iban"]) for line in effects.lines()] == [(2000, "DE02-secret")]
     assert "DE02-secret" not in browser("decider").get(url(approval)).content.decode()
@@ -252,13 +269,17 @@ def test_who_may_reveal_may_edit_what_was_revealed(world: World, effects: Effect
 def test_more_time(world: World) -> None:
     approval = world.waiting(tools=[timed])
     assert "Extend" in shown(approval).text
-    assert send(approval, "extend", hours="4").status_code == 302
+    seen = shown(approval).forms[url(approval, "extend")]["seen"]
+    assert send(approval, "extend", hours="4", seen=seen).status_code == 302
+    again = send(approval, "extend", hours="4", seen=seen)
+    assert again.status_code == 409, "a double click gives no more time"
+    assert "was given more time already" in read(again).text
     later = Approval.objects.get()
     assert approval.expires_at is not None
     assert later.expires_at is not None
     assert (later.expires_at - approval.expires_at).total_seconds() == 4 * 3600
     assert "More time given" in shown(later).text
-    assert send(approval, "extend", hours="5").status_code == 400
+    assert send(approval, "extend", hours="5", seen=seen).status_code == 400
 
 
 def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> None:
@@ -293,7 +314,7 @@ def test_it_says_who_decided_when_the_tab_was_stale(world: World) -> None:
     for verb, data in {
         "edit": {"argument-cents": "1"},
         "answer": {"text": "x"},
-        "extend": {"hours": "4"},
+        "extend": {"hours": "4", "seen": "2026-01-01T00:00:00Z"},
     }.items():
         response = send(approval, verb, **data)
         assert response.status_code == 409
@@ -304,7 +325,7 @@ def test_a_card_whose_tool_is_gone_can_be_denied_but_not_edited(world: World, ag
     approval = world.waiting()
     with isolated_registry():
         page = shown(approval)
-        assert "does not know the tool" in page.text
+        assert "does not know the tool as the run does" in page.text
         assert url(approval, "edit") not in page.forms
         assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
         assert send(approval, "deny", reason="gone").status_code == 302
@@ -345,3 +366,181 @@ def test_one_does_not_approve_twice_but_may_deny_what_one_approved(world: World)
     assert send(approval, "deny", "decider", reason="I was wrong").status_code == 302
     approval.refresh_from_db()
     assert approval.status == "denied"
+
+
+@tool(requires_approval=True)
+def letter(copies: int, body: str) -> str:
+    """Write."""
+    return "written"
+
+
+@pytest.mark.parametrize("body", ["  - indented\n- list\n\n", "\t tab", "line\n", "\nlead", " ", ""])
+def test_an_edit_of_one_argument_leaves_the_others_to_the_letter(world: World, body: str) -> None:
+    agent = shop_agent("writer", {"tools": [call("letter", copies=1, body=body)]}, tools=[letter])
+    approval = run_agent(agent, "go", "letter").pending[0]
+    fields = shown(approval).forms[url(approval, "edit")]
+    sent = {"argument-copies": "2", "argument-body": fields["argument-body"].replace("\n", "\r\n")}
+    assert send(approval, "edit", **sent).status_code == 302
+    approval.refresh_from_db()
+    assert approval.arguments == {"copies": 2, "body": body}
+    other = run_agent(agent, "go", "letter-2").pending[0]
+    assert send(other, "edit", **{"argument-copies": "3"}).status_code == 302
+    other.refresh_from_db()
+    assert other.arguments == {"copies": 3, "body": body}, "what is not sent stays"
+
+
+def test_an_answer_is_told_to_the_letter(world: World) -> None:
+    approval = world.waiting()
+    assert send(approval, "answer", text=" two\r\nlines ").status_code == 302
+    assert told(approval) == " two\nlines "
+
+
+def test_a_card_of_another_definition_cannot_be_edited(world: World) -> None:
+    approval = world.waiting()
+    with isolated_registry():
+        Agent("gated-waiting", instructions="Else.", model=ScriptedModel([]), tools=[refund])
+        assert "does not know the tool as the run does" in shown(approval).text
+        assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
+
+
+def test_what_was_revealed_stays_so_when_an_edit_is_refused_and_is_logged(
+    world: World, effects: Effects
+) -> None:
+    approval = world.waiting(tools=[picky])
+    sent = {"argument-cents": "2000", "argument-iban": "BAD1", "revealed": "1"}
+    response = send(approval, "edit", "revealer", **sent)
+    page = read(response)
+    assert response.status_code == 409
+    assert "Saw the sensitive arguments." in LogEntry.objects.get().get_change_message()
+    fields = page.forms[url(approval, "edit")]
+    assert (fields["revealed"], fields["argument-iban"]) == ("1", "BAD1")
+    sent["argument-iban"] = "DE-RIGHT"
+    assert send(approval, "edit", "revealer", **sent).status_code == 302
+    sweep()
+    assert [(line["cents"], line["iban"]) for line in effects.lines()] == [(2000, "DE-RIGHT")]
+
+
+def plausible(iban: str) -> str:
+    if iban.startswith("BAD"):
+        raise ValueError(f"{iban} is no account")
+    return iban
+
+
+@tool(name="refund", requires_approval=True, sensitive=["iban"])
+def picky(
+    ctx: ToolContext, cents: int, iban: Annotated[str, AfterValidator(plausible)] = "DE02-secret"
+) -> str:
+    """Refund to an account that is looked at."""
+    return act("refund", ctx, cents=cents, iban=iban)
+
+
+def test_a_refused_edit_quotes_no_sensitive_value(world: World) -> None:
+    with pytest.raises(ApprovalStateError) as refused:
+        approve(world.waiting("b", tools=[picky]).pk, None, arguments={"cents": 1, "iban": "BAD-99-17"})
+    assert "BAD-99-17" not in str(refused.value)
+    assert "***" in str(refused.value)
+
+
+def test_another_decision_of_ones_own_is_not_taken_for_a_double_click(world: World) -> None:
+    approval = world.waiting()
+    assert send(approval, "approve").status_code == 302
+    for verb, data in {"edit": {"argument-cents": "1"}, "approve": {"reason": "another note"}}.items():
+        response = send(approval, verb, **data)
+        assert response.status_code == 409, verb
+        assert "Your decision was not recorded." in read(response).text
+    other = world.waiting("other")
+    assert send(other, "answer", text="yes").status_code == 302
+    assert send(other, "answer", text="no").status_code == 409
+    assert send(other, "answer", text="yes").status_code == 302, "a double click"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_preview_that_breaks_the_database_breaks_no_page(
+    world: World, settings: Any, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    agent = shop_agent("breaking", {"tools": [call("breaking", number="A1")]}, tools=[breaking])
+    approval = run_agent(agent, "go", "breaking").pending[0]
+    assert "What will run" in shown(approval).text
+    assert send(approval, "deny", reason="").status_code == 400
+    assert send(approval, "edit", **{"argument-number": "A2"}).status_code == 302
+    approval.refresh_from_db()
+    assert approval.status == "approved"
+
+
+def break_it(args: dict[str, Any]) -> dict[str, Any]:
+    with transaction.atomic(savepoint=False), connection.cursor() as cursor:  # as an ORM write has it
+        cursor.execute("SELECT nonsense FROM nowhere")
+    return {}
+
+
+@tool(requires_approval=True, preview=break_it)
+def breaking(number: str) -> str:
+    """Do something."""
+    return "done"
+
+
+def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
+    approval = noted(world)
+    Order.objects.all().delete()
+    page = shown(approval)
+    assert "The preview cannot be made any more" in page.text
+    assert page.cells("ar-preview")[0] == ["note", "old", "new"]
+    values = {f"line {number}": "x" * 5000 for number in range(300)}
+    endless = preview({"before": values, "after": values})
+    assert endless is not None
+    assert (len(endless.changes), endless.left_out) == (100, 200)
+    assert "and 3000 characters more" in endless.changes[0].before
+
+
+def test_a_preview_masks_what_is_sensitive() -> None:
+    hidden = preview({"before": None, "after": {"iban": "DE1", "to": {"iban": "DE2"}}}, {"iban"})
+    assert hidden is not None
+    assert "DE" not in str(hidden)
+
+
+def test_a_rule_of_the_project_that_fails_lets_nobody_decide_and_breaks_no_page(
+    world: World, settings: Any
+) -> None:
+    approval, other = world.waiting(), world.waiting("other", 6000)
+    settings.AGENTRUNS_CAN_DECIDE = "tests.admin.test_card.only_cheap"
+    assert "The project&#x27;s own rule failed" in browser("decider").get(url(other)).content.decode()
+    assert send(other, "approve", "decider").status_code == 403
+    assert send(approval, "approve", "decider").status_code == 302
+    assert browser("decider").get("/admin/agentruns/approval/?mine=yes").status_code == 200
+
+
+def only_cheap(actor: Any, approval: Approval) -> bool:
+    """Fail for what is expensive."""
+    if approval.arguments["cents"] > 5000:
+        raise LookupError("no such price")
+    return True
+
+
+def test_an_approval_that_an_edit_voided_can_be_given_again(world: World) -> None:
+    approval = world.waiting(tools=[by_two])
+    approve(approval.pk, user("decider"), digest=approval.digest)
+    edited = approve(approval.pk, user("superuser"), digest=approval.digest, arguments={"cents": 4000})
+    approve(approval.pk, user("superuser"), digest=edited.digest, arguments={"cents": 5000})
+    page = shown(approval, "decider")
+    assert "You approved it already." not in page.text
+    assert send(approval, "approve", "decider").status_code == 302
+    approval.refresh_from_db()
+    assert approval.status == "approved"
+
+
+def test_an_approved_call_of_a_paused_run_says_that_it_waits(world: World) -> None:
+    approval = world.waiting()
+    pause_run(approval.run_id, None)
+    page = read(browser("superuser").post(url(approval, "approve"), {"digest": approval.digest}, follow=True))
+    assert "The call runs when somebody resumes the run, which is paused." in page.text
+    assert "when a person lets its run go on" in shown(approval).text
+
+
+@pytest.mark.parametrize("filters", ["foo%3Dbar", "run__x%3D1", "id%3Dx", "status%3Dall%26p%3D99"])
+def test_filters_that_came_from_no_list_of_ours_break_nothing(world: World, filters: str) -> None:
+    approval, client = world.waiting(), browser("superuser")
+    kept = f"?_changelist_filters={filters}"
+    assert client.get(url(approval) + kept).status_code == 200
+    assert client.post(url(approval, "approve") + kept, {"digest": approval.digest}).status_code == 302

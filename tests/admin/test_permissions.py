@@ -55,7 +55,6 @@ DATA = {
     "text": "ask her",
     "hours": "4",
     "argument-cents": "4000",
-    "argument-iban": "DE1",
 }
 
 
@@ -64,7 +63,9 @@ DATA = {
 def test_decisions(world: World, role: str, verb: str) -> None:
     approval = world.waiting(tools=[timed]) if verb == "extend" else world.waiting()
     before = snapshot()
-    response = browser(role).post(url(approval, verb), {"digest": approval.digest, **DATA})
+    seen = approval.expires_at.isoformat() if approval.expires_at else ""
+    data = {"digest": approval.digest, "seen": seen, **DATA}
+    response = browser(role).post(url(approval, verb), data)
     assert response.status_code == expected(role, {"decider", "superuser"}, done=302)
     if role in ("decider", "superuser"):
         goes_on = reverse("admin:agentruns_approval_changelist") if verb != "extend" else url(approval)

@@ -6,7 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from agentruns import approve, run_agent, tool
 from agentruns.models import Approval
@@ -124,3 +127,25 @@ def test_from_the_index_to_a_decided_card_in_three_clicks(world: World) -> None:
     client.post(url(approval, "approve"), card.forms[url(approval, "approve")])
     approval.refresh_from_db()
     assert approval.status == "approved"
+
+
+def test_what_is_over_is_not_mine_and_not_next(agents: None) -> None:
+    first, over = waiting("first"), waiting("over", hours=1)
+    Approval.objects.filter(pk=over.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+    assert listed("decider", mine="yes") == ["first"]
+    data = {"digest": first.digest, "reason": "no"}
+    assert browser("decider").post(url(first, "deny"), data).url == reverse(QUEUE)
+
+
+def test_mine_costs_the_same_for_more_cards(agents: None) -> None:
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            listed("decider", mine="yes")
+        return len(queries)
+
+    waiting("t0", approvers="treasurers")
+    cost()  # logs in
+    few = cost()
+    for number in range(1, 8):
+        waiting(f"t{number}", approvers="treasurers")
+    assert cost() == few

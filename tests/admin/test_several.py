@@ -196,3 +196,27 @@ def test_a_reload_of_the_outcome_decides_nothing_again(world: World) -> None:
 def test_a_viewer_has_no_actions(world: World) -> None:
     world.waiting()
     assert "Approve selected" not in read(browser("viewer").get(reverse(LIST))).text
+
+
+def test_a_decision_that_lost_the_race_is_told_who_won(world: World) -> None:
+    first, second, question = three(world)
+    approve(first.pk, user("decider"))
+    sent = rows((first, "deny", "fraud!"), (second, "later", ""), (question, "later", ""))
+    text = read(browser("superuser").post(turn(first), sent, follow=True)).text
+    assert "Your decision was not recorded. Approved by decider on" in text
+
+
+@pytest.mark.parametrize("across", ["0", "1"])
+def test_nonsense_is_no_selection(world: World, across: str) -> None:
+    world.waiting()
+    before = snapshot()
+    sent = {"action": "approve_selected", "_selected_action": ["nonsense"], "select_across": across}
+    response = browser("superuser").post(reverse(LIST), sent, follow=True)
+    assert "Nothing was decided: choose from the list." in read(response).text
+    assert snapshot() == before
+
+
+def test_select_all_says_that_only_the_page_is_decided(world: World) -> None:
+    approval = world.waiting()
+    page = read(select("approve", approval, select_across="1", index="0"))
+    assert "Only what was on the page is decided: 1." in page.text

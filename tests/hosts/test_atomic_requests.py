@@ -37,6 +37,11 @@ def decision(approval: Approval, verb: str, **data: Any) -> Post:
     return console(approval, verb, digest=approval.digest, **data)
 
 
+def more_time(approval: Approval) -> Post:
+    assert approval.expires_at is not None
+    return decision(approval, "extend", hours="4", seen=approval.expires_at.isoformat())
+
+
 def reply(approval: Approval) -> Post:
     key = str(approval.pk)
     data = {f"{key}-digest": approval.digest, f"{key}-verb": "approve", f"{key}-text": ""}
@@ -78,7 +83,7 @@ CONSOLE: dict[str, list[Callable[[World], Post]]] = {
 }
 # What these buttons do lets no run go on.
 QUIET: dict[str, Callable[[World], Post]] = {
-    "approval_extend": lambda world: decision(world.waiting(tools=[timed]), "extend", hours="4"),
+    "approval_extend": lambda world: more_time(world.waiting(tools=[timed])),
     "approval_reveal": lambda world: console(world.waiting(), "reveal"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
 }

@@ -34,13 +34,13 @@ function move(step) {
 }
 
 function onList(key) {
-  // The first J goes to the first row, which is marked but does not have the focus.
-  if (key === "j") move(marked().contains(document.activeElement) ? 1 : 0);
+  if (key === "j") move(1);
   else if (key === "k") move(-1);
   else if (key === "a" || key === "d" || key === "e") {
     const verb = { a: "approve", d: "deny", e: "edit" }[key];
     window.location.assign(`${linkOf(marked()).href}#${verb}`);
-  } else return false;
+  } else if (key === "enter" && document.activeElement === document.body) linkOf(marked()).click();
+  else return false;
   return true;
 }
 

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from django.conf import settings
+from django.test import override_settings
+from playwright.sync_api import Browser
+from pytest_django.live_server_helper import LiveServer
+
+from tests.browser import chromium
+from tests.browser.desk import Desk
+from tests.browser.visitor import Visitor, Visitors
+from tests.effects import Effects
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium; where none starts the tests fail and say how to install it."""
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium.running())
+        except chromium.NoBrowserError as error:
+            started, why = None, str(error)
+        if started is None and os.environ.get(chromium.NOT_WANTED) == "1":
+            pytest.skip(f"{chromium.NOT_WANTED}=1: {why}")
+        if started is None:
+            pytest.fail(why, pytrace=False)
+        yield started
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _strict_policy(django_db_setup: None) -> Iterator[None]:
+    """Before the server starts: it reads the middleware once, and which database is the tests'."""
+    with override_settings(MIDDLEWARE=["tests.browser.policy.strict_policy", *settings.MIDDLEWARE]):
+        yield
+
+
+@pytest.fixture
+def visit(browser: Browser, live_server: LiveServer) -> Iterator[Visitors]:
+    """`visit("decider")`: somebody at a browser; anything it complains about fails the test."""
+    visitors = Visitors(browser, live_server.url)
+    yield visitors
+    assert visitors.leave() == []
+
+
+@pytest.fixture
+def visitor(visit: Visitors) -> Visitor:
+    """Somebody who may do everything."""
+    return visit()
+
+
+@pytest.fixture
+def desk(effects: Effects, agents: None, live_server: LiveServer) -> Desk:
+    """What the desk's agent asks for; its effects are in `effects`."""
+    return Desk()

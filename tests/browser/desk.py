@@ -1,0 +1,158 @@
+"""A support desk whose agent asks for what people know: refunds, mails, credits, and answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from agentruns import Agent, ToolContext, ask_human, run_agent, tool
+from agentruns.models import Approval, Run
+from agentruns.testing import ScriptedModel
+from tests.effects import Effects
+from tests.shop.agents import call
+
+_numbers = count(1)
+
+
+def euros(cents: int) -> str:
+    """Return an amount as people write it."""
+    return f"{cents / 100:,.2f} EUR"
+
+
+def record(ctx: ToolContext, tool_name: str, **facts: object) -> None:
+    """Let the effect happen outside."""
+    Effects.from_environment().record(ctx.idempotency_key, tool=tool_name, **facts)
+
+
+@tool(
+    requires_approval=True,
+    risk="high",
+    describe=lambda args: f"Refund {euros(args['cents'])} for order {args['order']}",
+    preview=lambda args: {
+        "before": {"refunded": euros(0)},
+        "after": {"refunded": euros(args["cents"])},
+    },
+)
+def refund_order(ctx: ToolContext, order: str, cents: int, reason: str) -> str:
+    """Pay money back to the card it was paid with.
+
+    Args:
+        order: the shop's order number
+        cents: how much, in cents
+        reason: one sentence for the books
+    """
+    record(ctx, "refund_order", order=order, cents=cents, reason=reason)
+    return f"refunded {euros(cents)}"
+
+
+@tool(requires_approval=True, describe=lambda args: f"Mail to {args['to']}: {args['subject']}")
+def send_mail(ctx: ToolContext, to: str, subject: str, body: str) -> str:
+    """Send a mail to a customer. It cannot be taken back."""
+    record(ctx, "send_mail", to=to, subject=subject, body=body)
+    return "sent"
+
+
+@tool(requires_approval=True, risk="low", describe=lambda args: f"Close ticket {args['ticket']}")
+def close_ticket(ctx: ToolContext, ticket: int) -> str:
+    """Close a ticket."""
+    record(ctx, "close_ticket", ticket=ticket)
+    return "closed"
+
+
+@tool(
+    requires_approval=True,
+    approvals=2,
+    risk="high",
+    describe=lambda args: f"Credit {euros(args['cents'])} to {args['customer']}",
+)
+def grant_credit(ctx: ToolContext, customer: str, cents: int) -> str:
+    """Grant credit to a customer; two people have to agree."""
+    record(ctx, "grant_credit", customer=customer, cents=cents)
+    return "granted"
+
+
+@tool(
+    requires_approval=True,
+    expires_in=timedelta(hours=4),
+    describe=lambda args: f"Block the card ending in {args['card']}",
+)
+def block_card(ctx: ToolContext, card: str) -> str:
+    """Block a customer's card."""
+    record(ctx, "block_card", card=card)
+    return "blocked"
+
+
+@tool
+def book_courier(ctx: ToolContext, order: str, street: str) -> str:
+    """Book a courier who collects a parcel. Its worker dies on the way."""
+    done = Effects.from_environment().lines()
+    record(ctx, "book_courier", order=order)
+    if not any(line["tool"] == "book_courier" for line in done):
+        raise MemoryError("out of memory")
+    return "booked, collected tomorrow between 8 and 12"
+
+
+TOOLS = [refund_order, send_mail, close_ticket, grant_credit, block_card, book_courier, ask_human]
+REFUND = call(
+    "refund_order", order="1004", cents=34900, reason="Broke after 41 days; goodwill, as he buys often."
+)
+MAIL = call(
+    "send_mail",
+    to="david.lindqvist@example.com",
+    subject="Your espresso machine is on its way back",
+    body="Hello David,\n\na courier collects the machine tomorrow. The repair is free.\n\nKettle & Cup",
+)
+TICKET = call("close_ticket", ticket=4)
+CREDIT = call("grant_credit", customer="Marta Nowak", cents=15000)
+CARD = call("block_card", card="4242")
+COURIER = call("book_courier", order="1004", street="Kungsgatan 8, Uppsala")
+QUESTION = call(
+    "ask_human",
+    question="David would rather have a new machine than a repair. Do we send one?",
+    choices=["Yes, a new one", "No, repair it"],
+)
+
+
+class Desk:
+    """Lets the desk's agent ask; each call of these is a session of its own."""
+
+    def __init__(self, name: str = "helpdesk") -> None:
+        self.name = name
+
+    def ask(
+        self,
+        *calls: dict[str, object],
+        task: str = "Ticket 4: David Lindqvist's espresso machine leaks. What can we do for him?",
+        said: str = "The machine broke in daily use after six weeks. I would be generous here.",
+        session: str = "",
+        actor: Any = None,
+    ) -> list[Approval]:
+        """Return the cards of one reply of the model, in its order."""
+        result = self._run(list(calls), task, said, session, actor)
+        assert result.status == "awaiting-approval", result
+        return result.pending
+
+    def one(self, what: dict[str, object] = REFUND, **options: Any) -> Approval:
+        """Return the card of a reply with one call."""
+        (approval,) = self.ask(what, **options)
+        return approval
+
+    def in_doubt(self, session: str = "", **options: Any) -> tuple[Run, str]:
+        """Return a run with a call that nobody knows the outcome of, and the call's id."""
+        task = "Ticket 4: have David Lindqvist's espresso machine collected."
+        result = self._run([COURIER], task, "I book a courier for him.", session, None, **options)
+        assert result.status == "orphaned", result
+        run = Run.objects.get(pk=result.run_id)
+        return run, run.messages.get(kind="tool_started").call_id
+
+    def _run(self, calls: list[Any], task: str, said: str, session: str, actor: Any) -> Any:
+        number = next(_numbers)
+        agent = Agent(
+            self.name,
+            version=str(number),
+            instructions="You answer the shop's customers.",
+            tools=TOOLS,
+            model=ScriptedModel([{"text": said, "tools": calls}, {"text": "David has his answer."}]),
+        )
+        return run_agent(agent, task, session or f"{self.name}-{number}", actor=actor)

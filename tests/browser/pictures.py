@@ -1,0 +1,122 @@
+"""Takes the pictures of the console that the docs show: `python -m tests.browser.pictures [folder]`.
+
+On the tests' host project and a database of its own, which is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentruns.testing import DatabaseClock
+    from tests.browser.visitor import Visitors
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+DAY = datetime(2026, 11, 3, 14, 5, tzinfo=UTC)
+EARLIER = (
+    ("1001", 2490, "The cup arrived broken.", ""),
+    ("0987", 18900, "Sent back unopened, in time.", ""),
+    ("0991", 64900, "Wants the price of the sale.", "The sale began after the purchase."),
+)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Serve the tests' host project with an empty database; yield its URL."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+    import django
+
+    django.setup()
+    from django.test import override_settings
+    from django.test.runner import DiscoverRunner
+    from pytest_django.live_server_helper import LiveServer
+
+    runner = DiscoverRunner(verbosity=0, interactive=False)
+    runner.setup_test_environment()
+    databases = runner.setup_databases()
+    with override_settings(ALLOWED_HOSTS=["127.0.0.1"]):
+        live = LiveServer("127.0.0.1")
+        yield live.url
+        live.stop()
+    runner.teardown_databases(databases)
+    runner.teardown_test_environment()
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Take every picture, and keep them only if the browser had nothing to complain about."""
+    with tempfile.TemporaryDirectory() as scratch, server() as url:
+        from agentruns.testing import frozen_clock
+        from tests import effects
+        from tests.browser import chromium
+        from tests.browser.visitor import Visitors
+
+        os.environ[effects.VARIABLE] = str(Path(scratch) / "effects.jsonl")
+        with chromium.running() as browser, frozen_clock() as clock:
+            clock.now = DAY
+            visitors = Visitors(browser, url)
+            take(visitors, Path(scratch), *day(clock))
+            if complaints := visitors.leave():
+                raise SystemExit("\n".join(complaints))
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in sorted(Path(scratch).glob("*.png")):
+            shutil.copy(picture, folder)
+            print(f"{picture.name}  {picture.stat().st_size // 1000} kB")
+
+
+def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
+    """Take the pictures, as Maria sees the console."""
+    from tests.browser.visitor import QUEUE, call_path
+
+    for name, where, scheme in (
+        ("queue", QUEUE, "light"),
+        ("card", card, "light"),
+        ("card-dark", card, "dark"),
+        ("orphan", call_path(*doubt), "light"),
+    ):
+        page = visitors("maria", scheme=scheme).open(where)
+        page.screenshot(path=folder / f"{name}.png", full_page=True, animations="disabled")
+
+
+def day(clock: DatabaseClock) -> tuple[Any, Any]:
+    """Let a day at the desk pass; return the card and the call in doubt to look at."""
+    from agentruns import approve, deny
+    from agentruns.sweep import sweep
+    from tests.admin.people import user
+    from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
+    from tests.shop.agents import call
+
+    desk, maria, jonas, ines = Desk(), user("superuser"), user("decider"), user("operator")
+    maria.username, jonas.username, ines.username = "maria", "jonas", "ines"
+    for person in (maria, jonas, ines):
+        person.save()
+
+    for order, cents, reason, refusal in EARLIER:
+        refund = call("refund_order", order=order, cents=cents, reason=reason)
+        approval = desk.one(refund, session=f"order-{order}", actor=jonas)
+        clock.forward(minutes=9)
+        if refusal:
+            deny(approval.pk, maria, refusal, digest=approval.digest)
+        else:
+            approve(approval.pk, maria, digest=approval.digest)
+        sweep()
+    for number, (what, actor) in enumerate([(TICKET, ines), (QUESTION, jonas), (CARD, ines)], start=5):
+        desk.one(what, session=f"ticket-{number}", actor=actor)
+        clock.forward(minutes=38)
+    doubt = desk.in_doubt(session="ticket-9")
+    desk.one(CREDIT, session="ticket-10", actor=ines)
+    clock.forward(minutes=11)
+    card, _mail = desk.ask(REFUND, MAIL, session="ticket-4", actor=jonas)
+    clock.forward(minutes=6)
+    return card, doubt
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""What holds for every page of the console: usable by everybody, in light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+from tests.browser.visitor import NARROW, WIDE
+
+SERIOUS = ("serious", "critical")
+DJANGOS = [
+    ".breadcrumbs",
+    "#toolbar",
+]  # of its own templates: links told by colour alone, a search without label
+# Preloading fetches what style sheets import, from where the page is and not from where they are.
+OPTIONS = {"resultTypes": ["violations"], "preload": False}
+
+
+def assert_sound(page: Page) -> None:
+    """Raise unless the page passes axe and is no wider than its window, in all four looks."""
+    __tracebackhide__ = True
+    problems = []
+    for size in (WIDE, NARROW):
+        for scheme in ("light", "dark"):
+            page.set_viewport_size(size)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            look = f"{page.url}, {scheme}, {size['width']} pixels wide"
+            problems += [f"{look}: {problem}" for problem in _problems(page)]
+    page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme="light")
+    if problems:
+        pytest.fail("\n\n".join(problems), pytrace=False)
+
+
+def _problems(page: Page) -> list[str]:
+    # A colour on its way from light to dark has a contrast that nobody ever sees for long.
+    page.evaluate("document.getAnimations().forEach(animation => animation.finish())")
+    found = [
+        f"{violation['impact']} {violation['id']}: {node['html']}\n{node['failureSummary']}"
+        for violation in Axe().run(page, {"exclude": DJANGOS}, OPTIONS).response["violations"]
+        if violation["impact"] in SERIOUS
+        for node in violation["nodes"]
+    ]
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return found + [f"scrolls sideways by {wide} pixels"] * (wide > 0)

@@ -1,0 +1,143 @@
+"""Deciding as people do: by mouse, by keyboard, in two tabs, too late, twice."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+
+from agentruns.sweep import sweep
+from agentruns.testing import DatabaseClock
+from tests.admin.people import user
+from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
+from tests.browser.visitor import INDEX, LOGIN, NARROW, QUEUE, REASON, Visitor, Visitors, decided
+from tests.effects import Effects
+
+NOTHING_MORE = "Nothing more"
+
+
+def test_from_the_login_to_a_decision_in_four_clicks(desk: Desk, visit: Visitors) -> None:
+    approval, visitor = desk.one(), visit("anonymous")
+    person = user("superuser")
+    person.set_password("tea and coffee")
+    person.save()
+    page = visitor.open(INDEX)
+    assert visitor.path == LOGIN
+    page.get_by_label("Username").fill("superuser")
+    page.get_by_label("Password").fill("tea and coffee")
+    visitor.click(visitor.button("Log in"))
+    visitor.click(visitor.link("Approvals"))
+    visitor.click(visitor.link(approval.title))
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for("Approved. A worker runs the call.")
+    assert visitor.clicks <= 4
+    assert decided(approval) == ("approved", "superuser")
+
+
+def test_on_a_telephone_in_the_dark(desk: Desk, visit: Visitors) -> None:
+    refund, mail = desk.one(REFUND), desk.one(MAIL)
+    visitor = visit(scheme="dark", size=NARROW)
+    visitor.open(QUEUE)
+    visitor.click(visitor.link(refund.title))
+    visitor.wait_until_at(refund)
+    visitor.choose("Edit and approve", cents="100")
+    visitor.wait_for("Approved. A worker runs the call.")
+    visitor.choose("Deny", **{REASON: "Call him."})
+    visitor.wait_for("Denied.")
+    assert [decided(one)[0] for one in (refund, mail)] == ["approved", "denied"]
+
+
+def test_a_double_click_is_one_decision(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    visitor.open(approval)
+    visitor.button("Approve").dblclick()
+    visitor.wait_for("Approved")
+    assert decided(approval) == ("approved", "superuser")
+    assert approval.run.messages.filter(kind="approval_decided").count() == 1
+
+
+def test_two_people_are_needed(desk: Desk, visit: Visitors, effects: Effects) -> None:
+    approval, first, second = desk.one(CREDIT), visit("decider"), visit("superuser")
+    for visitor in (first, second):
+        visitor.open(approval)
+    first.click(first.button("Approve"))
+    first.wait_for("Your approval is recorded: 1 of 2.")
+    assert decided(approval) == ("pending", "")
+    first.open(approval)
+    first.wait_for("You approved it already. It takes another person.")
+    assert first.button("Approve").count() == 0
+    second.click(second.button("Approve"))
+    second.wait_for("Approved. A worker runs the call.")
+    assert decided(approval) == ("approved", "superuser")
+    assert (sweep().completed, effects.count()) == (1, 1)
+
+
+@pytest.mark.parametrize(("verb", "fields"), [("Approve", {}), ("Deny", {REASON: "Too late."})])
+def test_a_stale_tab_is_told_who_was_faster_and_when(
+    desk: Desk, visit: Visitors, verb: str, fields: dict[str, str]
+) -> None:
+    approval, slow, fast = desk.one(), visit("superuser"), visit("decider")
+    for visitor in (slow, fast):
+        visitor.open(approval)
+    fast.choose("Deny", **{REASON: "Repair it, please."})
+    fast.wait_for("Denied.")
+    with slow.refused():
+        slow.choose(verb, **fields)
+    when = timezone.localtime().strftime("%Y-%m-%d")
+    slow.wait_for(f"Your decision was not recorded. Denied by decider on {when}")
+    assert slow.page.get_by_role("alert").is_visible()
+    assert decided(approval) == ("denied", "decider")
+    assert approval.reason == "Repair it, please."
+
+
+def test_two_tabs_of_one_person(desk: Desk, visitor: Visitor) -> None:
+    approval, other = desk.one(), visitor.second_tab()
+    visitor.open(approval)
+    other.open(approval)
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for("Approved. A worker runs the call.")
+    with other.refused():
+        other.choose("Deny", **{REASON: "No, wait."})
+    other.wait_for("Your decision was not recorded. Approved by superuser")
+    assert decided(approval) == ("approved", "superuser")
+
+
+def test_its_time_was_over_while_the_tab_was_open(
+    desk: Desk, visitor: Visitor, database_clock: DatabaseClock, effects: Effects
+) -> None:
+    approval = desk.one(CARD)
+    visitor.open(approval)
+    visitor.wait_for("Expires")
+    database_clock.forward(hours=5)
+    with visitor.refused():
+        visitor.click(visitor.button("Approve"))
+    visitor.wait_for("Your decision was not recorded.")
+    assert "expired" in visitor.text
+    assert visitor.button("Approve").count() == 0
+    sweep()
+    visitor.open(approval)
+    visitor.wait_for("Nobody answered in time")
+    assert (decided(approval)[0], effects.count()) == ("expired", 0)
+
+
+def test_the_next_card_of_the_queue_opens(desk: Desk, visitor: Visitor) -> None:
+    mail, refund = desk.one(MAIL), desk.one(REFUND)
+    visitor.open(QUEUE)
+    visitor.click(visitor.link(refund.title))
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for("Approved. A worker runs the call.")
+    assert str(mail.pk) in visitor.path
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for(NOTHING_MORE)
+    assert {decided(mail)[0], decided(refund)[0]} == {"approved"}
+
+
+def test_the_next_card_is_one_of_the_filtered_queue(desk: Desk, visitor: Visitor) -> None:
+    first, other, second = desk.one(MAIL), desk.one(REFUND), desk.one(MAIL)
+    visitor.open(f"{QUEUE}?tool=send_mail")
+    visitor.click(visitor.link(first.title))
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for("Approved. A worker runs the call.")
+    assert str(second.pk) in visitor.path
+    visitor.click(visitor.button("Approve"))
+    visitor.wait_for(NOTHING_MORE)
+    assert decided(other)[0] == "pending"

@@ -1,0 +1,173 @@
+"""Every page is usable by everybody: axe, light and dark, on a desk and on a telephone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentruns import approve, deny
+from agentruns.sweep import sweep
+from tests.admin.conftest import World
+from tests.admin.people import user
+from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import INDEX, LOGIN, QUEUE, RUNS, Visitor, Visitors, call_path, turn_path
+
+PAGES: dict[str, Callable[[Desk, Visitor], Any]] = {}
+
+
+def page(show: Callable[[Desk, Visitor], Any]) -> Callable[[Desk, Visitor], Any]:
+    """Let a function that opens a page be one of those looked at."""
+    PAGES[show.__name__] = show
+    return show
+
+
+@page
+def index(desk: Desk, visitor: Visitor) -> None:
+    deny(desk.one().pk, user("superuser"), "No.")
+    visitor.open(INDEX)
+
+
+@page
+def queue(desk: Desk, visitor: Visitor) -> None:
+    for what in (REFUND, MAIL, TICKET, CARD, CREDIT, QUESTION):
+        desk.one(what)
+    visitor.open(QUEUE)
+
+
+@page
+def empty_queue(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(QUEUE)
+
+
+@page
+def decided_approvals(desk: Desk, visitor: Visitor) -> None:
+    for what in (REFUND, MAIL):
+        deny(desk.one(what).pk, user("superuser"), "No.")
+    visitor.open(f"{QUEUE}?status=all")
+
+
+@page
+def card(desk: Desk, visitor: Visitor) -> None:
+    deny(desk.one().pk, user("superuser"), "He was refunded by phone.")
+    visitor.open(desk.ask(REFUND, MAIL)[0])
+
+
+@page
+def card_that_expires(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.one(CARD))
+
+
+@page
+def card_with_every_form_open(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.one(MAIL))
+    visitor.unfold()
+
+
+@page
+def card_of_a_question(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.one(QUESTION))
+    visitor.unfold()
+
+
+@page
+def card_half_approved(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one(CREDIT)
+    approve(approval.pk, user("superuser"), digest=approval.digest)
+    visitor.open(approval)
+
+
+@page
+def card_decided(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    approve(approval.pk, user("superuser"), digest=approval.digest, reason="He is right.")
+    sweep()
+    visitor.open(approval)
+
+
+@page
+def card_with_a_mistake(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    visitor.open(approval)
+    visitor.page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")
+    with visitor.refused(400):
+        visitor.choose("Deny")
+
+
+@page
+def card_refused(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    visitor.open(approval)
+    deny(approval.pk, user("decider"), "Repair it.")
+    with visitor.refused():
+        visitor.choose("Approve")
+
+
+@page
+def whole_reply(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(turn_path(desk.ask(REFUND, MAIL, TICKET)[0].run))
+
+
+@page
+def confirmation(desk: Desk, visitor: Visitor) -> None:
+    for what in (REFUND, MAIL):
+        desk.one(what)
+    visitor.open(QUEUE)
+    visitor.select_all()
+    visitor.act("Deny selected")
+
+
+@page
+def orphan(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(call_path(*desk.in_doubt()))
+    visitor.unfold()
+
+
+@page
+def runs(desk: Desk, visitor: Visitor) -> None:
+    desk.one(session="ticket-4")
+    desk.in_doubt(session="ticket-5")
+    World().completed("ticket-6")
+    visitor.open(RUNS)
+
+
+@page
+def run_that_waits(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.ask(REFUND, MAIL)[0].run)
+    visitor.unfold()
+
+
+@page
+def run_in_doubt(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.in_doubt()[0])
+    visitor.unfold()
+
+
+@page
+def run_that_ended(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    approve(approval.pk, user("superuser"), digest=approval.digest, reason="He is right.")
+    sweep()
+    visitor.open(approval.run)
+    visitor.unfold()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_everybody_can_use_the_page(desk: Desk, visitor: Visitor, name: str) -> None:
+    PAGES[name](desk, visitor)
+    assert_sound(visitor.page)
+
+
+def test_who_may_only_look_can_use_the_card(desk: Desk, visit: Visitors) -> None:
+    visitor = visit("viewer")
+    visitor.open(desk.one())
+    visitor.wait_for("You cannot decide this.")
+    assert_sound(visitor.page)
+
+
+def test_the_login(visit: Visitors) -> None:
+    visitor = visit("anonymous")
+    visitor.open(LOGIN)
+    assert_sound(visitor.page)

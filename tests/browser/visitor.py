@@ -1,0 +1,238 @@
+"""A person at a browser: what they see and press, and what their browser complains about meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.urls import reverse
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+
+from agentruns.models import Approval, Run
+from tests.admin.people import browser as client_of
+
+WIDE = {"width": 1280, "height": 900}
+NARROW = {"width": 375, "height": 812}
+PATIENCE = 10_000  # milliseconds
+QUEUE = "/admin/agentruns/approval/"
+INDEX = "/admin/"
+LOGIN = "/admin/login/"
+RUNS = "/admin/agentruns/run/"
+REASON = "Reason, told to the model"
+
+
+class Visitor:
+    """One page of one person. Everything a browser reports as wrong is in `complaints`."""
+
+    def __init__(self, context: BrowserContext, base: str) -> None:
+        self.context = context
+        self.base = base
+        self.complaints: list[str] = []
+        self.clicks = self.keys = 0
+        self.expected: set[int] = set()
+        context.set_default_timeout(PATIENCE)
+        self.page = context.new_page()
+        self._watch(self.page)
+
+    # What they do
+
+    def open(self, where: str | Any) -> Page:
+        """Go to a path, or to the page of an object."""
+        self.page.goto(self.base + (where if isinstance(where, str) else path_of(where)))
+        return self.page
+
+    def click(self, what: Locator) -> None:
+        """Click, and count it."""
+        self.clicks += 1
+        what.click()
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other, and count them."""
+        for key in keys:
+            self.keys += 1
+            self.page.keyboard.press(key)
+
+    def unfold(self) -> None:
+        """Open everything that is folded."""
+        self.page.locator("#content details").evaluate_all(
+            "all => all.forEach(details => details.open = true)"
+        )
+
+    def choose(self, verb: str, **fields: str) -> None:
+        """Decide on the page that is open: unfold what the verb needs, fill it in, press its button."""
+        form = self.form(verb)
+        fold = form.locator("xpath=ancestor::details[not(@open)]/summary")
+        if fold.count():
+            self.click(fold)
+        for label, value in fields.items():
+            field = form.get_by_label(label)
+            if field.evaluate("element => element.tagName") == "SELECT":
+                field.select_option(label=value)
+            else:
+                field.fill(value)
+        self.click(form.locator("button[type=submit]"))
+
+    def form(self, verb: str) -> Locator:
+        """Return the form of a verb: what it is folded under says so, or else its button."""
+        summary = self.page.locator("summary", has_text=re.compile(rf"^\s*{re.escape(verb)}…"))
+        folded = self.page.locator("#content details").filter(has=summary)
+        if folded.count():
+            return folded.locator("form")
+        return self.page.locator("#content form").filter(has=self.button(verb, include_hidden=True))
+
+    def row(self, approval: Approval) -> Locator:
+        """Return what a page of several approvals has of one."""
+        key = str(approval.pk)
+        about = f"input[value='{key}'], input[name^='{key}']"
+        return self.page.locator("tr, fieldset, li").filter(has=self.page.locator(about))
+
+    def select_all(self) -> None:
+        """Mark every row of a list."""
+        for box in self.page.locator("input[name=_selected_action]").all():
+            box.check()
+
+    def act(self, action: str) -> None:
+        """Send the marked rows of a list to an action."""
+        choice = self.page.get_by_label("Action:")
+        label = choice.locator("option").filter(has_text=action).inner_text()
+        choice.select_option(label=label)
+        self.click(self.page.locator("button[name=index]"))  # its name differs between Djangos
+
+    def button(self, name: str, **options: Any) -> Locator:
+        """Return the button of this name; what it does, or its key, may stand behind."""
+        called = re.compile(rf"^{re.escape(name)}(:| [A-Z]$|$)")
+        return self.page.get_by_role("button", name=called, **options)
+
+    def link(self, name: str) -> Locator:
+        """Return the first link of this name."""
+        return self.page.get_by_role("link", name=name).first
+
+    def second_tab(self) -> Visitor:
+        """Return another tab of the same browser."""
+        tab = Visitor(self.context, self.base)
+        tab.complaints, tab.expected = self.complaints, self.expected
+        return tab
+
+    # What they see
+
+    @property
+    def text(self) -> str:
+        """The text of the page, as it is laid out."""
+        return self.page.locator("body").inner_text()
+
+    @property
+    def path(self) -> str:
+        """Where they are."""
+        return urlsplit(self.page.url).path
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is on the page."""
+        self.page.get_by_text(text).first.wait_for()
+
+    def wait_until_at(self, where: str | Any) -> None:
+        """Wait until the page of an object is there."""
+        path = where if isinstance(where, str) else path_of(where)
+        self.page.wait_for_url(lambda url: urlsplit(url).path == path)
+
+    @contextmanager
+    def refused(self, status: int = 409) -> Iterator[None]:
+        """The block ends on a page that was answered with `status`; else that is a complaint."""
+        self.expected.add(status)
+        with self.page.expect_response(lambda answer: answer.status == status):
+            yield
+        self.page.wait_for_load_state()
+        self.expected.discard(status)
+
+    # What their browser says
+
+    def _watch(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"error of a script: {error}"))
+        page.on("requestfailed", self._failed)
+        page.on("response", self._answered)
+        page.on("dialog", self._dialog)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        by_status = message.text.startswith("Failed to load resource")  # `_answered` says it better
+        if message.type in ("error", "warning") and not by_status:
+            self.complaints.append(f"{message.type} in the console: {message.text}")
+
+    def _failed(self, request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the person went on before it was there
+            self.complaints.append(f"request failed: {request.url}: {request.failure}")
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= HTTPStatus.BAD_REQUEST and response.status not in self.expected:
+            self.complaints.append(f"answered {response.status}: {response.request.method} {response.url}")
+
+    def _dialog(self, dialog: Any) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+
+class Visitors:
+    """Lets people in, each with a browser of their own."""
+
+    def __init__(self, chromium: Browser, base: str) -> None:
+        self.chromium, self.base = chromium, base
+        self.contexts: list[BrowserContext] = []
+        self.inside: list[Visitor] = []
+
+    def __call__(
+        self,
+        role: str = "superuser",
+        *,
+        scheme: Any = "light",
+        size: Any = WIDE,
+        javascript: bool = True,
+        scale: float = 1,
+    ) -> Visitor:
+        """Return somebody of a role, logged in unless anonymous."""
+        context = self.chromium.new_context(
+            color_scheme=scheme,
+            viewport=size,
+            java_script_enabled=javascript,
+            device_scale_factor=scale,
+            locale="en-US",
+        )
+        self.contexts.append(context)
+        if role != "anonymous":
+            cookie = client_of(role).cookies[settings.SESSION_COOKIE_NAME].value
+            context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": self.base}])
+        visitor = Visitor(context, self.base)
+        self.inside.append(visitor)
+        return visitor
+
+    def leave(self) -> list[str]:
+        """Close every browser and return what they complained about."""
+        for visitor in self.inside:
+            visitor.page.wait_for_timeout(0)  # what was reported meanwhile comes in
+        for context in self.contexts:
+            context.close()
+        return [complaint for visitor in self.inside for complaint in visitor.complaints]
+
+
+def call_path(run: Run, call_id: str) -> str:
+    """Return the path of a call that nobody knows the outcome of."""
+    return f"{RUNS}{run.pk}/calls/{call_id}/"
+
+
+def turn_path(run: Run) -> str:
+    """Return the path of all calls of a run's last reply."""
+    return f"{QUEUE}turn/{run.pk}/"
+
+
+def path_of(obj: Any) -> str:
+    """Return the path of an object's page."""
+    return reverse(f"admin:agentruns_{obj._meta.model_name}_change", args=[obj.pk])
+
+
+def decided(approval: Approval) -> tuple[str, str]:
+    """Return what an approval is now, and by whom."""
+    approval.refresh_from_db()
+    return approval.status, approval.decided_by_name
