@@ -27,6 +27,8 @@ _PUBLIC = {
     "cancel_run": "agentruns.runs",
     "pause_run": "agentruns.runs",
     "resolve_orphan": "agentruns.runs",
+    "state_at": "agentruns.replay",
+    "export_run": "agentruns.exports",
     "approve": "agentruns.approvals",
     "deny": "agentruns.approvals",
     "answer": "agentruns.approvals",
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     from agentruns.approvals import approve as approve
     from agentruns.approvals import deny as deny
     from agentruns.approvals import extend as extend
+    from agentruns.exports import export_run as export_run
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
+    from agentruns.replay import state_at as state_at
     from agentruns.runs import adopt_definition as adopt_definition
     from agentruns.runs import cancel_run as cancel_run
     from agentruns.runs import get_run as get_run

@@ -261,10 +261,14 @@ def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
     """Refuse an edit that holds what a reader was shown in place of a true value."""
     sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
     for name, value in edited.items():
-        masked = name in sensitive and value == MASK != call.arguments.get(name)
-        if masked or carries_mask(value, name, call.arguments):
+        if name in sensitive and value == MASK != call.arguments.get(name):
             raise ApprovalStateError(
                 f"The edited {name} is only the mask of the real value. Give the value, or leave it as it is."
+            )
+        if carries_mask(value, name, call.arguments):
+            raise ApprovalStateError(
+                f"The edited {name} holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
+                "Give the value, or leave it as it is."
             )
 
 

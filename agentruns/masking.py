@@ -37,7 +37,7 @@ def masked(row: Row, sensitive: Sensitive) -> Row:
         payload["content"] = _each(payload.get("content"), "name", "input", sensitive)
     for field in ("arguments", "edited"):
         if field in payload:
-            payload[field] = _hidden(payload[field], sensitive.get(row.tool_name, ()))
+            payload[field] = hide(payload[field], sensitive.get(row.tool_name, ()))
     return row._replace(payload=payload)
 
 
@@ -67,14 +67,15 @@ def _each(items: Any, tool: str, field: str, sensitive: Sensitive) -> Any:
     if not isinstance(items, list):
         return items
     return [
-        {**item, field: _hidden(item[field], sensitive.get(str(item.get(tool)), ()))}
+        {**item, field: hide(item[field], sensitive.get(str(item.get(tool)), ()))}
         if isinstance(item, dict) and field in item
         else item
         for item in items
     ]
 
 
-def _hidden(arguments: Any, names: Collection[str]) -> Any:
+def hide(arguments: Any, names: Collection[str]) -> Any:
+    """Return arguments with those of these names masked."""
     if not names or not isinstance(arguments, dict):
         return arguments
     return {name: MASK if name in names else value for name, value in arguments.items()}

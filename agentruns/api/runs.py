@@ -25,6 +25,7 @@ from agentruns.api.schemas import (
     RunPage,
     Seq,
     StartRun,
+    legal,
 )
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
@@ -32,6 +33,7 @@ from agentruns.ids import uuid7
 from agentruns.journal.read import run_rows
 from agentruns.masking import sensitive_of
 from agentruns.models import Run
+from agentruns.replay import record, state_at
 from agentruns.starting import Order, place
 
 
@@ -94,6 +96,15 @@ def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessageP
     sensitive = sensitive_of(run.definition.body)
     items = [MessageOut.of(row, run.session.key, sensitive) for row in rows[: pagination.PAGE]]
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
+
+
+@router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
+def get_state(request: HttpRequest, run_id: str, at: Seq | None = None) -> dict[str, Any]:
+    """Return what the run was right after the row `at`, or is now. 409 if it has no such row."""
+    run = find_run(user_of(request), run_id, "definition")
+    seq = at if at is not None else run.messages.latest("seq").seq
+    state: dict[str, Any] = legal(record(state_at(run.pk, seq), sensitive_of(run.definition.body)))
+    return state
 
 
 @router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=documented(401, 403, 404, 409))

@@ -9,13 +9,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from agentruns import approve, run_agent, tool
 from agentruns.models import Approval
 from tests.admin.conftest import World
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
+from tests.db.helpers import run_out
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db
@@ -131,7 +131,7 @@ def test_from_the_index_to_a_decided_card_in_three_clicks(world: World) -> None:
 
 def test_what_is_over_is_not_mine_and_not_next(agents: None) -> None:
     first, over = waiting("first"), waiting("over", hours=1)
-    Approval.objects.filter(pk=over.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+    run_out(over)
     assert listed("decider", mine="yes") == ["first"]
     data = {"digest": first.digest, "reason": "no"}
     assert browser("decider").post(url(first, "deny"), data).url == reverse(QUEUE)

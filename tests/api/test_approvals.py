@@ -12,6 +12,7 @@ from agentruns.models import Approval
 from agentruns.runs import run_agent
 from agentruns.sweep import sweep
 from tests.api.http import Api, make_user
+from tests.db.helpers import run_out
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent
 
@@ -201,10 +202,8 @@ def test_odd_arguments_are_legal_json(staff: Api, effects: Effects, agents: None
 
 
 def test_an_expired_approval_is_a_conflict(staff: Api, pending: Pending, shop: Agent) -> None:
-    from django.utils import timezone
-
     approval = pending()
-    Approval.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=5))
+    run_out(approval)
     status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
     assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
     assert "expired" in problem["detail"]

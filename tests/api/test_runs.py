@@ -282,3 +282,17 @@ def test_resume_of_a_waiting_run_returns_it(api: Api, pending: Any) -> None:
     approval = pending()
     status, body = boss.post(f"/runs/{approval.run_id}/resume")
     assert (status, body["status"]) == (200, "awaiting-approval")
+
+
+def test_the_state_at_a_row(api: Api, shop: Agent, owner: Any) -> None:
+    run = api.post("/runs", {"agent": "shop", "input": "refund it", "session": "s1", "idempotency_key": "k"})[
+        1
+    ]
+    sweep()
+    status, now = api.get(f"/runs/{run['id']}/state")
+    assert (status, now["run"], now["status"]) == (200, run["id"], Run.objects.get().status)
+    status, then = api.get(f"/runs/{run['id']}/state", at="2")
+    assert (status, then["status"], then["step"], then["calls"]) == (200, "active", 0, [])
+    assert api.get(f"/runs/{run['id']}/state", at="99")[0] == 409
+    assert api.get(f"/runs/{run['id']}/state", at="-1")[0] == 422
+    assert Api(make_user("other")).get(f"/runs/{run['id']}/state")[0] == 404

@@ -7,10 +7,13 @@ from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
+from django.utils import timezone
 
-from agentruns import RunResult, run_agent
+from agentruns import RunResult, run_agent, transitions
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
+from agentruns.models import Approval, Message, Run
 from tests.shop.agents import shop_agent
 
 
@@ -55,3 +58,14 @@ def forget_backoff(run: Run) -> None:
 def kill(run: Run) -> None:
     """Let the lease of a run look like that of a worker long dead."""
     Run.objects.filter(pk=run.pk).update(lease_expires_at=Now() - timedelta(seconds=1))
+
+
+def run_out(approval: Approval) -> None:
+    """Let the time of a pending approval be over, for its row and its journal alike."""
+
+    def change(run: Run, batch: Batch) -> None:
+        past = events.timestamp(timezone.now() - timedelta(seconds=1))
+        call = batch.state.run.calls[approval.call_id]
+        batch.add(events.APPROVAL_EXTENDED, {"expires_at": past, "actor": None}, call=call)
+
+    transitions.write(approval.run_id, change)

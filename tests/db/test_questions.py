@@ -16,7 +16,7 @@ from agentruns.models import Approval
 from agentruns.repair import repair_session
 from agentruns.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.db.helpers import payloads, user
+from tests.db.helpers import payloads, run_out, user
 from tests.effects import Effects
 from tests.shop.agents import call, post, refund, shop_agent
 
@@ -105,7 +105,7 @@ def test_time_is_given_by_who_may_decide_and_not_after_it_is_over(agents: None) 
             extend(approval.pk, None, much)
     with pytest.raises(ApprovalStateError, match="not nonsense"):
         extend(approval.pk, None, timedelta(hours=1), digest="nonsense")
-    Approval.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    run_out(approval)
     with pytest.raises(ApprovalStateError, match="expired at"):
         extend(approval.pk, None, timedelta(hours=1))
     endless = run_agent(shop_agent("e", {"tools": [call("refund", cents=5000)]}), "go", "e").pending[0]

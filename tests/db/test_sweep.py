@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
-from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.agents import isolated_registry
@@ -14,7 +13,7 @@ from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Run
 from agentruns.runs import result_of
 from agentruns.sweep import BATCH, sweep
-from tests.db.helpers import outcomes, payloads, run_turns, the_run
+from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -54,7 +53,7 @@ def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None)
     card = result.pending[0]
     assert card.expires_at is not None
     assert sweep().expired == 0
-    Approval.objects.update(expires_at=Now() - timedelta(seconds=1))
+    run_out(card)
     with pytest.raises(ApprovalStateError, match="expired"):
         approve(card.pk, None)
     swept = sweep()

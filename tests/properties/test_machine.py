@@ -7,13 +7,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db.models.functions import Now
 from django.test import override_settings
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
@@ -45,7 +43,7 @@ from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Run
 from agentruns.sweep import hold_all
 from agentruns.testing import check_messages
-from tests.db.helpers import forget_backoff, kill
+from tests.db.helpers import forget_backoff, kill, run_out
 from tests.effects import Effects
 from tests.properties.faults import ANYWHERE, CALLS, DIES_NOW, POINTS, Fate, Worker, clear, scripts, surviving
 from tests.properties.machine import GO_ON, NEW_TOOLS, OLD_TOOLS, View, World, check
@@ -259,7 +257,7 @@ class Machine(RuleBasedStateMachine):
     def disagree(self, pick: int, who: int, verb: str, drive: Drive | None) -> None:
         card = self.one(self.pending, pick)
         if verb == "wait":
-            Approval.objects.filter(pk=card.pk).update(expires_at=Now() - timedelta(seconds=1))
+            run_out(card)
         else:
             self.decide(verb, card, self.one(self.people, who))
         self.ring(drive)

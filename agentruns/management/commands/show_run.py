@@ -15,7 +15,8 @@ from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
 from agentruns.masking import masked, sensitive_of
 from agentruns.models import Run
-from agentruns.redaction import redact
+from agentruns.redaction import redact, redacted
+from agentruns.replay import record, state_at
 
 
 class Command(AgentRunsCommand):
@@ -24,10 +25,14 @@ class Command(AgentRunsCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("run_id", metavar="ID", help="The run's id.")
+        parser.add_argument("--at", type=int, metavar="SEQ", help="What the run was after this row, as JSON.")
 
-    def act(self, *, run_id: str, json: bool, **options: Any) -> None:
+    def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
         sensitive = sensitive_of(run.definition.body)
+        if at is not None:
+            self.say_json(redacted(record(state_at(run.pk, at), sensitive)))
+            return
         rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
         if json:
             self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
