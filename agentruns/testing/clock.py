@@ -15,6 +15,7 @@ READERS = (
     "agentruns.control",
     "agentruns.engine",
     "agentruns.executor",
+    "agentruns.exports",
     "agentruns.gate",
     "agentruns.journal.batch",
 )
