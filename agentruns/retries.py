@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
@@ -57,14 +57,12 @@ def undone() -> Iterator[None]:
     For code of the project that is to read only, run inside somebody's transaction (ATOMIC_REQUESTS).
     """
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
-    inside = [alias for alias in inside if not transaction.get_rollback(using=alias)]
-    points = {alias: transaction.savepoint(using=alias) for alias in inside}
-    try:
+    with ExitStack() as blocks:
+        for alias in inside:
+            if not transaction.get_rollback(using=alias):
+                blocks.enter_context(transaction.atomic(using=alias))
+                blocks.callback(transaction.set_rollback, True, using=alias)
         yield
-    finally:
-        for alias, point in points.items():
-            transaction.set_rollback(False, using=alias)  # an ORM write that failed marks the whole of it
-            transaction.savepoint_rollback(point, using=alias)
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:
