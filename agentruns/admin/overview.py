@@ -1,0 +1,126 @@
+"""The page of a run: where it stands, why, what can be done, and its journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
+
+from agentruns import people
+from agentruns.admin import advice, badges, facts, paging, waiting
+from agentruns.admin.controls import RunControls
+from agentruns.admin.forms import CancelForm, ResumeForm
+from agentruns.admin.journal import Card, card
+from agentruns.admin.text import plain, pretty, visible
+from agentruns.admin.times import age
+from agentruns.conf import settings
+from agentruns.journal.read import run_rows
+from agentruns.masking import masked, sensitive_of
+from agentruns.models import Approval, Run
+
+LARGEST = 2**63
+
+
+class RunOverview(RunControls):
+    """The page of one run, for the admin of runs."""
+
+    page_template = "agentruns/admin/run.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the page of one journal row."""
+        view = self.admin_site.admin_view
+        return [
+            path("<str:object_id>/rows/<int:seq>/", view(self.row_view), name=self.name("row")),
+            *super().get_urls(),
+        ]
+
+    def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
+        """Return the page of one run."""
+        situation = self.situation(request, obj)
+        rows = paging.page(settings.DATABASE, obj.pk, _after(request))
+        title = _("%(agent)s in %(session)s") % {"agent": obj.agent, "session": plain(obj.session.key)}
+        sections = {
+            "run_id": str(obj.pk),
+            "badge": badges.run(obj),
+            "headline": advice.headline(situation),
+            "notes": advice.notes(situation),
+            "reasons": self._linked(request, situation.reasons),
+            "uncleared": self._linked(request, waiting.uncleared(settings.DATABASE, obj)),
+            "doubt": bool(situation.doubts),
+            "resume": advice.resume(situation),
+            "resume_url": self.url(request, "resume", obj.pk),
+            "resume_form": ResumeForm(initial={"seq": str(paging.last_seq(settings.DATABASE, obj.pk))}),
+            "cancel": advice.cancel(situation),
+            "cancel_url": self.url(request, "cancel", obj.pk),
+            "cancel_form": CancelForm(auto_id="cancel_%s"),
+            "facts": facts.of_run(obj),
+            "bodies": facts.texts_of_run(obj),
+            "approvals": self._approvals(request, obj),
+            "journal": rows,
+            "last_shown": rows.rows[-1].seq if rows.rows else 0,
+            "cards": self._cards(request, obj, rows),
+        }
+        return self.render(request, obj, title=title, status=status, **{**sections, **context})
+
+    def situation(self, request: HttpRequest, run: Run) -> advice.Situation:
+        """Return what is known of the run now, and what this user may do about it."""
+        alias, user = settings.DATABASE, request.user
+        return advice.Situation(
+            run=run,
+            reasons=waiting.reasons(alias, [run]).get(run.pk, []),
+            cancel_requested=None if run.is_ended else waiting.cancel_request(alias, run),
+            sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
+            may_resume=user.has_perm("agentruns.resume_run"),
+            may_cancel=user.has_perm("agentruns.cancel_run") or people.owns(user, run),
+        )
+
+    def row_view(self, request: HttpRequest, object_id: str, seq: int) -> HttpResponse:
+        """Return one journal row in full, as plain text."""
+        run = self.find(request, object_id)
+        found = run_rows(settings.DATABASE, run.pk, seq - 1, 1) if seq < LARGEST else []
+        row = found[0] if found else None
+        if row is None or row.seq != seq:
+            raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
+        shown = masked(row, sensitive_of(run.definition.body))
+        text = pretty({name: value for name, value in shown._asdict().items() if value is not None})
+        return HttpResponse(
+            plain(text),
+            content_type="text/plain; charset=utf-8",
+            headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
+        )
+
+    def reason_url(self, request: HttpRequest, reason: waiting.Reason) -> str:
+        """Return where a person acts on what a run waits for, or ""."""
+        if reason.approval is not None:
+            return self.other_page(request, Approval, reason.approval)
+        return self.url(request, "call", reason.run, reason.call) if reason.call else ""
+
+    def _linked(self, request: HttpRequest, reasons: list[waiting.Reason]) -> list[tuple[Any, str]]:
+        return [(reason, self.reason_url(request, reason)) for reason in reasons]
+
+    def _approvals(self, request: HttpRequest, run: Run) -> list[dict[str, Any]]:
+        approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).defer("arguments")
+        return [
+            {
+                "title": visible(approval.title),
+                "badge": badges.approval(approval),
+                "by": visible(approval.decided_by_name or "-"),
+                "asked": age(approval.requested_at),
+                "url": self.other_page(request, Approval, approval.pk),
+            }
+            for approval in approvals.order_by("requested_at")
+        ]
+
+    def _cards(self, request: HttpRequest, run: Run, rows: paging.Page) -> list[tuple[Card, str]]:
+        sensitive = sensitive_of(run.definition.body)
+        cards = [card(masked(row, sensitive)) for row in rows.rows]
+        return [
+            (one, self.other_page(request, Approval, one.approval) if one.approval else "") for one in cards
+        ]
+
+
+def _after(request: HttpRequest) -> int | None:
+    after = request.GET.get("after", "")
+    return int(after) if after.isascii() and after.isdigit() and len(after) < 19 else None
