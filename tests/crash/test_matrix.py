@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -118,7 +119,7 @@ def freeze(stage: Stage) -> str:
     inside = stage.cell.point in INSIDE_TRANSACTION
     worker = stage.worker(LONG if stage.cell.expected == "here" else BRIEF)
     worker.hear()
-    worker.signal(signal.SIGSTOP)
+    stop(worker)
     worker.go()
     run = Run.objects.first()
     if run is not None and run.lease_expires_at is not None:
@@ -139,6 +140,15 @@ def freeze(stage: Stage) -> str:
     taken_at = run.lease_epoch if run is not None else 1
     by_other = Message.objects.filter(kind="run_completed", epoch__gt=taken_at).exists()
     return "sweep" if by_other else word
+
+
+def stop(worker: Forked) -> None:
+    """Freeze a worker, but not while its heartbeat has the run locked: nobody could take that over."""
+    worker.signal(signal.SIGSTOP)
+    while DATABASE == "postgres" and heartbeat_writes():
+        worker.signal(signal.SIGCONT)
+        time.sleep(0.02)
+        worker.signal(signal.SIGSTOP)
 
 
 DIES_OR_LOSES = {"sigkill": sigkill, "second": freeze}
@@ -165,6 +175,18 @@ def somebody_waits() -> bool:
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
             """ AND wait_event_type = 'Lock' AND query NOT LIKE 'UPDATE%SET "lease_expires_at"%')"""
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def heartbeat_writes() -> bool:
+    """Whether a heartbeat's UPDATE is not committed yet."""
+    time.sleep(0.02)  # for what it has sent to arrive
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            """ AND xact_start IS NOT NULL AND query LIKE 'UPDATE%SET "lease_expires_at"%'"""
+            " AND pid <> pg_backend_pid())"
         )
         return bool(cursor.fetchone()[0])
 
