@@ -27,7 +27,10 @@ _PUBLIC = {
     "cancel_run": "agentruns.runs",
     "pause_run": "agentruns.runs",
     "resolve_orphan": "agentruns.runs",
-    "state_at": "agentruns.replay",
+    "fork_run": "agentruns.forks",
+    "run_again": "agentruns.forks",
+    "replay_run": "agentruns.replay",
+    "state_at": "agentruns.states",
     "export_run": "agentruns.exports",
     "approve": "agentruns.approvals",
     "deny": "agentruns.approvals",
@@ -47,9 +50,11 @@ if TYPE_CHECKING:
     from agentruns.approvals import deny as deny
     from agentruns.approvals import extend as extend
     from agentruns.exports import export_run as export_run
+    from agentruns.forks import fork_run as fork_run
+    from agentruns.forks import run_again as run_again
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
-    from agentruns.replay import state_at as state_at
+    from agentruns.replay import replay_run as replay_run
     from agentruns.runs import adopt_definition as adopt_definition
     from agentruns.runs import cancel_run as cancel_run
     from agentruns.runs import get_run as get_run
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from agentruns.runs import resume_run as resume_run
     from agentruns.runs import run_agent as run_agent
     from agentruns.runs import start_run as start_run
+    from agentruns.states import state_at as state_at
     from agentruns.stores import DatabaseStore as DatabaseStore
     from agentruns.stores import MemoryStore as MemoryStore
     from agentruns.tools import NotOccurred as NotOccurred

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from agentruns import budgets
+from agentruns import budgets, payloads
 from agentruns.agents import registered
 from agentruns.conf import settings, unknown_names
 from agentruns.notifications import load_notifier
@@ -95,6 +95,29 @@ def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             found.append(Error(text, hint=hint, id="agentruns.E009"))
             continue
         found += getattr(notifier, "check", list)()
+    return found
+
+
+@register("agentruns")
+def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that large results have a place outside of the database."""
+    found: list[CheckMessage] = []
+    limit = settings.PAYLOAD_INLINE_MAX
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        text = f"AGENTRUNS_PAYLOAD_INLINE_MAX is {limit!r}, not a number of bytes."
+        found.append(Error(text, hint="AGENTRUNS_PAYLOAD_INLINE_MAX = 65_536", id="agentruns.E012"))
+    if settings.PAYLOAD_STORAGE and not payloads.is_configured():
+        name = settings.PAYLOAD_STORAGE
+        found.append(
+            Warning(
+                f"STORAGES has no {name!r}, so tool results of any size are stored in the database.",
+                hint=f"STORAGES = {{..., {name!r}: {{'BACKEND': "
+                "'django.core.files.storage.FileSystemStorage', 'OPTIONS': {'location': '/a/private/folder'}"
+                "}} (docs/payloads.md); or, if they are to stay in the database, "
+                "AGENTRUNS_PAYLOAD_STORAGE = ''.",
+                id="agentruns.W005",
+            )
+        )
     return found
 
 

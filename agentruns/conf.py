@@ -16,6 +16,8 @@ DEFAULTS: dict[str, Any] = {
     "HEARTBEAT_SECONDS": 20,
     "MAX_ATTEMPTS": 5,
     "BACKOFF_SECONDS": (1, 300),
+    "PAYLOAD_INLINE_MAX": 65_536,
+    "PAYLOAD_STORAGE": "agentruns",
     "APPROVAL_EXPIRES": None,
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
@@ -39,6 +41,8 @@ class Settings:
     HEARTBEAT_SECONDS: float
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
+    PAYLOAD_INLINE_MAX: int
+    PAYLOAD_STORAGE: str
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
     PRICES: dict[str, dict[str, Any]]

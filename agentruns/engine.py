@@ -14,7 +14,7 @@ from agentruns import budgets, executor, gate, outputs, recovery
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
-from agentruns.exceptions import LeaseLostError
+from agentruns.exceptions import LeaseLostError, PayloadError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import text_of
@@ -131,7 +131,12 @@ def _model_step(driver: Driver) -> None:
     if unpriced:
         _hold_unpriced(driver, unpriced)
         return
-    request = _request(driver)
+    try:
+        request, sent = _request(driver), driver.state.fingerprint()
+    except PayloadError as error:  # to ask with anything else would be to ask another question
+        reason = f"payload: {error}"
+        driver.commit(lambda batch: _pause(batch, reason))
+        return
     reached("before_model")
     try:
         reply = call_model(resolve(driver.agent.model), request)
@@ -147,6 +152,7 @@ def _model_step(driver: Driver) -> None:
     def build(batch: Batch) -> None:
         told = {"content": content, "stop_reason": reply.stop_reason, "model": reply.model}
         told |= {"request_id": reply.request_id, "calls": [intent.record() for intent in intents]}
+        told["sent"] = sent
         batch.add(events.ASSISTANT, told | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
@@ -201,7 +207,7 @@ def _request(driver: Driver) -> ModelRequest:
         tools=[tool.provider_schema() for tool in agent.tools.values()],
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),
-        step=driver.run.step,
+        step=driver.run.inherited + driver.run.step,
         output_schema=outputs.schema_of(agent.output_type),
     )
 

@@ -16,7 +16,7 @@ from agentruns.handlers import Interrupted, Observation
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
-from agentruns.late import store_late_result
+from agentruns.late import offload_of, store_late_result
 from agentruns.leases import uptime
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 
@@ -195,9 +195,10 @@ def _ask_about_error(
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
     """Store a result; what cannot be stored because the run was taken over becomes a `late_result`."""
+    offload = offload_of(driver, call)
 
     def build(batch: Batch) -> None:
-        observation.write(batch, call.id)
+        observation.write(batch, call.id, offload)
         start_next(driver, batch)
 
     if joined:  # the caller's transaction holds the effect too: a lost lease rolls both back
@@ -207,8 +208,7 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
     try:
         driver.commit(build)
     except Exception:  # the lease is lost, or the database refuses for good: keep what is known
-        facts = {"content": observation.content, "is_error": observation.is_error, **observation.flags}
-        store_late_result(driver, call, facts)
+        store_late_result(driver, call, observation.facts(), offload)
         raise
     reached("after_result")
 
@@ -240,9 +240,7 @@ def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
     if future.exception() is None:
-        observation = future.result()
-        facts = {"content": observation.content, "is_error": observation.is_error, **observation.flags}
-        store_late_result(driver, call, facts)
+        store_late_result(driver, call, future.result().facts())
 
 
 def _run_parallel(driver: Driver, group: list[Call]) -> None:
@@ -310,7 +308,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
     verdict = handlers.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
-    actor = {"id": "", "name": "reconcile"}
+    actor, offload = {"id": "", "name": "reconcile"}, offload_of(driver, call)
     if not isinstance(verdict, Occurred | NotOccurred):
         _orphan(driver, call, f"reconcile does not know: {verdict.reason}", unresolved=True)
         return
@@ -321,7 +319,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
         payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
         if isinstance(verdict, Occurred):
-            batch.result(again, verdict.result, "ok", reconciled=True)
+            batch.result(again, verdict.result, "ok", offload=offload, reconciled=True)
             start_next(driver, batch)
 
     driver.commit(build)

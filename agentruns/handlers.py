@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.journal.batch import Batch
+from agentruns.journal.batch import Batch, Offload
 from agentruns.redaction import get_logger
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 
@@ -33,7 +33,11 @@ class Observation:
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def write(self, batch: Batch, call_id: str) -> None:
+    def facts(self) -> dict[str, Any]:
+        """Return it as evidence."""
+        return {"content": self.content, "is_error": self.is_error, **self.flags}
+
+    def write(self, batch: Batch, call_id: str, offload: Offload | None) -> None:
         """Add it as the call's result."""
         call = batch.state.run.calls[call_id]
         batch.result(
@@ -42,6 +46,7 @@ class Observation:
             "error" if self.is_error else "ok",
             is_error=self.is_error,
             duration_ms=round(self.seconds * 1000, 3),
+            offload=offload,
             **self.flags,
         )
 

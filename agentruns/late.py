@@ -13,6 +13,7 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
+from agentruns.payloads import Offload
 from agentruns.redaction import get_logger
 
 logger = get_logger("agentruns.executor")
@@ -20,11 +21,24 @@ logger = get_logger("agentruns.executor")
 TRIES = 20
 
 
-def store_late_result(driver: Driver, call: Call, facts: dict[str, Any]) -> None:
-    """Append a `late_result` service row, also to a run that has ended; log it where even that fails."""
+def offload_of(driver: Driver, call: Call) -> Offload | None:
+    """Return what puts a large result of the call's attempt away, once; None for a stateless run."""
+    if driver.lease is None:
+        return None
+    return Offload(f"{driver.lease.session_id}/{call.id}-{call.attempt}")
+
+
+def store_late_result(
+    driver: Driver, call: Call, facts: dict[str, Any], offload: Offload | None = None
+) -> None:
+    """Append a `late_result` service row, also to a run that has ended; log it where even that fails.
+
+    `offload` is the one that the result was to be put away with, if it got so far.
+    """
     lease = driver.lease
     if lease is None:
         return
+    offload = offload or offload_of(driver, call)
     for _ in range(TRIES):
         try:
             batch = Batch(driver.store.load(lease.session_id, lease.run_id))
@@ -34,6 +48,7 @@ def store_late_result(driver: Driver, call: Call, facts: dict[str, Any]) -> None
                 call_id=call.id,
                 tool_name=call.tool,
                 attempt=call.attempt,
+                offload=offload,
             )
             driver.store.append(batch, closed=True)
             return

@@ -88,7 +88,7 @@ class Lease:
     def is_cancel_requested(self) -> bool:
         """Whether somebody asked the run to stop."""
         rows = Message.objects.using(self.alias)
-        return rows.filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
+        return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:

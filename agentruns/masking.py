@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any
+from uuid import UUID
 
+from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.models import Definition, Message, Run
 from agentruns.redaction import FAILED, is_on, redact
 from agentruns.tools.card import MASK
 
@@ -24,6 +27,34 @@ def sensitive_of(definition: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return, for each tool of a definition that has any, the names of its sensitive arguments."""
     tools = definition.get("tools", {})
     return {name: tuple(policy["sensitive"]) for name, policy in tools.items() if policy.get("sensitive")}
+
+
+def sensitive_of_all(definitions: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the same for several definitions: what any of them calls sensitive is."""
+    found: dict[str, tuple[str, ...]] = {}
+    for definition in definitions:
+        for tool, names in sensitive_of(definition).items():
+            found[tool] = tuple(dict.fromkeys((*found.get(tool, ()), *names)))
+    return found
+
+
+def sensitive_in(run: Run) -> dict[str, tuple[str, ...]]:
+    """Return the same for all definitions that a run's session ever had: its conversation shows them all.
+
+    Also those that a fork has from its origin, whose rows are copied into its session.
+    """
+    alias = settings.DATABASE
+    found = Definition.objects.using(alias).filter(pk__in=definitions_of(alias, run.session_id))
+    return sensitive_of_all([run.definition.body, *found.values_list("body", flat=True)])
+
+
+def definitions_of(alias: str, session_id: UUID) -> set[str]:
+    """Return the hashes of all definitions that the session's runs ever had."""
+    kinds = (events.RUN_STARTED, events.RUN_ADOPTED)
+    rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=kinds)
+    names = ("definition", "old", "new")
+    payloads = rows.values_list("payload", flat=True)
+    return {payload[name] for payload in payloads for name in names if payload.get(name)}
 
 
 def masked(row: Row, sensitive: Sensitive) -> Row:

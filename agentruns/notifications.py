@@ -139,6 +139,8 @@ def _happened(batch: Batch) -> list[_Happened]:
 
 
 def _matters(batch: Batch, row: Row) -> bool:
+    if events.COPIED in row.payload:  # it happened to another run, and was told then
+        return False
     if row.kind == events.ORPHAN_FOUND:
         return bool(row.payload["action"] == "held")
     if row.kind == events.APPROVAL_DECIDED:  # unless more people have to approve

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 if TYPE_CHECKING:
-    from agentruns.models import Approval, Run  # noqa: F401
+    from agentruns.models import Approval, Message, Run  # noqa: F401
 
 SEES_ALL_APPROVALS = ("view_approval", "view_run", "decide_approval")
 ENDED = ("completed", "failed", "cancelled")
@@ -36,6 +36,12 @@ class RunQuerySet(models.QuerySet["Run"]):
         if user.has_perm("agentruns.view_run"):
             return self
         return self.filter(owner_id=user.pk)
+
+
+class MessageQuerySet(models.QuerySet["Message"]):
+    def own(self) -> Self:
+        """Rows of a run's own life: without the history that a fork has from its origin."""
+        return self.filter(seq__gt=Coalesce("run__origin_seq", 0))
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):

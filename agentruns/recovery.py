@@ -34,13 +34,18 @@ def decided(batch: Batch, call: Call) -> None:
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:
     """Give a call the result that its outcome is unknown."""
+    batch.result(call, unknown_text(call), "unknown", is_error=True, actor=events.actor_ref(actor))
+
+
+def unknown_text(call: Call) -> str:
+    """Return what the model is told of a call whose outcome nobody knows."""
     content = {
         "kind": "tool-durability-error",
         "error": UNKNOWN.format(tool=call.tool),
         "toolName": call.tool,
         "toolCallId": call.provider_id,
     }
-    batch.result(call, json.dumps(content), "unknown", is_error=True, actor=events.actor_ref(actor))
+    return json.dumps(content)
 
 
 def surface(batch: Batch, call: Call, actor: Any) -> None:

@@ -31,7 +31,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
     def action() -> Repaired:
         lock_session(alias, session_id)
-        found = check(session_id, alias)
+        found = check(session_id, alias, files=False)
         if any(problem.seq is not None for problem in found):
             return Repaired([], found)
         changed = [problem for problem in found if problem.column]

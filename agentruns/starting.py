@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from agentruns import people, transitions
+from django.db import connections
+
+from agentruns import payloads, people, transitions
 from agentruns.agents import Agent
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
@@ -32,9 +35,14 @@ class Order:
     session: str
     actor: Any = None
     key: str = ""
+    again: Run | None = None  # the ended run that this repeats, in its session and for its owner
+    session_id: UUID | None = None  # of a session that this may have to make
+    stored: dict[str, Any] | None = None  # what the `user` row holds in place of a text that was put away
 
     def is_for(self, run: Run) -> bool:
-        """Whether `run` is the same agent and input."""
+        """Whether `run` is the same agent and input, and repeats the same run where this repeats one."""
+        if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
+            return False
         return run.agent == self.agent.name and run.input == self.text
 
 
@@ -58,9 +66,10 @@ def place(order: Order, *, leased: bool = False) -> Placed:
     if not order.text.strip():
         raise ValueError("The input is empty; say what the agent is to do.")
     for what, name in (("session", order.session), ("idempotency key", order.key)):
-        _check_name(what, name)
+        check_name(what, name)
     people.require_somebody(order.actor)
     alias, owner = settings.DATABASE, uuid7().hex if leased else ""
+    order = _put_away(alias, order)
 
     def action() -> Placed:
         placed = _place(alias, order, owner)
@@ -74,7 +83,24 @@ def place(order: Order, *, leased: bool = False) -> Placed:
     return placed
 
 
-def _check_name(what: str, name: str) -> None:
+def _put_away(alias: str, order: Order) -> Order:
+    """Store a long text before any transaction; inside the caller's own it stays in its row.
+
+    A text that was given before is most likely that of a run that is there.
+    """
+    if not payloads.may_be_large(order.text) or connections[alias].in_atomic_block:
+        return order
+    given = Run.objects.using(alias).filter(session__key=order.session, input=order.text)
+    if order.again is None and given.exists():
+        return order
+    found = Session.objects.using(alias).filter(key=order.session).values_list("pk", flat=True).first()
+    session_id = found or uuid7()
+    stored = payloads.put(f"{session_id}/input", order.text)
+    return replace(order, session_id=session_id, stored=stored or None)
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise ValueError for a name of a session or a key that some database would refuse or cut."""
     # Databases disagree about these: what one stores another refuses, or cuts.
     if len(name) > NAME_LENGTH or not name.isprintable():
         raise ValueError(
@@ -125,6 +151,8 @@ def _forget_if_empty(alias: str, session: Session) -> None:
 
 def _owner_id(alias: str, order: Order) -> Any:
     """Return whose run this is: the actor's, or for the program that of the session's owner."""
+    if order.again is not None:
+        return order.again.owner_id
     if order.actor is not None:
         return order.actor.pk
     return Session.objects.using(alias).filter(key=order.session).values_list("owner_id", flat=True).first()
@@ -141,7 +169,7 @@ def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:
     if not order.is_for(run):
         raise RunStateError(
             f"Idempotency key {order.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
-            "input. Use a new key for a new task."
+            "input or origin. Use a new key for a new task."
         )
     return run
 
@@ -159,11 +187,16 @@ def _refuse_pruned(alias: str, order: Order) -> None:
 def _session(alias: str, order: Order) -> Session:
     owner = order.actor
     name = owner.get_username() if owner is not None else ""
-    session = Session(key=order.session, owner_id=owner.pk if owner is not None else None, owner_name=name)
+    session = Session(
+        id=order.session_id or uuid7(),
+        key=order.session,
+        owner_id=owner.pk if owner is not None else None,
+        owner_name=name,
+    )
     sessions = Session.objects.using(alias)
     sessions.bulk_create([session], ignore_conflicts=True)
     session = sessions.get(key=order.session)
-    if owner is not None and session.owner_id != owner.pk:
+    if order.again is None and owner is not None and session.owner_id != owner.pk:
         raise SessionAccessDeniedError(f"There is no session {order.session!r}.")
     return session
 
@@ -176,7 +209,8 @@ def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
     keys_differ = bool(order.key and run.idempotency_key and order.key != run.idempotency_key)
     if order.is_for(run) and not keys_differ:
         return run
-    why = "another idempotency key" if order.is_for(run) else "another agent or input"
+    why = "another agent or input" if order.again is None else "another task"
+    why = "another idempotency key" if order.is_for(run) else why
     raise SessionBusyError(
         f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}) with {why}. "
         "Wait for it, cancel it, or use another session.",
@@ -197,6 +231,7 @@ def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Ru
         definition_id=agent.definition_hash,
         idempotency_key=order.key,
         input=order.text,
+        origin_id=order.again.pk if order.again else None,
         **_leased_columns(owner),
     )
     return run, _first_lease(alias, run) if owner else None
@@ -223,6 +258,7 @@ def _first_rows(alias: str, session: Session, run: Run, order: Order, lease: Lea
 
 def write_start(batch: Batch, order: Order) -> None:
     """Add the first two rows of a run."""
+    origin = {"origin": {"run": str(order.again.pk)}} if order.again else {}
     batch.add(
         events.RUN_STARTED,
         {
@@ -232,6 +268,9 @@ def write_start(batch: Batch, order: Order) -> None:
             "actor": events.actor_ref(order.actor),
             "idempotency_key": order.key,
             "session": order.session,
+            **origin,
         },
     )
-    batch.add(events.USER, {"content": [{"type": "text", "text": order.text}]})
+    stored = order.stored or {}
+    text = {"type": "text", "text": stored.get("content", order.text)}
+    batch.add(events.USER, {**stored, "content": [text]})

@@ -7,14 +7,12 @@ from uuid import UUID
 
 from agentruns import transitions
 from agentruns.conf import settings
-from agentruns.exceptions import RunStateError
 from agentruns.journal.calls import Call
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import timestamp
 from agentruns.journal.fold import RunState
-from agentruns.journal.read import session_rows
+from agentruns.journal.read import rows_until
 from agentruns.masking import Sensitive, hide
-from agentruns.models import Message
 
 
 def state_at(run_id: UUID | str, seq: int) -> RunState:
@@ -30,15 +28,9 @@ def session_at(run_id: UUID | str, seq: int) -> SessionState:
 
     Errors as `state_at`.
     """
-    alias, run = settings.DATABASE, transitions.find_run(run_id)
-    rows = Message.objects.using(alias).filter(run_id=run.pk).order_by("seq").values_list("seq", flat=True)
-    first, last = rows.first() or 0, rows.last() or 0
-    if not first <= seq <= last:
-        raise RunStateError(f"Run {run.pk} has the rows {first} to {last}; there is no state at {seq}.")
+    run = transitions.find_run(run_id)
     state = SessionState(run.session_id, run.pk)
-    for row in session_rows(alias, run.session_id):
-        if row.seq > seq:
-            break
+    for row in rows_until(settings.DATABASE, run, seq):
         state.apply(row)
     return state
 

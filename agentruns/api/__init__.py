@@ -15,7 +15,7 @@ from functools import cache
 from ninja import NinjaAPI
 
 import agentruns
-from agentruns.api import approvals, health, runs  # noqa: F401 - importing puts their endpoints on the router
+from agentruns.api import approvals, forks, health, runs  # noqa: F401 - importing puts endpoints on the router
 from agentruns.api.auth import SessionAuth
 from agentruns.api.docs import Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors

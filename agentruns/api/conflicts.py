@@ -11,7 +11,7 @@ from agentruns.redaction import redact
 
 def of_run(run: Run) -> dict[str, Any]:
     """Return where a run stands; of one that has ended, who ended it and when."""
-    closing = run.messages.filter(kind__in=events.CLOSING).order_by("-seq").first()
+    closing = run.messages.own().filter(kind__in=events.CLOSING).order_by("-seq").first()
     return {"run_id": str(run.pk), "run_status": run.status, **_who_and_when("ended", closing)}
 
 

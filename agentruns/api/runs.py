@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Status
 
 from agentruns import runs as services
@@ -29,12 +29,20 @@ from agentruns.api.schemas import (
 )
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
+from agentruns.exports import download, find_content, read_content
 from agentruns.ids import uuid7
 from agentruns.journal.read import run_rows
-from agentruns.masking import sensitive_of
+from agentruns.masking import sensitive_in
 from agentruns.models import Run
-from agentruns.replay import record, state_at
 from agentruns.starting import Order, place
+from agentruns.states import record, state_at
+
+_BYTES = {"type": "string", "format": "binary"}
+CONTENT = documented(401, 403, 404, 422, 500)
+CONTENT["responses"][200] = {
+    "description": "The bytes",
+    "content": {kind: {"schema": _BYTES} for kind in ("text/plain", "application/json")},
+}
 
 
 @router.post(
@@ -93,9 +101,21 @@ def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessageP
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
     run = find_run(user_of(request), run_id, "definition")
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
-    sensitive = sensitive_of(run.definition.body)
+    sensitive = sensitive_in(run)
     items = [MessageOut.of(row, run.session.key, sensitive) for row in rows[: pagination.PAGE]]
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
+
+
+@router.get("/runs/{run_id}/messages/{seq}/content", openapi_extra=CONTENT)
+def get_content(request: HttpRequest, run_id: str, seq: Seq) -> StreamingHttpResponse:
+    """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
+
+    404 if the row is not there or holds its content itself; 403 without agentruns.reveal_arguments if it may
+    hold what is not to be shown; 500 if the file is missing or was altered.
+    """
+    user = user_of(request)
+    content = find_content(find_run(user, run_id, "definition"), seq)
+    return download(request, content, read_content(content, user))
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
@@ -103,7 +123,7 @@ def get_state(request: HttpRequest, run_id: str, at: Seq | None = None) -> dict[
     """Return what the run was right after the row `at`, or is now. 409 if it has no such row."""
     run = find_run(user_of(request), run_id, "definition")
     seq = at if at is not None else run.messages.latest("seq").seq
-    state: dict[str, Any] = legal(record(state_at(run.pk, seq), sensitive_of(run.definition.body)))
+    state: dict[str, Any] = legal(record(state_at(run.pk, seq), sensitive_in(run)))
     return state
 
 

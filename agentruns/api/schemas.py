@@ -6,7 +6,6 @@ What a model, a tool or a person wrote goes through `legal`; ids, digests, hashe
 from __future__ import annotations
 
 import json
-import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -25,10 +24,10 @@ def utc(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
-def _plain(text: str) -> str:
-    # PostgreSQL refuses NUL in a name, UTF-8 a lone surrogate; neither belongs there on any database.
-    if any(unicodedata.category(char) in ("Cc", "Cs") for char in text):
-        raise ValueError("control characters and lone surrogates are not allowed")
+def _printable(text: str) -> str:
+    # As the services want it: databases disagree about NUL and lone surrogates, people about what they see.
+    if not text.isprintable():
+        raise ValueError("must be printable")
     return text
 
 
@@ -56,8 +55,8 @@ Moment = Annotated[
     PlainSerializer(utc, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
-AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_plain)]
-Key = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
+AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
+Key = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Text = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
 Arguments = Annotated[dict[str, Any], AfterValidator(_finite)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
@@ -75,6 +74,18 @@ class StartRun(Request):
     input: Text
     session: Key | None = Field(None, description="the caller's own key; without it one is generated")
     idempotency_key: Key | None = Field(None, description="the same key is the same run, also after it ended")
+
+
+class ForkRun(Request):
+    at: Seq = Field(description="`seq` of the last row that the fork takes over")
+    text: Text | None = Field(
+        None, description="what the agent is told then; needed where nothing is left to do"
+    )
+    agent: AgentName | None = Field(None, description="another agent to go on with")
+    session: Key | None = Field(None, description="key of the new session; without it one is generated")
+    idempotency_key: Key | None = Field(
+        None, description="the same key is the same fork, also after it ended"
+    )
 
 
 class CancelRun(Request):
@@ -118,6 +129,8 @@ class RunOut(BaseModel):
     idempotency_key: str
     status: Run.Status
     input: str
+    origin: str | None = Field(description="the run that this one repeats or was forked from")
+    origin_seq: int | None = Field(description="the row that it was forked at")
     step: int
     usage: dict[str, Any]
     output: str | None
@@ -143,6 +156,8 @@ class RunOut(BaseModel):
             idempotency_key=legal(run.idempotency_key),
             status=Run.Status(run.status),
             input=legal(run.input),
+            origin=_id(run.origin_id),
+            origin_seq=run.origin_seq,
             step=run.step,
             usage=canonical.legal(run.usage),
             output=legal(run.output),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from agentruns import canonical
+from agentruns import canonical, payloads
 from agentruns.journal import events
 from agentruns.journal.calls import Call, Card
 from agentruns.journal.conversation import SessionState
@@ -14,6 +15,8 @@ from agentruns.journal.events import Row
 
 # After these the run has moved on, so earlier crashes no longer count against it.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
+
+Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Batch:
@@ -55,12 +58,15 @@ class Batch:
         tool_name: str = "",
         attempt: int = 0,
         consumes: UUID | None = None,
+        offload: Offload | None = None,
     ) -> Row:
-        """Chain one more row and fold it."""
+        """Chain one more row and fold it; `offload` is given a payload that may be too large for it."""
         if call is not None:
             call_id, tool_name = call.id, call.tool
             self.cards.setdefault(call.id, call.card.status if call.card else "")
         text = canonical.dumps({"v": events.VERSION, **(payload or {})})
+        if offload is not None and payloads.may_be_large(text):
+            text = canonical.dumps({"v": events.VERSION, **offload(payload or {})})
         row = Row(
             seq=self.state.next_seq,
             run_id=self.state.run.run_id,
@@ -88,13 +94,19 @@ class Batch:
         outcome: str,
         *,
         is_error: bool = False,
+        offload: Offload | None = None,
         **facts: Any,
     ) -> Row:
-        """Add the one `tool_result` of a call; an edited call that ran tells the arguments really used."""
+        """Add the one `tool_result` of a call; an edited call that ran tells the arguments really used.
+
+        A content that is the preview of what its handler returned too late stands for that.
+        """
+        if isinstance(content, str) and (stored := self.state.returned_late.get((call.id, content))):
+            facts["stored"] = stored
         if call.edited and call.attempt:
             facts["edited"] = call.arguments
         payload = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
-        return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt)
+        return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
 
     def changed_cards(self) -> list[tuple[Call, Card, str]]:
         """Return the calls whose card this batch makes or changes, with the status it had before."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from agentruns import canonical
+from agentruns import canonical, payloads
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
+from agentruns.payloads import Stored
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
 MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"
+KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory, so that not each request reads them again
+
+Blocks = list[dict[str, Any]]
 
 
 class SessionState:
@@ -25,7 +30,14 @@ class SessionState:
         self.tool_use_ids: set[str] = set()
         # tool -> call of unknown outcome without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
+        # what a handler returned too late, by its call and its preview -> where it is stored
+        self.returned_late: dict[tuple[str, str], dict[str, Any]] = {}
         self._messages: list[dict[str, Any]] = []
+        self._digests = [""]  # of the messages up to each one but the last, which may still grow
+        # message and block of it that is a preview -> what it stands for
+        self._previews: dict[tuple[int, int], _Whole] = {}
+        self._stored: dict[str, _Whole] = {}  # the same by call, for results not yet in a message
+        self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
         self._results: dict[str, dict[str, Any]] = {}
 
@@ -35,24 +47,44 @@ class SessionState:
         if row.run_id == self.run.run_id:
             self.run.apply(row)
         if row.kind == events.USER:
-            self._say("user", row.payload["content"])
+            self._say("user", row.payload["content"], _whole(row, _user_blocks))
         elif row.kind == events.ASSISTANT:
             self._reply(row.payload)
         elif row.kind == events.TOOL_RESULT:
             self._result(row)
+        elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
+            self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] != "unknown":
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation to send. Every call of the last reply must be settled."""
+        """Return the conversation to send. Every call of the last reply must be settled.
+
+        Reads what is stored in files; raises PayloadError where one of them is not what was stored.
+        """
         if len(self._results) < len(self._open):
             raise AssertionError(f"Run {self.run.run_id} has unsettled calls; no request may be built.")
-        return self.settled_messages()
+        messages = self.settled_messages()
+        for (number, place), whole in reversed(self._previews.items()):  # so that earlier places stay
+            content = list(messages[number]["content"])
+            content[place : place + 1] = self._load(whole)
+            messages[number] = {**messages[number], "content": content}
+        return messages
 
     def settled_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation so far; results of a reply appear when all of them are there."""
+        """Return the conversation so far; results of a reply appear when all of them are there.
+
+        Reads no file: of what is stored in one there is a preview.
+        """
         self._flush()
         return list(self._messages)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the conversation so far; each message is looked at once."""
+        self._flush()
+        for message in self._messages[len(self._digests) - 1 : -1]:
+            self._digests.append(canonical.digest([self._digests[-1], message]))
+        return canonical.digest([self._digests[-1], self._messages[-1:]])
 
     def _reply(self, payload: dict[str, Any]) -> None:
         self._flush()
@@ -67,25 +99,70 @@ class SessionState:
         if provider_id is None:
             return
         self._results[row.call_id] = result_block(provider_id, row.payload)
+        whole = _whole(row, lambda payload: [result_block(provider_id, payload)])
+        if whole is not None:
+            self._stored[row.call_id] = whole
         if row.payload["outcome"] == "unknown":
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
 
     def _flush(self) -> None:
         """Put the results of the last reply, in emission order, at the front of the next user message."""
         if self._open and len(self._results) == len(self._open):
+            for place, call_id in enumerate(self._open):
+                if call_id in self._stored:
+                    self._previews[len(self._messages), place] = self._stored[call_id]
             self._messages.append(
                 {"role": "user", "content": [self._results[call_id] for call_id in self._open]}
             )
-            self._open, self._results = {}, {}
+            self._open, self._results, self._stored = {}, {}, {}
 
-    def _say(self, role: str, content: list[dict[str, Any]]) -> None:
+    def _say(self, role: str, content: Blocks, whole: _Whole | None) -> None:
         self._flush()
         content = canonical.legal(content)
-        if self._messages and self._messages[-1]["role"] == role:
+        joins = bool(self._messages) and self._messages[-1]["role"] == role
+        if whole is not None:
+            number = len(self._messages) - joins
+            self._previews[number, len(self._messages[-1]["content"]) if joins else 0] = whole
+        if joins:
             last = self._messages[-1]
             self._messages[-1] = {"role": role, "content": [*last["content"], *content]}
         else:
             self._messages.append({"role": role, "content": content})
+
+    def _load(self, whole: _Whole) -> Blocks:
+        if whole.blocks is not None:
+            return whole.blocks
+        stored, blocks = whole.read()
+        if self._kept + stored.size <= KEPT:
+            self._kept += stored.size
+            whole.blocks = blocks
+        return blocks
+
+
+class _Whole:
+    """What a preview in the conversation stands for."""
+
+    def __init__(self, row: Row, make: Callable[[dict[str, Any]], Blocks]) -> None:
+        self.row = row
+        self.make = make
+        self.blocks: Blocks | None = None  # once they are read
+
+    def read(self) -> tuple[Stored, Blocks]:
+        """Return the blocks, and the file that they are in; raises PayloadError."""
+        row = self.row
+        stored = payloads.of(row.run_id, row.seq, row.payload)
+        if stored is None:
+            raise AssertionError(f"Row {row.seq} of run {row.run_id} has no file.")
+        return stored, self.make({**row.payload, "content": payloads.content_of(stored)})
+
+
+def _whole(row: Row, make: Callable[[dict[str, Any]], Blocks]) -> _Whole | None:
+    return _Whole(row, make) if row.payload.get("stored") else None
+
+
+def _user_blocks(payload: dict[str, Any]) -> Blocks:
+    text: Blocks = canonical.legal([{"type": "text", "text": payload["content"]}])
+    return text
 
 
 def result_block(provider_id: str, payload: dict[str, Any]) -> dict[str, Any]:

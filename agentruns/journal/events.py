@@ -34,6 +34,8 @@ RUN_CANCELLED = "run_cancelled"
 
 PROGRAM = {"id": "", "name": "the program"}  # stands for an actor who is nobody
 
+COPIED = "copied"  # in the payload of a fork's history: from where. It is no part of the fork's own life
+
 OUTPUT_INVALID = "output_invalid"  # why a `user` row is there that no user wrote
 
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}

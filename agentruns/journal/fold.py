@@ -29,6 +29,7 @@ class RunState:
     definition: str = ""
     actor: dict[str, str] | None = None
     started_at: datetime | None = None
+    inherited: int = 0  # replies of the run that this one was forked from, up to there
     step: int = 0
     stop_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)  # tokens by kind; "cost" as exact digits
@@ -49,9 +50,9 @@ class RunState:
     waiting_since: datetime | None = None
 
     def apply(self, row: Row) -> None:
-        """Fold one more row. Kinds written by newer code are skipped."""
+        """Fold one more row. Kinds written by newer code, and the history of a fork, are skipped."""
         self.seq = row.seq
-        if row.kind not in _APPLY:
+        if row.kind not in _APPLY or events.COPIED in row.payload:
             return
         _APPLY[row.kind](self, row)
         self._judge(row.created_at)
@@ -143,6 +144,7 @@ def _run_started(state: RunState, row: Row) -> None:
     state.definition = row.payload["definition"]
     state.actor = row.payload.get("actor")
     state.started_at = row.created_at
+    state.inherited = (row.payload.get("origin") or {}).get("steps", 0)
 
 
 def _user(state: RunState, row: Row) -> None:

@@ -10,6 +10,7 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call, Card
+from agentruns.journal.events import Row
 from agentruns.models import Approval
 
 
@@ -22,7 +23,7 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
     requested = {row.call_id: row for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, card, before in batch.changed_cards():
         if call.id in requested:
-            _insert(alias, batch, call, card, requested[call.id].payload)
+            _insert(alias, batch, call, card, requested[call.id])
             continue
         rows = Approval.objects.using(alias).filter(pk=card.id, status=before)
         if guard is not None and before == "pending":
@@ -31,17 +32,17 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
             raise JournalConflictError(f"Approval {card.id} is not {before} any more.")
 
 
-def _insert(alias: str, batch: Batch, call: Call, card: Card, payload: dict[str, Any]) -> None:
+def _insert(alias: str, batch: Batch, call: Call, card: Card, row: Row) -> None:
     Approval.objects.using(alias).create(
         id=card.id,
         run_id=batch.state.run.run_id,
         call_id=call.id,
         tool_name=call.tool,
         risk=card.risk,
-        why=payload["why"],
+        why=row.payload["why"],
         approvers=card.approvers,
         required=card.required,
-        requested_at=batch.rows[-1].created_at,
+        requested_at=row.created_at,
         **_columns(call, card),
     )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from django.db.models import Max, Min
+
+from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
-from agentruns.models import Message
+from agentruns.models import Message, Run
 
 FIELDS = Row._fields
 
@@ -21,6 +24,18 @@ def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None)
     """Return one run's rows in order, upcast to today's form."""
     rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after)
     return _rows(rows, limit)
+
+
+def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
+    """Return the rows of a run's session up to `seq`, which has to be a row within the run's.
+
+    Raises RunStateError.
+    """
+    seqs = Message.objects.using(alias).filter(run_id=run.pk).aggregate(first=Min("seq"), last=Max("seq"))
+    first, last = seqs["first"] or 0, seqs["last"] or 0
+    if not first <= seq <= last:
+        raise RunStateError(f"Run {run.pk} has the rows {first} to {last}, not {seq}.")
+    return _rows(Message.objects.using(alias).filter(session_id=run.session_id, seq__lte=seq))
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:

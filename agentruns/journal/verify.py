@@ -11,10 +11,12 @@ from uuid import UUID
 from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from agentruns import canonical
+from agentruns import canonical, payloads
 from agentruns.conf import settings
+from agentruns.exceptions import PayloadError
 from agentruns.journal import events
 from agentruns.journal.calls import Call
+from agentruns.journal.copies import Copy, altered, copy_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, RunState
 from agentruns.journal.read import FIELDS
@@ -35,7 +37,7 @@ class Problem:
     """One thing that is wrong: with a row of the journal (`seq`), or with what is folded from it.
 
     A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`. `status` is
-    that of its row as it was read.
+    that of its row as it was read. `file` names one that the row, itself intact, points at.
     """
 
     session: str
@@ -48,6 +50,7 @@ class Problem:
     stored: str | None = None
     folded: Any = None
     status: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
         return f"Session {self.session}: {self.what}"
@@ -58,16 +61,18 @@ def problems(session_id: UUID, alias: str | None = None) -> list[str]:
     return [str(problem) for problem in check(session_id, alias)]
 
 
-def check(session_id: UUID, alias: str | None = None) -> list[Problem]:
+def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> list[Problem]:
     """Return what is wrong with a session: its first bad row alone, or else every folded column that differs.
 
-    Takes no lock: a session that somebody wrote to meanwhile is read again. Raises Session.DoesNotExist.
+    With `files`, those that its rows point at are read as well, which may take long; leave that out inside
+    a transaction. Takes no lock: a session that somebody wrote to meanwhile is read again. Raises
+    Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
     found: list[Problem] = []
     for _ in range(TRIES):
         session = Session.objects.using(alias).get(pk=session_id)
-        found = _check(alias, session)
+        found = _check(alias, session, files)
         same = Session.objects.using(alias).filter(
             pk=session_id, next_seq=session.next_seq, head=session.head
         )
@@ -76,12 +81,31 @@ def check(session_id: UUID, alias: str | None = None) -> list[Problem]:
     return found
 
 
-def _check(alias: str, session: Session) -> list[Problem]:
+def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     history = History(session)
     problem = history.read(alias)
     if problem is not None:  # what is folded from a journal that is wrong means nothing
         return [problem]
-    return [*_runs(alias, history), *_approvals(alias, history)]
+    found = list(_files(history)) if files else []
+    return [*found, *_copies(alias, history), *_runs(alias, history), *_approvals(alias, history)]
+
+
+def _files(history: History) -> Iterator[Problem]:
+    for row in history.pointing:
+        try:
+            stored = payloads.of(row.run_id, row.seq, row.payload)
+            if stored is not None:
+                payloads.check(stored)
+        except PayloadError as error:
+            name = f"seq {row.seq} ({row.kind}) points at a file that is not there as it was stored"
+            file = "".join(payloads.names_in(row.payload))
+            yield Problem(history.session.key, f"{name}: {error}", seq=row.seq, kind=row.kind, file=file)
+
+
+def _copies(alias: str, history: History) -> Iterator[Problem]:
+    for copy, what in altered(alias, history.copies):
+        name = f"seq {copy.seq} ({copy.kind})"
+        yield Problem(history.session.key, f"{name} {what}", seq=copy.seq, kind=copy.kind)
 
 
 class History:
@@ -94,6 +118,9 @@ class History:
         self.states: dict[UUID, RunState] = {}
         self.calls: dict[UUID, dict[str, Call]] = {}  # of every reply, not only of the last
         self.cards: set[UUID] = set()
+        self.copies: list[Copy] = []
+        self.pointing: list[Row] = []  # at files that hold their content
+        self.copied_calls: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the first that is wrong, or that the session remembers and is not there."""
@@ -109,7 +136,7 @@ class History:
                     return wrong
         except (ValueError, TypeError) as error:
             return self._problem(self.seq + 1, "", f"cannot be read: {error}.")
-        return self._cut()
+        return self.cut()
 
     def add(self, row: Row, text: str) -> Problem | None:
         """Check one more row, whose payload is `text`, and fold it."""
@@ -128,6 +155,8 @@ class History:
         if what:
             return self._problem(row.seq, row.kind, what)
         calls.update(state.calls)
+        if row.payload.get("stored"):
+            self.pointing.append(row)
         self.seq, self.head = row.seq, row.hash
         return None
 
@@ -147,7 +176,7 @@ class History:
             intact = False
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
-    def _cut(self) -> Problem | None:
+    def cut(self) -> Problem | None:
         """Compare the head that the session remembers: it shows a cut-off tail."""
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
@@ -160,6 +189,8 @@ class History:
 
     def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
         """Return what is wrong with a row beside the rows before it, or ""."""
+        if events.COPIED in row.payload:
+            return self._copied(row, state)
         if row.kind == events.ASSISTANT:
             for call in state.open_calls():
                 return f"is a reply while call {call.id} has no result."
@@ -169,11 +200,27 @@ class History:
         if row.kind not in _PAIRED:
             return ""
         known = calls.get(row.call_id)
+        if known is None and row.kind == events.ORPHAN_RESOLVED and row.call_id in self.copied_calls:
+            return ""  # a fork may clear a doubt that it has from its origin
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if row.kind == events.APPROVAL_REQUESTED:
             return self._asked(row, known)
         return _CHECKS[row.kind](row, known) if row.kind in _CHECKS else ""
+
+    def _copied(self, row: Row, state: RunState) -> str:
+        """A copy lies before its run began, in the place of the row that it is a copy of."""
+        copy = copy_of(row)
+        if state.started_at is not None:
+            return "is copied from another run after its own run had started."
+        if row.consumes is not None:
+            return "is copied from another run and consumes an approval."
+        if copy is not None:
+            self.copies.append(copy)
+        self.copied_calls.add(row.call_id)
+        if row.kind == events.ASSISTANT:
+            self.copied_calls |= {call["id"] for call in row.payload["calls"]}
+        return ""
 
     def _asked(self, row: Row, call: Call) -> str:
         card = UUID(row.payload["approval"])

@@ -33,6 +33,8 @@ def run_record(run: Run) -> dict[str, Any]:
         "session": redact(run.session.key),
         "owner": redact(run.owner_name) or None,
         "definition": run.definition_id,
+        "origin": str(run.origin_id) if run.origin_id else None,
+        "origin_seq": run.origin_seq,
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }

@@ -10,6 +10,7 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.management.terminal import call_text, escaped, moment, shortened
+from agentruns.payloads import names_in
 from agentruns.redaction import redact, redacted
 
 Payload = dict[str, Any]
@@ -18,7 +19,8 @@ Payload = dict[str, Any]
 def line(row: Row) -> str:
     """Return a row as one line: number, time, kind, tool, and what it says."""
     says = _SAYS.get(row.kind, _anything)(row.payload)
-    text = " ".join(part for part in (row.tool_name, says) if part)
+    copied = "(copied)" if events.COPIED in row.payload else ""
+    text = " ".join(part for part in (copied, row.tool_name, says) if part)
     return escaped(f"{row.seq:>5}  {moment(row.created_at)}  {row.kind:<18}  {shortened(text, 160)}")
 
 
@@ -41,7 +43,7 @@ def _started(payload: Payload) -> str:
 
 def _user(payload: Payload) -> str:
     reason = payload.get("reason")
-    return (f"{reason}: " if reason else "") + text_of(payload["content"])
+    return (f"{reason}: " if reason else "") + _size(payload) + text_of(payload["content"])
 
 
 def _assistant(payload: Payload) -> str:
@@ -64,7 +66,7 @@ def _tool_started(payload: Payload) -> str:
 
 
 def _result(payload: Payload) -> str:
-    return f"{payload['outcome']}: {_text(payload['content'])}"
+    return f"{payload['outcome']}: {_content(payload)}"
 
 
 def _failed(payload: Payload) -> str:
@@ -86,7 +88,16 @@ def _verdict(payload: Payload) -> str:
 
 
 def _late(payload: Payload) -> str:
-    return "never entered" if payload.get("never_entered") else _text(payload.get("content"))
+    return "never entered" if payload.get("never_entered") else _content(payload)
+
+
+def _content(payload: Payload) -> str:
+    return _size(payload) + _text(payload.get("content"))
+
+
+def _size(payload: Payload) -> str:
+    """Return how large a content is that is stored in a file, of which a row has only the beginning."""
+    return f"[{payload['stored'].get('size')} bytes in a file] " if names_in(payload) else ""
 
 
 def _anything(payload: Payload) -> str:

@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import CanonicalField
 from agentruns.models.run import Run
 from agentruns.models.session import Session
+from agentruns.querysets import MessageQuerySet
 
 
 class Message(models.Model):
@@ -26,6 +27,8 @@ class Message(models.Model):
     prev_hash = models.CharField(max_length=64)
     hash = models.CharField(max_length=64)
     created_at = models.DateTimeField(_("created at"))
+
+    objects = MessageQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("journal row")

@@ -49,6 +49,17 @@ class Run(models.Model):
     )
     idempotency_key = models.CharField(_("idempotency key"), max_length=200, default="")
     input = EscapedTextField(_("input"))
+    # The run that this one repeats, or was forked from at the row `origin_seq`: as its first row says.
+    origin = models.ForeignKey(
+        "self",
+        verbose_name=_("origin"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        related_name="derived",
+    )
+    origin_seq = models.BigIntegerField(_("forked at row"), null=True)
 
     # Folded columns: a cache of the journal, equal to its fold after every append.
     status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.QUEUED)
@@ -79,6 +90,8 @@ class Run(models.Model):
             ("resume_run", _("Can resume runs")),
             ("cancel_run", _("Can cancel runs")),
             ("pause_run", _("Can pause runs")),
+            ("fork_run", _("Can run again and fork runs")),
+            ("replay_run", _("Can ask a model what it would have done")),
             ("adopt_definition", _("Can let runs go on under another definition")),
             ("resolve_orphan", _("Can give the verdict on a call in doubt")),
         ]
@@ -107,6 +120,7 @@ class Run(models.Model):
                 name="agentruns_runnable",
             ),
             models.Index(fields=["-updated_at", "-id"], name="agentruns_run_newest"),
+            models.Index(fields=["origin"], condition=Q(origin__isnull=False), name="agentruns_run_derived"),
             models.Index(fields=["status", "-updated_at"], name="agentruns_run_status"),
         ]
 

@@ -22,8 +22,8 @@ class ModelRequest:
     """One question to a model, in the provider's form.
 
     `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
-    `step`: the number of replies this run has had; `output_schema`: the JSON Schema the last reply's text
-    has to fit.
+    `step`: the number of replies this run has had, with those a fork has from its origin;
+    `output_schema`: the JSON Schema the last reply's text has to fit.
     """
 
     model: str

@@ -62,8 +62,9 @@ def test_docs_and_openapi(api: Api, settings: Any, installed: bool) -> None:
     schema = api.client.get("/api/openapi.json").json()
     assert set(schema["paths"]) == {
         "/api/runs", "/api/runs/{run_id}", "/api/runs/{run_id}/messages", "/api/runs/{run_id}/resume",
-        "/api/runs/{run_id}/state",
-        "/api/runs/{run_id}/cancel", "/api/approvals", "/api/approvals/{approval_id}",
+        "/api/runs/{run_id}/state", "/api/runs/{run_id}/messages/{seq}/content",
+        "/api/runs/{run_id}/cancel", "/api/runs/{run_id}/fork",
+        "/api/approvals", "/api/approvals/{approval_id}",
         "/api/approvals/{approval_id}/approve", "/api/approvals/{approval_id}/deny", "/api/health",
     }  # fmt: skip
     start = schema["paths"]["/api/runs"]["post"]

@@ -63,6 +63,7 @@ PROJECT = {
         ROOT_URLCONF = "urls"
         USE_TZ = True
         STATIC_URL = "static/"
+        AGENTRUNS_PAYLOAD_STORAGE = ""
     """,
     "urls.py": """
         from django.contrib import admin

@@ -96,7 +96,7 @@ def shop_agent(name: str, *turns: object, **options: object) -> Agent:
     """An agent over the shop's tools whose model says `turns`."""
     return Agent(
         name,
-        instructions="Serve the shop.",
+        instructions=options.pop("instructions", "Serve the shop."),  # type: ignore[arg-type]
         tools=options.pop("tools", TOOLS),  # type: ignore[arg-type]
         model=ScriptedModel([*turns, {"text": "all done"}]),
         **options,  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand
 from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
-from agentruns.masking import masked, sensitive_of
+from agentruns.masking import masked, sensitive_in
 from agentruns.models import Run
 from agentruns.redaction import redact, redacted
-from agentruns.replay import record, state_at
+from agentruns.states import record, state_at
 
 
 class Command(AgentRunsCommand):
@@ -29,7 +29,7 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
-        sensitive = sensitive_of(run.definition.body)
+        sensitive = sensitive_in(run)
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), sensitive)))
             return

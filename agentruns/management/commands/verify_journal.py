@@ -69,7 +69,9 @@ class Command(AgentRunsCommand):
     def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
         found = Repaired([], check(session_id, alias))
         if found.left and repair:
-            found = repair_session(alias, session_id)
+            files = [problem for problem in found.left if problem.file]
+            repaired = repair_session(alias, session_id)
+            found = Repaired(repaired.changed, [*repaired.left, *files])
         self.counts["sessions"] += 1
         self.counts["bad_sessions"] += bool(found.changed or found.left)
         for problem in found.changed:
@@ -78,7 +80,7 @@ class Command(AgentRunsCommand):
             self.counts["repaired"] += 1
         for problem in map(_redacted, found.left):
             self._report(problem, str(problem))
-            if repair and problem.seq is not None:
+            if repair and problem.seq is not None and not problem.file:
                 self._tell(f"Session {problem.session}: {REFUSED}", {**_names(problem), "refused": REFUSED})
 
     def _report(self, problem: Problem, text: str) -> None:

@@ -1,0 +1,45 @@
+"""The endpoint of forks. It records and queues; a worker drives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Status
+
+from agentruns import forks as services
+from agentruns.api import conflicts
+from agentruns.api.auth import user_of
+from agentruns.api.errors import Problem, documented
+from agentruns.api.permissions import find_run, visible_runs
+from agentruns.api.routing import router
+from agentruns.api.schemas import ForkRun, RunOut
+from agentruns.exceptions import RunStateError
+from agentruns.models import Run
+
+
+@router.post(
+    "/runs/{run_id}/fork",
+    response={201: RunOut, 200: RunOut},
+    openapi_extra=documented(400, 401, 403, 404, 409, 422),
+)
+def fork_run(request: HttpRequest, run_id: str, body: ForkRun) -> Status[RunOut]:
+    """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
+
+    It gets a session of its own with a copy of the rows up to there; calls open there are settled, and no
+    effect is repeated. 409 if there is no such row, if nothing is left to do there and no `text` says what,
+    if the session exists or the key belongs to another run; 422 if there is no such agent.
+    """
+    user = user_of(request)
+    origin = find_run(user, run_id)
+    known = _of_key(user, body.idempotency_key)
+    try:
+        fork = services.fork_run(origin.pk, actor=user, **body.model_dump())
+    except RunStateError as error:
+        about = _of_key(user, body.idempotency_key) or origin
+        raise Problem.of(error, **conflicts.of_run(about)) from error
+    return Status(200 if known else 201, RunOut.of(find_run(user, str(fork.pk))))
+
+
+def _of_key(user: Any, key: str | None) -> Run | None:
+    return visible_runs(user).filter(owner_id=user.pk, idempotency_key=key).first() if key else None

@@ -1,0 +1,37 @@
+"""`manage.py fork_run ID --at SEQ`: a new run that goes on from a row of another's journal."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from agentruns.forks import fork_run
+from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.records import run_record
+
+
+class Command(AgentRunsCommand):
+    help = (
+        "Queue a new run, in a session of its own, from a copy of a run's journal up to a row. No effect is "
+        "repeated: calls open there are settled as cancelled, or as unknown if they had started."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("run_id", metavar="ID", help="The run's id.")
+        parser.add_argument("--at", type=int, required=True, metavar="SEQ", help="The last row to copy.")
+        parser.add_argument("--text", help="What the agent is told then; needed where nothing is left to do.")
+        parser.add_argument("--agent", help="Another agent to go on with.")
+        parser.add_argument("--session", metavar="KEY", help="The new session's key, if not one made for it.")
+        parser.add_argument("--idempotency-key", metavar="K", help="The same key again is the same fork.")
+
+    def act(self, *, run_id: str, at: int, json: bool, **options: Any) -> None:
+        given = {name: options[name] for name in ("text", "agent", "session", "idempotency_key")}
+        try:
+            fork = fork_run(run_id, at, **given)
+        except ValueError as error:
+            usage(str(error))
+        if json:
+            self.say_json(run_record(fork))
+            return
+        self.say(f"Forked run {run_id} at row {at}: run {fork.pk} is queued in session {fork.session.key!r}.")

@@ -1,0 +1,36 @@
+"""`manage.py import_run FILE`: a run's export into this database, with the same hashes."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from agentruns.imports import import_run
+from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.records import run_record
+
+
+class Command(AgentRunsCommand):
+    help = (
+        "Store a run, with its session's whole journal, from what export_run --true-values printed. Refused "
+        "unless each row is intact. A run that has not ended is paused: it may go on where it came from."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("file", metavar="FILE", help="The export; - reads it from standard input.")
+
+    def act(self, *, file: str, json: bool, **options: Any) -> None:
+        try:
+            lines = sys.stdin if file == "-" else open(file, encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            usage(f"{file} cannot be read: {error.strerror}.")
+        with lines:
+            run = import_run(json_text.loads(line) for line in lines if line.strip())
+        if json:
+            self.say_json(run_record(run))
+            return
+        rows = run.session.next_seq - 1
+        self.say(f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact.")

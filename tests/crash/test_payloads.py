@@ -1,0 +1,49 @@
+"""SIGKILL between a large result's file and its row: the call is in doubt as ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from agentruns import resume_run
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from agentruns.payloads import names_in
+from agentruns.sweep import sweep
+from tests.crash.fetching import fetcher
+from tests.crash.processes import LEASE, ROOT, expire_lease
+from tests.effects import Effects
+from tests.files import MEGABYTE, folder, report_of, stored_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+
+def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects, agents: None) -> None:
+    environment = {
+        **os.environ,
+        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+        "AGENTRUNS_TEST_LEASE": str(LEASE),
+    }
+    child = [sys.executable, "-m", "tests.crash.fetching", str(folder)]
+    died = subprocess.run(child, env=environment, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    fetcher()
+    run = Run.objects.get()
+    (path,) = stored_in(folder)
+    assert path.read_text() == report_of(MEGABYTE)
+    assert not any(map(names_in, Message.objects.values_list("payload", flat=True)))
+    expire_lease(run)
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, effects.count()) == ("orphaned", 1)
+    assert resume_run(run.pk).status == "completed"
+    assert effects.count() == 1, "nothing is entered twice"
+    assert problems(run.session_id) == []

@@ -1,0 +1,58 @@
+"""A fork that is made twice at once, inside its caller's transaction, or without hearing of it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from agentruns import fork_run
+from agentruns.journal.verify import problems
+from agentruns.models import Run, Session
+from tests.crash.test_faults import broken_commit
+from tests.db.test_forks import seq_of, story
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_fork_may_join_the_callers_transaction(effects: Effects, agents: None) -> None:
+    run = story()
+    with transaction.atomic():
+        fork_run(run.pk, seq_of(run, "tool_result"))
+        transaction.set_rollback(True)
+    assert Run.objects.count() == 1
+
+
+def test_two_at_once_with_the_same_key_inside_their_callers_transactions(
+    effects: Effects, agents: None
+) -> None:
+    run = story()
+    last, ready = seq_of(run, "run_completed"), threading.Barrier(2)
+
+    def fork() -> Any:
+        ready.wait()
+        try:
+            with transaction.atomic():
+                made = fork_run(run.pk, last, text="x", idempotency_key="once")
+                return made.pk, Run.objects.filter(origin=run).count()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [future.result() for future in [threads.submit(fork) for _ in range(2)]]
+    made = Run.objects.get(origin=run)
+    assert both == [(made.pk, 1)] * 2
+    assert problems(made.session_id) == []
+    assert Session.objects.count() == 2
+
+
+def test_a_fork_whose_acknowledgement_was_lost_is_made_once(effects: Effects, agents: None) -> None:
+    run = story()
+    last = seq_of(run, "run_completed")
+    with broken_commit(1, went_through=True):
+        fork = fork_run(run.pk, last, text="x")
+    assert Run.objects.get(origin=run) == fork

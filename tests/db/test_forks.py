@@ -1,0 +1,361 @@
+"""A run done again: from a row of its journal, or from the start. The world outside is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from agentruns import (
+    approve,
+    cancel_run,
+    fork_run,
+    replay_run,
+    resolve_orphan,
+    run_again,
+    run_agent,
+    start_run,
+    state_at,
+    transitions,
+)
+from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
+from agentruns.journal import copies, triggers
+from agentruns.journal.batch import Batch
+from agentruns.journal.read import load, session_rows
+from agentruns.journal.verify import problems
+from agentruns.leases import claim
+from agentruns.models import Approval, Message, Notification, Run, Session
+from agentruns.repair import repair_session
+from agentruns.signals import run_ended
+from agentruns.states import session_at
+from agentruns.sweep import sweep
+from agentruns.testing import check_messages
+from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.files import folder
+from tests.shop.agents import call, shop_agent
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+TURNS: list[dict[str, Any]] = [
+    {"text": "look", "tools": [call("lookup", number="A1"), call("post", text="hello")]},
+    {"tools": [call("refund", cents=5000)]},
+]
+
+
+def story() -> Run:
+    """A run with two steps, the second gated, that ended."""
+    first = run_turns(*TURNS)
+    approve(first.pending[0].pk, None)
+    assert sweep().completed == 1
+    return the_run(first)
+
+
+def seq_of(run: Run, kind: str, position: int = 0) -> int:
+    return Message.objects.filter(run=run, kind=kind).order_by("seq")[position].seq
+
+
+def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects, agents: None) -> None:
+    run = story()
+    before = effects.count()
+    assert before == 3
+    for seq in Message.objects.filter(run=run).order_by("seq").values_list("seq", flat=True):
+        fork = fork_run(run.pk, seq, text="and now?")
+        state = load("default", fork.session_id, fork.pk)
+        check_messages(state.messages())
+        assert (fork.status, fork.origin_id, fork.origin_seq) == ("queued", run.pk, seq)
+        assert (state.run.columns()["status"], fork.pending_calls) == ("active", [])
+        assert problems(fork.session_id) == []
+        assert not Approval.objects.filter(run=fork).exists()
+    assert effects.count() == before
+    assert problems(run.session_id) == []
+
+
+def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects, agents: None) -> None:
+    run = story()
+    cut = seq_of(run, "tool_result", 1)  # both calls of the first reply have their results
+    fork = fork_run(run.pk, cut)
+    sweep()
+    fork.refresh_from_db()
+    assert (fork.status, fork.step) == ("awaiting-approval", 1), "the script goes on with its second turn"
+    assert effects.count() == 3
+    approve(Approval.objects.get(run=fork).pk, None)
+    sweep()
+    assert the_run_of(fork).status == "completed"
+    assert effects.count() == 4
+    assert set(effects.counts().values()) == {1}, (
+        "what the model asks for again is another call, with its own key"
+    )
+    (started,) = [p for p in payloads(fork, "run_started") if "copied" not in p]
+    row = Message.objects.get(run=run, seq=cut)
+    assert started["origin"] == {"run": str(run.pk), "seq": cut, "hash": row.hash, "steps": 1}
+
+
+def the_run_of(run: Run) -> Run:
+    run.refresh_from_db()
+    assert problems(run.session_id) == []
+    return run
+
+
+def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects, agents: None) -> None:
+    run = story()
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
+    assert [(p["outcome"], p["content"]) for p in settled] == [
+        ("cancelled", "Not executed in this fork.")
+    ] * 2
+    fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
+    settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
+    assert [p["outcome"] for p in settled] == ["unknown"]
+    doubts = load("default", fork.session_id, fork.pk).doubts
+    (call_id,) = doubts["post"]
+    assert resolve_orphan(fork.pk, call_id, "occurred", None, result="seen").pk == fork.pk
+    assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
+    assert problems(fork.session_id) == []
+    assert effects.count() == 3
+
+
+def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effects, agents: None) -> None:
+    shop_agent("doubting", *TURNS[:1], {"tools": [call("post", text="hello again")]})
+    run = the_run(run_agent("doubting", "do it", "s9", idempotency_key="s9"))
+    assert effects.count() == 3
+    fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
+    sweep()
+    assert the_run_of(fork).status == "awaiting-approval"
+    assert effects.count() == 3
+
+
+def test_nothing_left_to_do_needs_a_text(effects: Effects, agents: None) -> None:
+    run = story()
+    runs, sessions = Run.objects.count(), Session.objects.count()
+    for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
+        with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: pass a text"):
+            fork_run(run.pk, seq)
+    with pytest.raises(ValueError, match="The text is empty"):
+        fork_run(run.pk, seq, text=" ")
+    with pytest.raises(RunStateError, match=", not 99"):
+        fork_run(run.pk, 99)
+    assert (Run.objects.count(), Session.objects.count()) == (runs, sessions), "nothing is left of a refusal"
+    fork = fork_run(run.pk, seq, text="And the invoice?")
+    assert fork.input == "And the invoice?"
+    assert session_at(fork.pk, fork.messages.latest("seq").seq).messages()[-1] == {
+        "role": "user",
+        "content": [{"type": "text", "text": "And the invoice?"}],
+    }
+
+
+def test_its_history_is_neither_told_again_nor_counted(
+    effects: Effects, agents: None, settings: Any, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
+    run = story()
+    settings.AGENTRUNS_NOTIFIERS = ["tests.db.test_forks.ignore"]
+    heard: list[object] = []
+
+    def listen(**facts: object) -> None:
+        heard.append(facts)
+
+    run_ended.connect(listen)
+    try:
+        fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
+    finally:
+        run_ended.disconnect(listen)
+    assert heard == []
+    assert not Notification.objects.exists()
+    assert (fork.step, fork.usage, fork.attempts, fork.output) == (0, {}, 0, None)
+    assert state_at(fork.pk, fork.messages.latest("seq").seq).inherited == 3
+
+
+def ignore(notice: object) -> None:
+    """A notifier that wants everything."""
+
+
+def test_the_steps_and_the_deadline_of_a_fork_are_its_own(effects: Effects, agents: None) -> None:
+    shop_agent("two-steps", *TURNS[:1], max_steps=2)
+    run = the_run(run_agent("two-steps", "do it", "s2", idempotency_key="s2"))
+    assert (run.status, run.step) == ("completed", 2)
+    fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
+    sweep()
+    # The script has no third turn: what it says proves which turn was asked for.
+    assert "asked for number 3" in the_run_of(fork).error
+
+
+def test_a_fork_of_a_fork_and_of_a_session_with_several_runs(effects: Effects, agents: None) -> None:
+    story()
+    agent = shop_agent("later", {"tools": [call("charge", cents=5)]})
+    run = the_run(run_agent(agent, "more", "s1", idempotency_key="k2"))
+    first = fork_run(run.pk, seq_of(run, "tool_result"))
+    sweep()
+    assert the_run_of(first).status == "completed"
+    for seq in (1, 7, seq_of(run, "user")):
+        second = fork_run(first.pk, seq, text="go on")
+        check_messages(load("default", second.session_id, second.pk).messages())
+        assert problems(second.session_id) == []
+    sweep()
+    assert {fork.status for fork in Run.objects.filter(origin=first)} == {"completed"}
+    times = [p["copied"]["at"] for p in payloads(second, "user") if "copied" in p]
+    originals = [
+        row.created_at.isoformat() for row in session_rows("default", run.session_id) if row.kind == "user"
+    ]
+    assert times == originals + times[len(originals) :]
+
+
+def test_with_another_agent(effects: Effects, agents: None) -> None:
+    run = story()
+    other = shop_agent("other", {"text": "never"}, {"text": "I am the other"}, tools=[])
+    fork = fork_run(run.pk, seq_of(run, "tool_result", 1), agent=other)
+    sweep()
+    fork = the_run_of(fork)
+    assert (fork.agent, fork.output, fork.definition_id) == ("other", "I am the other", other.definition_hash)
+
+
+def test_who_may_and_whose_it_is(effects: Effects, agents: None) -> None:
+    ann, bob = user("ann"), user("bob")
+    staff = user("staff", "fork_run", "view_run")
+    agent = shop_agent("asked")
+    run = start_run(agent, "do it", "ann-1", actor=ann)
+    sweep()
+    last = run.messages.latest("seq").seq
+    with pytest.raises(PermissionDeniedError, match="fork_run"):
+        fork_run(run.pk, last, text="x", actor=bob)
+    with pytest.raises(PermissionDeniedError, match="view_run"):  # a fork of one's own can be read
+        fork_run(run.pk, last, text="x", actor=user("blind", "fork_run"))
+    with pytest.raises(PermissionDeniedError, match="fork_run"):
+        run_again(run.pk, bob)
+    assert fork_run(run.pk, last, text="x", actor=ann).owner_id == ann.pk
+    assert fork_run(run.pk, last, text="x", actor=staff).owner_id == staff.pk
+    assert fork_run(run.pk, last, text="x").owner_id == ann.pk
+    again = run_again(run.pk, staff)
+    assert (again.owner_id, again.session_id) == (ann.pk, run.session_id)
+    assert payloads(again, "run_started")[0]["actor"]["name"] == "staff"
+
+
+def test_the_same_key_is_the_same_fork(effects: Effects, agents: None) -> None:
+    run = story()
+    last = seq_of(run, "run_completed")
+    fork = fork_run(run.pk, last, text="x", idempotency_key="once")
+    assert fork_run(run.pk, last, text="x", idempotency_key="once").pk == fork.pk
+    with pytest.raises(RunStateError, match="'once' belongs to run"):
+        fork_run(run.pk, last - 1, text="x", idempotency_key="once")
+    with pytest.raises(RunStateError, match="with another agent or text"):
+        fork_run(run.pk, last, text="y", idempotency_key="once")
+    with pytest.raises(RunStateError, match="with another agent or text"):
+        fork_run(run.pk, last, text="x", idempotency_key="once", agent=shop_agent("other"))
+    with pytest.raises(SessionBusyError, match="There is a session 's1' already"):
+        fork_run(run.pk, last, text="x", session="s1")
+    assert fork_run(run.pk, last, text="x", session="mine").session.key == "mine"
+    assert Run.objects.filter(origin=run).count() == 2
+
+
+def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone(
+    effects: Effects, agents: None
+) -> None:
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    agent = shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})
+    run = the_run(run_agent(agent, "do it", "s4", idempotency_key="s4"))
+    fork = fork_run(run.pk, seq_of(run, "tool_started"))
+    (settled,) = payloads(fork, "tool_result")
+    assert settled["outcome"] == "unknown"
+
+
+def test_a_long_text_is_put_away(effects: Effects, agents: None, folder: Path) -> None:
+    run = story()
+    text = "and then? " * 20_000
+    fork = fork_run(run.pk, seq_of(run, "run_completed"), text=text)
+    row = fork.messages.latest("seq")
+    assert (len(str(row.payload)) < 2_000, fork.input) == (True, text)
+    state = load("default", fork.session_id, fork.pk)
+    assert state.messages()[-1]["content"] == [{"type": "text", "text": text}]
+
+
+def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut(
+    effects: Effects, agents: None
+) -> None:
+    first = run_turns(*TURNS)
+    cancel_run(str(first.run_id), None, reason="no more")
+    run = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
+    assert fork_run(run.pk, seq_of(run, "user")).input == "more"
+    fork = fork_run(run.pk, seq_of(run, "run_started"))
+    assert fork.input == "do it"
+    assert fork_run(fork.pk, seq_of(fork, "tool_result", 2)).input == "do it"
+
+
+def test_a_long_history_is_copied_in_pieces(effects: Effects, agents: None) -> None:
+    shop_agent("long", *[{"tools": [call("lookup", number=str(n))]} for n in range(80)], max_steps=100)
+    run = the_run(run_agent("long", "do it", "s3", idempotency_key="s3"))
+    last = run.messages.latest("seq").seq
+    assert last > 200
+    fork = fork_run(run.pk, last, text="more")
+    assert problems(fork.session_id) == []
+    assert fork.messages.count() == last + 2
+
+
+def test_a_history_that_was_altered_shows(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = story()
+    fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
+    seq = seq_of(run, "tool_result")
+    with triggers.lifted(connection):
+        row = Message.objects.get(run=run, seq=seq)
+        Message.objects.filter(pk=row.pk).update(payload={**row.payload, "content": "forged"})
+    assert problems(run.session_id) == [f"Session s1: seq {seq} (tool_result) was altered."]
+    assert problems(fork.session_id) == [
+        f"Session {fork.session.key}: seq {seq} (tool_result) is not what row {seq} of run {run.pk} says."
+    ]
+    with triggers.lifted(connection), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {Message._meta.db_table} SET payload = 'torn' WHERE id = %s", [row.pk])
+    assert f"is not what row {seq} of run" in problems(fork.session_id)[0]
+    with triggers.lifted(connection):
+        Message.objects.filter(pk=row.pk).update(payload=row.payload, hash="0" * 64)
+    assert "whose hash is another now" in problems(fork.session_id)[0]
+    assert list(copies.altered("default", [])) == []
+
+
+def test_rows_of_newer_code_and_evidence_that_came_late_are_copied(effects: Effects, agents: None) -> None:
+    run = story()
+
+    def evidence(run: Run, batch: Batch) -> None:
+        said = {"content": "done", "is_error": False, "outcome": "ok"}
+        (first, *_rest) = Message.objects.filter(run=run, kind="tool_started")
+        batch.add("late_result", said, call_id=first.call_id, tool_name="lookup", attempt=1)
+        batch.add("ballot", {"v": 2, "votes": [{"copied": True}]}, call_id=first.call_id)
+
+    run = transitions.write(run.pk, evidence, closed=True)
+    again = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
+    for origin, seq in ((run, seq_of(run, "ballot")), (again, seq_of(again, "user"))):
+        fork = fork_run(origin.pk, seq, text="go on")
+        fork = fork_run(fork.pk, fork.messages.latest("seq").seq)
+        assert payloads(fork, "ballot")[0]["votes"] == [{"copied": True}]
+        check_messages(load("default", fork.session_id, fork.pk).messages())
+        assert repair_session("default", fork.session_id) == ([], [])
+    sweep()
+    assert the_run_of(fork).status == "completed"
+    assert replay_run(fork.pk).is_equal
+
+
+def test_the_columns_of_a_fork_can_be_repaired(effects: Effects, agents: None) -> None:
+    run = story()
+    fork = fork_run(run.pk, seq_of(run, "tool_result", 1))
+    sweep()
+    Run.objects.filter(pk=fork.pk).update(step=9, usage={}, status="queued", pending_calls=[])
+    Approval.objects.filter(run=fork).update(status="denied")
+    assert len(repair_session("default", fork.session_id).changed) == 4
+    assert the_run_of(fork).status == "awaiting-approval"
+
+
+def test_a_fork_of_a_cancelled_run_is_not_cancelled(effects: Effects, agents: None) -> None:
+    first = run_turns(*TURNS)
+    run = cancel_run(str(first.run_id), None, reason="no more")
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="go on")
+    lease = claim("default", fork.pk)
+    assert lease is not None
+    assert not lease.is_cancel_requested()
+    lease.release()
+    sweep()
+    assert the_run_of(fork).status == "completed"

@@ -1,0 +1,321 @@
+"""Contents too large for a row: in a file before their row, and read back as they were or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, transaction
+from django.db.models import TextField
+from django.db.models.functions import Cast
+
+from agentruns import ToolContext, payloads, resolve_orphan, resume_run, run_agent, start_run, tool
+from agentruns.agents import Agent
+from agentruns.checks import check_payloads
+from agentruns.journal.read import load
+from agentruns.journal.verify import check, problems
+from agentruns.models import Message, Run
+from agentruns.payloads import Stored
+from agentruns.runs import result_of
+from agentruns.stores import DatabaseStore
+from agentruns.sweep import sweep
+from agentruns.testing import ScriptedModel, check_messages
+from tests.admin.doubts import timed_out
+from tests.commands.running import run as command
+from tests.db.helpers import the_run
+from tests.db.test_states import exported, verified
+from tests.effects import Effects
+from tests.files import MEGABYTE, alias, fetch, fetched, folder, report_of, row_of, said, sha256, stored_in
+from tests.shop.agents import act, call, shop_agent
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+LIMIT = 65_536
+
+
+def texts_of(run: Run) -> list[str]:
+    """Return the payloads of a run's rows as they are in the database."""
+    rows = Message.objects.filter(run=run).annotate(text=Cast("payload", TextField()))
+    return list(rows.order_by("seq").values_list("text", flat=True))
+
+
+def test_a_result_of_forty_megabytes(folder: Path, effects: Effects, agents: None) -> None:
+    asked: list[str] = []
+    run = fetched(40 * MEGABYTE, lambda request: asked.append(sha256(said(request))) or {"text": "read"})
+    assert (run.status, run.output) == ("completed", "read")
+    assert sum(map(len, texts_of(run))) < 4_000
+    row = row_of(run)
+    assert len(json.dumps(row.payload)) < 2_000
+    (path,) = stored_in(folder)
+    known = sha256(path.read_text())
+    assert asked == [known], "the model was sent all of it"
+    assert row.payload["stored"] == {
+        "name": f"{run.session_id}/{path.name}", "sha256": known, "size": 40 * MEGABYTE, "form": "text",
+    }  # fmt: skip
+    assert path.name.startswith(f"{row.call_id}-1-")
+    assert payloads.names_in(row.payload) == [row.payload["stored"]["name"]]
+    messages = result_of(run.pk).messages
+    assert len(json.dumps(messages)) < 4_000, "who asks for the result is told a preview"
+    check_messages(messages)
+    assert said_by(messages).startswith(report_of(payloads.PREVIEW) + "\n[only the beginning of 41943040")
+    the_run(result_of(run.pk))
+    assert "ok: [41943040 bytes in a file] Order 1004" in command("show_run", str(run.pk)).out
+
+
+def said_by(messages: Any) -> str:
+    """Return the one tool result in a conversation."""
+    (text,) = (
+        block["content"]
+        for message in messages
+        for block in message["content"]
+        if block["type"] == "tool_result"
+    )
+    return str(text)
+
+
+ODD = {
+    "text": "\u20ac\x00\x10" * 20_000,
+    "surrogate": "\ud800" + "x" * LIMIT,
+    "json": {"b": [1, 2.5, None, math.inf], "a": "\x00\ud800" + "x" * LIMIT},
+    "list": ["x" * 1000] * 100,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_read_back_is_what_was_stored(kind: str, folder: Path) -> None:
+    row = payloads.put("s/c", ODD[kind])
+    stored = payloads.of(Run(input="").pk, 7, row)
+    assert stored is not None
+    assert (stored.is_text, payloads.content_of(stored)) == (kind == "text", ODD[kind])
+    assert len(row["content"]) < payloads.PREVIEW + 150
+
+
+def test_the_limit_is_in_bytes_and_no_file_is_ever_overwritten(folder: Path) -> None:
+    assert payloads.put("s/c", "x" * LIMIT) == {}
+    assert payloads.put("s/c", "\u20ac" * (LIMIT // 3)) == {}
+    assert not folder.exists()
+    names = {payloads.put("s/c", text)["stored"]["name"] for text in ("x" * (LIMIT + 1), "\u20ac" * LIMIT)}
+    assert len(names) == len(stored_in(folder)) == 2
+
+
+def test_small_results_never_come_near_the_storage(folder: Path, effects: Effects, agents: None) -> None:
+    assert fetched(1000).status == "completed"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("fault", ["missing", "altered", "longer", "unreadable"])
+def test_a_file_that_is_not_what_it_was(fault: str, folder: Path, effects: Effects, agents: None) -> None:
+    asked: list[Any] = []
+    turns = [{"tools": [call("post", text="one")]}, lambda request: asked.append(request) or {"text": "end"}]
+    agent = shop_agent(
+        "reader", {"tools": [call("fetch", size=MEGABYTE)]}, *turns, tools=[fetch, post_and_stop]
+    )
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+    assert run.status == "orphaned", "a worker that comes later has to read the file"
+    (path,) = stored_in(folder)
+    whole, seq = path.read_bytes(), row_of(run).seq
+    if fault == "unreadable":
+        path.unlink()
+        path.mkdir()
+    elif fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"X" + whole[1:] if fault == "altered" else whole + b"more")
+    assert resume_run(run.pk).status == "paused"
+    run.refresh_from_db()
+    says = {"missing": "is missing", "unreadable": "cannot be read"}.get(fault, "was altered")
+    for text in (f"payload: Run {run.pk}, seq {seq}", path.name, says, "then resume"):
+        assert text in run.blocked_reason
+    assert asked == []
+    (problem,) = check(run.session_id)
+    assert (problem.seq, problem.kind, problem.file) == (seq, "tool_result", f"{run.session_id}/{path.name}")
+    outcome = command("verify_journal")
+    assert (outcome.code, f"seq {seq} (tool_result)" in outcome.out, says in outcome.out) == (1, True, True)
+    assert check(run.session_id, files=False) == []
+    assert len(result_of(run.pk).messages) >= 3, "and nobody else has to read it"
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(whole)
+    assert resume_run(run.pk).status == "completed"
+    (request,) = asked
+    assert request.messages[2]["content"][0]["content"] == whole.decode()
+    check_messages(request.messages)
+    assert problems(run.session_id) == []
+
+
+@tool(name="post")
+def post_and_stop(ctx: ToolContext, text: str) -> str:
+    """Post, and never say whether it did."""
+    act("post", ctx)
+    raise MemoryError
+
+
+def test_a_storage_that_fails_loses_nothing(
+    folder: Path, settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.STORAGES |= alias(folder, "tests.files.BrokenStorage")
+    run = fetched()
+    assert (run.status, row_of(run).payload["content"]) == ("completed", report_of(MEGABYTE))
+    assert "No space left on device" in caplog.text
+    assert "stored" not in row_of(run).payload
+    assert problems(run.session_id) == []
+
+
+def test_without_the_storage_a_check_says_so_and_results_stay_inline(
+    folder: Path, settings: Any, effects: Effects, agents: None
+) -> None:
+    assert check_payloads(None) == []
+    settings.STORAGES = {name: one for name, one in settings.STORAGES.items() if name != "agentruns"}
+    (found,) = check_payloads(None)
+    assert (found.id, "FileSystemStorage" in str(found.hint)) == ("agentruns.W005", True)
+    assert row_of(fetched()).payload["content"] == report_of(MEGABYTE)
+    settings.AGENTRUNS_PAYLOAD_STORAGE = ""
+    assert check_payloads(None) == []
+    settings.AGENTRUNS_PAYLOAD_INLINE_MAX = "64k"
+    assert [one.id for one in check_payloads(None)] == ["agentruns.E012"]
+
+
+def test_a_stateless_run_has_no_files(folder: Path, effects: Effects, agents: None) -> None:
+    agent = shop_agent("stateless", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
+    result = run_agent(agent, "x" * MEGABYTE)
+    assert said_by(result.messages) == report_of(MEGABYTE)
+    assert not folder.exists()
+
+
+@tool(transactional=True)
+def annotate_at_length(fails: bool) -> str:
+    """Write a note and say a lot about it."""
+    Order.objects.create(number="A1", customer="x", total_cents=1)
+    if fails:
+        raise ValueError("x" * MEGABYTE)
+    return report_of(MEGABYTE)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_transactional_tool(fails: bool, folder: Path, effects: Effects, agents: None) -> None:
+    calls = {"tools": [call("annotate_at_length", fails=fails)]}
+    agent = shop_agent("writer", calls, tools=[annotate_at_length])
+    run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    (path,) = stored_in(folder)
+    stored = row_of(run).payload["stored"]
+    assert (stored["name"], Order.objects.count()) == (f"{run.session_id}/{path.name}", not fails)
+
+
+class FlakyStore(DatabaseStore):
+    """Refuses each append once, as a database does that is restarted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def append(self, batch: Any, **options: Any) -> None:
+        if batch.first_seq not in self.seen:
+            self.seen.add(batch.first_seq)
+            raise OperationalError("the server is starting")
+        super().append(batch, **options)
+
+
+def test_a_result_is_put_away_once_however_often_it_is_appended(
+    folder: Path, effects: Effects, agents: None
+) -> None:
+    agent = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
+    result = run_agent(agent, "do it", "s1", idempotency_key="k", store=FlakyStore())
+    assert (the_run(result).status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
+
+
+def test_what_came_too_late_can_be_told_as_it_was(folder: Path, effects: Effects, agents: None) -> None:
+    run, late = timed_out(report_of(MEGABYTE))
+    late.report()
+    evidence = row_of(run, "late_result")
+    (path,) = stored_in(folder)
+    resolve_orphan(run.pk, evidence.call_id, "occurred", None, result=evidence.payload["content"])
+    assert row_of(run).payload["stored"] == evidence.payload["stored"]
+    assert stored_in(folder) == [path]
+    assert said_by(load("default", run.session_id, run.pk).messages()) == report_of(MEGABYTE)
+    assert sweep().completed == 1
+    assert problems(run.session_id) == []
+
+
+def test_a_long_task(folder: Path, effects: Effects, agents: None) -> None:
+    text, asked = report_of(MEGABYTE), []
+    model = ScriptedModel([lambda request: asked.append(request.messages) or {"text": "read"}] * 2)
+    agent = Agent("listener", instructions="Listen.", model=model)
+    run = start_run(agent, text, "s1", idempotency_key="k")
+    assert start_run(agent, text, "s1", idempotency_key="k").pk == run.pk
+    (path,) = stored_in(folder)
+    stored = row_of(run, "user").payload["stored"]
+    assert (path.parent.name, stored["form"], run.input) == (str(run.session_id), "text", text)
+    assert sweep().completed == 1
+    with transaction.atomic():  # no transaction waits for a storage
+        again = start_run(agent, text + "!", "s1", idempotency_key="k2")
+    assert "stored" not in row_of(again, "user").payload
+    assert sweep().completed == 1
+    whole = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    assert asked[0] == whole
+    assert asked[1][0] == whole[0]
+    assert problems(run.session_id) == []
+    assert stored_in(folder) == [path]
+
+
+def test_a_preview_shows_no_part_of_a_secret(folder: Path, settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
+    start = "x" * (payloads.PREVIEW - 8)
+    for content in (
+        f"{start}4242 4242 4242 4242" + "y" * LIMIT,
+        [f"{start}4242 4242 4242 4242", "y" * LIMIT],
+    ):
+        row = payloads.put("s/c", content)
+        assert "4242" not in row["content"]
+        assert "[card]" in row["content"]
+
+
+def test_an_export_carries_the_files(folder: Path, effects: Effects, agents: None, tmp_path: Path) -> None:
+    run, path = fetched(3 * MEGABYTE), tmp_path / "run.jsonl"
+    lines = exported(run, path)
+    parts = [line for line in lines if "data" in line]
+    assert [line["part"] for line in parts] == [1, 2, 3, 4, 5]
+    assert max(map(len, path.read_text().splitlines())) < 1_000_000
+    code, out = verified(path)
+    assert (code, "1 files, and 0 that were left out" in out) == (0, True), out
+    for change in (lambda: parts[2].update(data=parts[1]["data"]), lambda: lines.remove(parts[4])):
+        change()
+        path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        code, out = verified(path)
+        assert (code, f"the file of row {row_of(run).seq} is missing or was altered" in out) == (1, True), out
+    stored_in(folder)[0].unlink()
+    exported(run, path)
+    code, out = verified(path)
+    assert (code, "is missing" in out) == (1, True), out
+
+
+def test_a_redacted_export_leaves_the_files_out(
+    folder: Path, effects: Effects, agents: None, settings: Any, tmp_path: Path
+) -> None:
+    run, path = fetched(), tmp_path / "run.jsonl"
+    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
+    (line,) = (line for line in exported(run, path) if "file" in line)
+    assert (line["of"], "data" in line, "not to be shown" in line["left_out"]) == (
+        row_of(run).seq,
+        False,
+        True,
+    )
+    code, out = verified(path)
+    assert (code, "0 files, and 1 that were left out" in out) == (0, True), out
+    assert any("data" in line for line in exported(run, path, true_values=True))
+    assert verified(path)[0] == 0
+
+
+def test_names_of_rows_that_say_nothing(folder: Path) -> None:
+    for odd in (None, [], {}, {"stored": None}, {"stored": "x"}, {"stored": {"name": 1}}):
+        assert payloads.names_in(odd) == []
+    with pytest.raises(payloads.PayloadError, match="seq 3"):
+        payloads.of(Run().pk, 3, {"stored": {"name": "x"}})
+    outside = Stored(Run().pk, 3, "../../etc/passwd", "0", 1, "text")
+    with pytest.raises(payloads.PayloadError, match="cannot be read"):
+        payloads.check(outside)

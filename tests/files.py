@@ -1,0 +1,103 @@
+"""Results too large for a journal row: the folder they are in, and runs that have some."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.storage import FileSystemStorage
+
+from agentruns import ToolContext, run_agent, tool
+from agentruns.models import Message, Run
+from tests.shop.agents import act, call, shop_agent
+
+LINE = "Order 1004, Lindqvist, espresso machine, 349.00 EUR\n"
+MEGABYTE = 2**20
+
+
+def report_of(size: int) -> str:
+    """Return a text of that many bytes."""
+    return (LINE * (size // len(LINE) + 1))[:size]
+
+
+@tool
+def fetch(ctx: ToolContext, size: int) -> str:
+    """Fetch a report."""
+    act("fetch", ctx, size=size)
+    return report_of(size)
+
+
+@tool(name="fetch", sensitive=["token"])
+def fetch_secretly(ctx: ToolContext, size: int, token: str = "tok_42") -> str:
+    """Fetch a report that not everybody may see."""
+    return report_of(size)
+
+
+class DeadlyStorage(FileSystemStorage):
+    """Stores a file, and the process dies before it can say so."""
+
+    def save(self, name: Any, content: Any, max_length: int | None = None) -> str:
+        super().save(name, content, max_length)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still alive")
+
+
+class BrokenStorage(FileSystemStorage):
+    """Is out of space."""
+
+    def save(self, name: Any, content: Any, max_length: int | None = None) -> str:
+        raise OSError(28, "No space left on device")
+
+
+def alias(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
+    """Return what STORAGES says of a folder."""
+    return {"agentruns": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: Any) -> Iterator[Path]:
+    """Where large results are stored."""
+    folder = tmp_path / "payloads"
+    settings.STORAGES = {**settings.STORAGES, **alias(folder)}
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def stored_in(folder: Path) -> list[Path]:
+    """Return the files that are there."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def fetched(
+    size: int = MEGABYTE, *turns: Any, session: str = "s1", tools: Any = (fetch,), actor: Any = None
+) -> Run:
+    """Return a run whose tool fetched a report of that size."""
+    agent = shop_agent(f"fetcher-{session}", {"tools": [call("fetch", size=size)]}, *turns, tools=list(tools))
+    result = run_agent(agent, "fetch the report", session, idempotency_key=session, actor=actor)
+    return Run.objects.get(pk=result.run_id)
+
+
+def row_of(run: Run, kind: str = "tool_result") -> Message:
+    """Return the one row of a kind."""
+    return Message.objects.get(run=run, kind=kind)
+
+
+def said(request: Any) -> str:
+    """Return the content of the last tool result of a request."""
+    return str(request.messages[-1]["content"][0]["content"])
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def without_cards(text: str) -> str:
+    """Take out card numbers, as AGENTRUNS_REDACT of a project does."""
+    return re.sub(r"\d{4} \d{4} \d{4} \d{4}", "[card]", text)
