@@ -11,11 +11,15 @@ from agentruns.models import Approval, Run
 
 __all__ = ["ApprovalAdmin", "RunAdmin", "register"]
 
+INDEX = "agentruns/admin/index.html"
+
 
 def register(site: admin.AdminSite) -> None:
-    """Put the console on an admin site."""
+    """Put the console on an admin site, with its figures on the index where the site has none of its own."""
     site.register(Run, RunAdmin)
     site.register(Approval, ApprovalAdmin)
+    if site.index_template is None:
+        site.index_template = INDEX
 
 
 if settings.ADMIN:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from agentruns.admin.drift import Drift
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago, exact
 from agentruns.admin.waiting import Reason, backs_off, is_live
@@ -35,8 +36,12 @@ class Situation:
     reasons: list[Reason]
     cancel_requested: tuple[str, datetime] | None = None
     sweeper_seen: datetime | None = None
+    is_paused: bool = False
+    pause_requested: tuple[str, datetime] | None = None
     may_resume: bool = False
     may_cancel: bool = False
+    may_pause: bool = False
+    may_adopt: bool = False
 
     @property
     def doubts(self) -> list[Reason]:
@@ -65,6 +70,12 @@ def headline(situation: Situation) -> str:
         return _("It waits for a person: nobody knows what became of a call.")
     if run.status == Run.Status.PAUSED:
         return _("It is paused, and goes on when somebody resumes it.")
+    if situation.pause_requested is not None and is_live(run):
+        name, when = situation.pause_requested
+        return _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.") % {
+            "name": name,
+            "when": ago(when),
+        }
     if run.status == Run.Status.RUNNING:
         return _("A worker is driving it.") if is_live(run) else _("Its worker has fallen silent.")
     if backs_off(run):
@@ -97,10 +108,73 @@ def resume(situation: Situation) -> Action:
     if why_not:
         return Action(effect, why_not)
     if not situation.may_resume:
-        return Action(effect, _missing("agentruns.resume_run"), forbidden=True)
+        return Action(effect, missing("agentruns.resume_run"), forbidden=True)
     if run.status == Run.Status.QUEUED and not backs_off(run):
         return Action(effect, _("It is queued already; a worker takes it without being asked."))
     return Action(effect)
+
+
+def pause(situation: Situation) -> Action:
+    """Return what Pause will do, or why it cannot be done."""
+    run = situation.run
+    if is_live(run):
+        effect = [
+            _("The worker pauses it before its next tool starts."),
+            _("A tool that is at work now is finished, and its result is kept."),
+        ]
+    else:
+        effect = [_("The run is paused now.")]
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        effect.append(_("People can still decide meanwhile. What they approve is run after Resume."))
+    effect.append(_("Nothing but Resume lets it go on. The time until then does not count for its deadline."))
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None:
+        return Action(effect, _("It is being cancelled."))
+    if situation.is_paused:
+        return Action(effect, _("It is paused already."))
+    if situation.pause_requested is not None and is_live(run):
+        return Action(effect, _("It is being paused."))
+    if not situation.may_pause:
+        return Action(effect, missing("agentruns.pause_run"), forbidden=True)
+    return Action(effect)
+
+
+def adopt(situation: Situation, drift: Drift) -> Action:
+    """Return what Adopt will do, or why it cannot be done."""
+    run = situation.run
+    effect = [
+        _("From its next step on the run uses what is registered now: model, instructions, tools, limits."),
+        _("A call that has started is still judged by what its tool declared when it started."),
+        _("Approvals keep the arguments that were shown; a call that no longer fits its tool is refused."),
+        _("The journal keeps both definitions and your name. What has happened already stays as it is."),
+    ]
+    if situation.is_paused:
+        effect.append(_("It stays paused until somebody resumes it."))
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None:
+        return Action(effect, _("It is being cancelled."))
+    if drift.agent is None:
+        return Action(effect, _("This process does not know the agent: there is nothing to adopt."))
+    if drift.is_served:
+        return Action(effect, _("Its own definition is registered: there is nothing to adopt."))
+    if is_live(run):
+        return Action(effect, _("A worker that has the old definition is driving it. Pause it first."))
+    if not situation.may_adopt:
+        return Action(effect, missing("agentruns.adopt_definition"), forbidden=True)
+    return Action(effect)
+
+
+def verify() -> Action:
+    """Return what Verify chain will do."""
+    return Action(
+        [
+            _("Every row of the session's journal is read: its hash, its place, and what belongs to it."),
+            _("Then what is shown of runs and approvals is compared with the journal."),
+            _("Nothing is changed and nothing is stored. A long journal takes a while."),
+        ]
+    )
 
 
 def cancel(situation: Situation) -> Action:
@@ -127,7 +201,7 @@ def cancel(situation: Situation) -> Action:
             _("A call that is at work is recorded as unknown; what it still returns is kept as evidence."),
         ]
     if not situation.may_cancel:
-        return Action(effect, _missing("agentruns.cancel_run"), forbidden=True)
+        return Action(effect, missing("agentruns.cancel_run"), forbidden=True)
     return Action(effect)
 
 
@@ -179,5 +253,6 @@ def _about_workers(seen: datetime | None) -> list[str]:
     return []
 
 
-def _missing(permission: str) -> str:
+def missing(permission: str) -> str:
+    """Say that the user lacks a permission."""
     return _("You lack the permission %(permission)s.") % {"permission": permission}

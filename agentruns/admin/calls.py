@@ -23,7 +23,7 @@ from agentruns.conf import settings
 from agentruns.control import VERDICTS, resolve_orphan
 from agentruns.exceptions import JournalConflictError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
-from agentruns.masking import sensitive_of
+from agentruns.masking import sensitive_in
 from agentruns.models import Approval, Run
 from agentruns.retries import in_transaction
 from agentruns.tools.card import MASK
@@ -156,7 +156,7 @@ class CallPages(ReadOnlyAdmin):
         return self._call_page(request, run, found, status=status, refusal=text, sent=sent)
 
     def _history(self, run: Run, call_id: str, *, revealed: bool = False) -> History:
-        sensitive = {} if revealed else sensitive_of(run.definition.body)
+        sensitive = {} if revealed else sensitive_in(run)
         found = orphans.history(settings.DATABASE, run, call_id, sensitive)
         if found is None:
             raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})

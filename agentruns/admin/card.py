@@ -24,7 +24,7 @@ from agentruns.admin.times import dated, is_urgent
 from agentruns.agents import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.masking import masked, sensitive_of
+from agentruns.masking import masked, sensitive_in
 from agentruns.models import Approval
 from agentruns.redaction import redact, redacted
 from agentruns.retries import undone
@@ -55,7 +55,7 @@ class Decidable:
         """The arguments of which the page shows a mask: sensitive, and not revealed."""
         if self.revealed:
             return set()
-        sensitive = sensitive_of(self.approval.run.definition.body)
+        sensitive = sensitive_in(self.approval.run)
         return set(sensitive.get(self.approval.tool_name, ())) & set(self.approval.arguments)
 
     @property
@@ -132,7 +132,7 @@ def sections(one: Decidable, approvals: Any) -> dict[str, Any]:
     summary, denials = precedents(approvals, approval)
     warnings = flags(settings.DATABASE, approval) if one.pending else []
     shown = _preview(one, warnings)
-    sensitive = {} if one.revealed else sensitive_of(approval.run.definition.body)
+    sensitive = {} if one.revealed else sensitive_in(approval.run)
     question = around.only_answers
     return {
         "why": visible(approval.why),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from django.contrib import messages
 from django.db import transaction
@@ -13,7 +14,7 @@ from django.utils.translation import gettext as _
 from agentruns import transitions
 from agentruns.admin import advice, paging
 from agentruns.admin.calls import CallPages
-from agentruns.admin.forms import CancelForm, ResumeForm
+from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.readonly import READING
 from agentruns.admin.text import plain
 from agentruns.conf import settings
@@ -23,8 +24,9 @@ from agentruns.exceptions import (
     RunStateError,
     SessionBusyError,
 )
-from agentruns.models import Run
-from agentruns.runs import cancel_run, resume_run
+from agentruns.journal import events
+from agentruns.models import Message, Run
+from agentruns.runs import cancel_run, pause_run, resume_run
 
 REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
 
@@ -37,6 +39,7 @@ class RunControls(CallPages):
         view = self.admin_site.admin_view
         return [
             path("<str:object_id>/resume/", view(self.resume_view), name=self.name("resume")),
+            path("<str:object_id>/pause/", view(self.pause_view), name=self.name("pause")),
             path("<str:object_id>/cancel/", view(self.cancel_view), name=self.name("cancel")),
             *super().get_urls(),
         ]
@@ -61,6 +64,25 @@ class RunControls(CallPages):
             return _("Resumed. A worker takes it up.")
 
         return self._act(request, object_id, act, _("Resumed from the console."))
+
+    def pause_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Pause the run, or ask its worker to. Like a cancel it counts whatever happened meanwhile."""
+
+        def act(run: Run) -> str:
+            form = PauseForm(request.POST)
+            if not form.is_valid():
+                raise RunStateError(" ".join(map(str, form.errors.get("reason", []))))
+            action = advice.pause(self.situation(request, run))
+            if action.forbidden:
+                raise PermissionDeniedError(action.why_not)
+            if action.why_not:
+                raise RunStateError(action.why_not)
+            run = pause_run(run.pk, request.user, reason=form.cleaned_data["reason"])
+            if pause_of(settings.DATABASE, run)[0]:
+                return _("Paused. It goes on when somebody resumes it.")
+            return _("Pause requested. The worker pauses it before its next tool starts.")
+
+        return self._act(request, object_id, act, _("Pause asked for from the console."))
 
     def cancel_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Cancel the run, or ask its worker to stop."""
@@ -96,3 +118,16 @@ class RunControls(CallPages):
         run = self.find(request, object_id)
         text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
         return self.page(request, run, status=status, refusal=text)
+
+
+def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
+    """Return whether a run is paused, and who asked when for a pause that its worker still owes."""
+    kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED)
+    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("-seq")
+    for kind, payload, at in rows.values_list("kind", "payload", "created_at"):
+        if events.COPIED in payload or (kind == events.RUN_RESUMED and not payload.get("unpause")):
+            continue
+        if kind == events.RUN_PAUSE_REQUESTED:
+            return False, (plain((payload.get("actor") or events.PROGRAM)["name"]), at)
+        return kind == events.RUN_PAUSED, None
+    return False, None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from django.utils.translation import gettext as _
 
 from agentruns.admin.text import Body, Fact, body, plain, visible
 from agentruns.admin.times import EMPTY, dated, exact
 from agentruns.admin.waiting import is_live
+from agentruns.conf import settings
 from agentruns.models import Approval, Run
 
 
@@ -25,6 +28,7 @@ def of_run(run: Run) -> list[Fact]:
         Fact(_("Tokens"), usage or EMPTY),
         Fact(_("Cost"), visible(run.usage.get("cost", EMPTY))),
         Fact(_("Worker"), _lease(run)),
+        Fact(_("Worker last heard"), dated(_heard(run))),
         Fact(_("Crashes in a row"), run.attempts),
         Fact(_("Definition"), run.definition_id[:12], run.definition_id),
     ]
@@ -65,6 +69,12 @@ def of_approval(approval: Approval) -> list[Fact]:
         Fact(_("Approvals given"), needed),
         Fact(_("Digest"), approval.digest[:12], approval.digest),
     ]
+
+
+def _heard(run: Run) -> datetime | None:
+    """Return when the worker last extended its lease: it does so for a fixed time."""
+    expires = run.lease_expires_at
+    return expires - timedelta(seconds=settings.LEASE_SECONDS) if expires else None
 
 
 def _lease(run: Run) -> str:

@@ -131,3 +131,17 @@ class VerdictForm(forms.Form):
         if self.needs_result and not cleaned.get("result") and "result" not in self.errors:
             self.add_error("result", _("Say what the tool is to have returned: the model reads it."))
         return cleaned
+
+
+class PauseForm(forms.Form):
+    """Pause a run."""
+
+    reason = _reason(_("Reason, shown while it is paused (optional)"), required=False)
+
+
+class AdoptForm(forms.Form):
+    """Adopt the definition that was shown, `hash`; `seq` is the last journal row that the page knew."""
+
+    hash = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    seq = forms.IntegerField(widget=forms.HiddenInput)
+    reason = _reason(_("Reason, kept in the journal (optional)"), required=False)

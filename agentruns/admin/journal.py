@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -15,11 +16,20 @@ from agentruns.admin.times import stamp
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
+from agentruns.payloads import names_in
 
 TEXT_LIMIT = 4_000
 PAYLOAD_LIMIT = 20_000
 
 Payload = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Where the content is that a card shows only the beginning of."""
+
+    size: str
+    sha256: str
 
 
 @dataclass(slots=True)
@@ -38,6 +48,7 @@ class Card:
     facts: list[Fact] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     approval: str = ""
+    file: File | None = None
     limit: int | None = TEXT_LIMIT
 
 
@@ -56,6 +67,7 @@ def card(row: Row, *, whole: bool = False) -> Card:
         attempt=row.attempt,
         who=visible(_who(row)),
         payload=body(_("Payload"), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        file=file_of(row.payload),
         limit=None if whole else TEXT_LIMIT,
     )
     describe = _DESCRIBE.get(row.kind)
@@ -64,7 +76,31 @@ def card(row: Row, *, whole: bool = False) -> Card:
             describe(result, row.payload)
         except (AttributeError, KeyError, TypeError, ValueError):
             result.facts, result.bodies = [], []
+    if events.COPIED in row.payload:
+        _as_history(result, row.payload[events.COPIED])
     return result
+
+
+def _as_history(card: Card, source: Any) -> None:
+    """Tell a row that a fork has from its origin from one of its own life: nothing happened twice."""
+    card.tone = "copied"
+    if not isinstance(source, dict) or "hash" not in source:
+        card.title = _("%(title)s, at the fork") % {"title": card.title}
+        return
+    card.title = _("Copied: %(title)s") % {"title": card.title}
+    card.who = visible(_("run %(run)s, row %(seq)s") % {"run": str(source["run"])[:13], "seq": source["seq"]})
+    try:
+        card.at = stamp(events.moment(source.get("at")))
+    except (TypeError, ValueError):
+        card.at = ""
+
+
+def file_of(payload: Payload) -> File | None:
+    """Return what a page says of the file that a row points at, or None."""
+    if not names_in(payload):
+        return None
+    stored = payload["stored"]
+    return File(filesizeformat(stored.get("size")), plain(stored.get("sha256")))
 
 
 def _who(row: Row) -> str:
@@ -101,7 +137,8 @@ def _user(card: Card, payload: Payload) -> None:
         _say(card, _("Told to the model"), text_of(payload["content"]))
         return
     card.title, card.tone, card.who = _("Task given"), "said", visible("")
-    _say(card, _("Input"), text_of(payload["content"]))
+    label = _("Input, its beginning") if card.file else _("Input")
+    _say(card, label, text_of(payload["content"]))
 
 
 def _assistant(card: Card, payload: Payload) -> None:
@@ -167,7 +204,8 @@ def _tool_result(card: Card, payload: Payload) -> None:
         _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
     _add(card, _("Not as annotated"), payload.get("misfit"))
     _say(card, _("Arguments a person set"), payload.get("edited"))
-    _say(card, _("Told to the model"), payload["content"])
+    label = _("Told to the model, its beginning") if card.file else _("Told to the model")
+    _say(card, label, payload["content"])
 
 
 def _model_failed(card: Card, payload: Payload) -> None:
@@ -185,7 +223,8 @@ def _late_result(card: Card, payload: Payload) -> None:
     card.title, card.tone = _("Late report of a worker that had lost the run"), "waits"
     if payload.get("never_entered"):
         _add(card, _("Report"), _("the tool was never entered: nothing happened"))
-    _say(card, _("The tool returned"), payload.get("content"))
+    label = _("The tool returned, its beginning") if card.file else _("The tool returned")
+    _say(card, label, payload.get("content"))
 
 
 def _orphan_found(card: Card, payload: Payload) -> None:

@@ -16,6 +16,7 @@ from agentruns.admin.text import Fact, plain, visible
 from agentruns.admin.times import EMPTY, ago, dated, exact
 from agentruns.journal import events
 from agentruns.journal.calls import Call
+from agentruns.journal.copies import original
 from agentruns.journal.events import Row
 from agentruns.journal.fold import fold
 from agentruns.masking import Sensitive, masked
@@ -98,7 +99,9 @@ def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> History
         return None
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq).order_by("-seq")[:1]
     for reply in _rows(replies, sensitive):
-        call = fold(run.pk, [reply, *(row for row in rows if row.kind in _FOLDED)]).calls.get(call_id)
+        call = fold(
+            run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
+        ).calls.get(call_id)
         if call is not None:
             return History(run, call, rows, _later(run, reply, call))
     return None

@@ -17,7 +17,7 @@ from agentruns.admin.text import plain, pretty, visible
 from agentruns.admin.times import age
 from agentruns.conf import settings
 from agentruns.journal.read import run_rows
-from agentruns.masking import masked, sensitive_of
+from agentruns.masking import masked, sensitive_in
 from agentruns.models import Approval, Run
 
 LARGEST = 2**63
@@ -62,7 +62,12 @@ class RunOverview(RunControls):
             "last_shown": rows.rows[-1].seq if rows.rows else 0,
             "cards": self._cards(request, obj, rows),
         }
+        sections |= self.sections(request, obj)
         return self.render(request, obj, title=title, status=status, **{**sections, **context})
+
+    def sections(self, request: HttpRequest, run: Run) -> dict[str, Any]:
+        """Return what else the page shows; each part of the admin adds its own."""
+        return {}
 
     def situation(self, request: HttpRequest, run: Run) -> advice.Situation:
         """Return what is known of the run now, and what this user may do about it."""
@@ -83,7 +88,7 @@ class RunOverview(RunControls):
         row = found[0] if found else None
         if row is None or row.seq != seq:
             raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
-        shown = masked(row, sensitive_of(run.definition.body))
+        shown = masked(row, sensitive_in(run))
         text = pretty({name: value for name, value in shown._asdict().items() if value is not None})
         return HttpResponse(
             plain(text),
@@ -114,7 +119,7 @@ class RunOverview(RunControls):
         ]
 
     def _cards(self, request: HttpRequest, run: Run, rows: paging.Page) -> list[tuple[Card, str]]:
-        sensitive = sensitive_of(run.definition.body)
+        sensitive = sensitive_in(run)
         cards = [card(masked(row, sensitive)) for row in rows.rows]
         return [
             (one, self.other_page(request, Approval, one.approval) if one.approval else "") for one in cards

@@ -15,6 +15,7 @@ from agentruns.admin import waiting
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago
 from agentruns.journal import events
+from agentruns.journal.copies import happened_at
 from agentruns.models import Approval, Message, Run
 from agentruns.tools.card import one_line
 
@@ -75,7 +76,7 @@ def _same_here(alias: str, approval: Approval) -> list[Flag]:
         :LATEST
     ]:
         if payload.get("digest") == approval.digest:
-            started.setdefault(call_id, (run_id, when))
+            started.setdefault(call_id, (run_id, happened_at(payload, when)))
     text = _("This exact call was started in this session before, %(ago)s.")
     return [Flag(text % {"ago": ago(when)}, run_id) for run_id, when in started.values()]
 

@@ -1,8 +1,9 @@
-"""Finding runs by what an operator has in hand: an id or its beginning, a session key, a requester."""
+"""Finding runs by what an operator has in hand: the beginning of an id, a session key, a requester, a day."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from uuid import UUID
 
 from django.db.models import Q
@@ -24,6 +25,11 @@ def beginning(term: str, field: str) -> Q:
         return Q(pk__in=[])
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     return Q(**{f"{field}__gte": first, f"{field}__lte": last})
+
+
+def first_id(moment: datetime) -> UUID:
+    """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
 def is_uuid(text: str) -> bool:

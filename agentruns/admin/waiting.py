@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago
 from agentruns.journal import events
+from agentruns.journal.copies import happened_at
 from agentruns.models import Approval, Control, Message, Run
 
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
@@ -79,7 +80,7 @@ def backs_off(run: Run) -> bool:
 
 def cancel_request(alias: str, run: Run) -> tuple[str, datetime] | None:
     """Return who asked for the run to be cancelled, and when."""
-    rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_CANCEL_REQUESTED)
+    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind=events.RUN_CANCEL_REQUESTED)
     row = rows.order_by("seq").values_list("payload", "created_at").first()
     if row is None:
         return None
@@ -154,9 +155,8 @@ def _uncleared(run: Run, row: dict[str, Any]) -> Reason:
     policy = run.definition.body.get("tools", {}).get(row["tool_name"])
     if policy is not None and not any(policy.get(name) for name in EXEMPT):
         text += " " + _("Until then each further call of %(tool)s asks a person.")
-    return Reason(
-        text % {"tool": tool}, row["run_id"], call=row["call_id"], tool=tool, since=row["created_at"]
-    )
+    since = happened_at(row["payload"], row["created_at"])
+    return Reason(text % {"tool": tool}, row["run_id"], call=row["call_id"], tool=tool, since=since)
 
 
 def _own_reason(run: Run) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.utils import timezone
 
 from agentruns.admin import advice
+from agentruns.admin.drift import Drift
 from agentruns.admin.waiting import Reason
 from agentruns.conf import settings
 from agentruns.models import Run
@@ -34,3 +36,29 @@ def test_of_several_calls_in_doubt_each_is_named_and_the_advice_given_once() -> 
         "b, attempt 1: It die",
         "Look in the outside ",
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"is_paused": True}, "It is paused already."),
+        ({"run": Run(status="orphaned"), "is_paused": True}, "It is paused already."),
+        ({"run": Run(status="failed")}, "It has ended: failed."),
+        ({"cancel_requested": ("ann", timezone.now())}, "It is being cancelled."),
+        ({"may_pause": False}, "You lack the permission agentruns.pause_run."),
+        ({}, ""),
+    ],
+)
+def test_why_a_run_cannot_be_paused(known: dict[str, Any], why: str) -> None:
+    situation = advice.Situation(
+        **{"run": Run(status="paused"), "reasons": [], "may_pause": True, **known}  # type: ignore[arg-type]
+    )
+    action = advice.pause(situation)
+    assert (action.why_not, action.forbidden) == (why, known.get("may_pause") is False)
+
+
+def test_adopting_says_that_a_paused_run_stays_paused() -> None:
+    situation = advice.Situation(run=Run(status="paused"), reasons=[], is_paused=True)
+    nothing = advice.adopt(situation, Drift(None, is_served=False, parts=[]))
+    assert "It stays paused until somebody resumes it." in nothing.effect
+    assert nothing.why_not == "This process does not know the agent: there is nothing to adopt."

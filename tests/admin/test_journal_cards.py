@@ -14,7 +14,7 @@ from agentruns.journal.events import Row
 from agentruns.masking import masked, sensitive_of
 
 CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
-KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID})
+KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.COPIED})
 
 
 def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:

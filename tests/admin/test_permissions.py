@@ -139,7 +139,7 @@ def test_a_viewer_reads_why_there_are_no_buttons(world: World) -> None:
     assert url(approval, "approve") not in page.forms
     run = world.paused()
     page = read(browser("viewer").get(url(run)))
-    assert page.disabled == ["ar-resume-why", "ar-cancel-why"]
+    assert page.disabled == ["ar-resume-why", "ar-pause-why", "ar-cancel-why"]
     assert "You lack the permission agentruns.resume_run." in page.text
 
 

@@ -83,6 +83,31 @@ def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
     ):
         page = visitors("maria", scheme=scheme).open(where)
         page.screenshot(path=folder / f"{name}.png", full_page=True, animations="disabled")
+    take_history(visitors, folder)
+
+
+def take_history(visitors: Visitors, folder: Path) -> None:
+    """Take the pictures of a run that has ended, from the index of the admin on."""
+    from agentruns.models import Run
+    from tests.browser.visitor import INDEX, RUNS
+
+    run = Run.objects.get(session__key="order-0987")
+    reply = run.messages.filter(kind="assistant").latest("seq").seq
+    visitor = visitors("maria")
+    for name, where in (
+        ("dashboard", INDEX),
+        ("runs", RUNS + "?q=order-0987"),
+        ("run", run),
+        ("moment", f"{RUNS}{run.pk}/at/?seq={reply}"),
+        ("replay", f"{RUNS}{run.pk}/replay/"),
+        ("verified", run),
+    ):
+        page = visitor.open(where)
+        if name == "replay":
+            visitor.click(visitor.button("Replay"))
+        elif name == "verified":
+            visitor.choose("Verify chain")
+        page.screenshot(path=folder / f"{name}.png", full_page=name != "run", animations="disabled")
 
 
 def day(clock: DatabaseClock) -> tuple[Any, Any]:

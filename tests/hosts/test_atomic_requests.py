@@ -17,6 +17,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.sweep import sweep
 from tests.admin.conftest import World, timed, world
 from tests.admin.people import browser
+from tests.admin.test_limits import drifted, seen
 from tests.db.test_host_project import Bell, bell
 from tests.effects import Effects
 
@@ -59,9 +60,22 @@ def resumption(run: Run) -> Post:
     return console(run, "resume", seq=run.messages.latest("seq").seq)
 
 
+def derivation(run: Run, action: str, **data: Any) -> Post:
+    return (*console(run, action, key="k", **data)[:2], None)
+
+
+def adoption(world: World) -> Post:
+    run = drifted(world)
+    return console(run, "adopt", **seen(run))
+
+
 def service(thing: Run | Approval, verb: str, **data: Any) -> Post:
     run = thing if isinstance(thing, Run) else thing.run
     return f"/api/{thing._meta.model_name}s/{thing.pk}/{verb}", data, run
+
+
+def fork_of(run: Run) -> str:
+    return f"/api/runs/{run.pk}/fork"
 
 
 def card(approval: Approval, verb: str, **data: Any) -> Post:
@@ -80,11 +94,18 @@ CONSOLE: dict[str, list[Callable[[World], Post]]] = {
         lambda world: console(world.waiting().run, "cancel"),
         lambda world: console(world.queued(), "cancel"),
     ],
+    "run_adopt": [adoption],
+    "run_again": [lambda world: derivation(world.completed(), "again")],
+    "run_fork": [lambda world: derivation(world.completed(), "fork", at="1", text="and now?")],
 }
 # What these buttons do lets no run go on.
 QUIET: dict[str, Callable[[World], Post]] = {
     "approval_extend": lambda world: more_time(world.waiting(tools=[timed])),
     "approval_reveal": lambda world: console(world.waiting(), "reveal"),
+    "run_pause": lambda world: console(world.waiting().run, "pause"),
+    "run_export": lambda world: console(world.completed(), "export"),
+    "run_replay": lambda world: console(world.completed(), "replay", who="code"),
+    "run_verify": lambda world: console(world.completed(), "verify"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
 }
 API: dict[str, list[Callable[[World], Post]]] = {
@@ -103,6 +124,7 @@ API: dict[str, list[Callable[[World], Post]]] = {
         lambda world: service(world.waiting().run, "cancel"),
         lambda world: service(world.queued(), "cancel", reason="no"),
     ],
+    "/runs/{run_id}/fork": [lambda world: (fork_of(world.completed()), {"at": 2, "session": "s2"}, None)],
     "/approvals/{approval_id}/approve": [
         lambda world: card(world.waiting(), "approve"),
         lambda world: card(world.waiting(), "approve", arguments={"cents": 4000}),
@@ -122,7 +144,7 @@ def test_these_are_all_the_posts_there_are() -> None:
         for url in admin.site._registry[model].get_urls()
         if url.name is not None
     }
-    pages = {"row", "call", "changelist", "add", "history", "delete", "change"}
+    pages = {"row", "content", "call", "live", "at", "changelist", "add", "history", "delete", "change"}
     assert {name for name in offered if name.partition("_")[2] not in pages} == {*CONSOLE, *QUIET}
     posts = {
         path
@@ -165,7 +187,7 @@ def test_every_post(
     assert watch.inside
     assert all(watch.inside)
     assert (effects.count(), Message.objects.filter(kind="assistant").count()) == (acted, asked)
-    run = Run.objects.get(pk=run.pk) if run else Run.objects.exclude(session__key="completed").get()
+    run = Run.objects.get(pk=run.pk) if run else Run.objects.latest("created_at")
     assert bell.rung == ([] if run.is_ended else [(run.pk, True)]), (
         "after the commit, and for whom it goes on"
     )
@@ -184,6 +206,7 @@ def test_every_post_that_lets_nothing_go_on(
     bell.rung.clear()
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     response = browser("superuser").post(path, body)
-    assert response.status_code in (200, 302), response.content
-    assert (bell.rung, Run.objects.get(pk=run.pk).status) == ([], run.status)
+    assert response.status_code in (200, 302), response
+    status = "paused" if name == "run_pause" else run.status
+    assert (bell.rung, Run.objects.get(pk=run.pk).status) == ([], status)
     assert problems(run.session_id) == []

@@ -1,0 +1,199 @@
+"""What an operator has to know first, on the index of the admin: a few figures, each by one small query."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import median
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.admin import AdminSite
+from django.db import connections, transaction
+from django.db.models import Q
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
+from django.utils.translation import gettext as _
+
+from agentruns import notifications, people
+from agentruns.admin.advice import SILENT_AFTER
+from agentruns.admin.filters import STALLED, failed_lately
+from agentruns.admin.paginator import Bounded, counted, of
+from agentruns.admin.queue import HEAVY
+from agentruns.admin.search import first_id
+from agentruns.admin.text import plain, visible
+from agentruns.admin.times import age
+from agentruns.admin.waiting import sweeper_seen
+from agentruns.conf import settings
+from agentruns.models import Approval, Notification, Run
+from agentruns.redaction import get_logger
+
+logger = get_logger("agentruns.admin.dashboard")
+
+MOST = 1000  # rows that any of the figures looks at
+PERIOD = timedelta(days=30)
+TOOLS = 15
+APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)
+DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number, what it counts, and where these are listed."""
+
+    count: Bounded
+    label: str
+    tone: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The approval that waits longest."""
+
+    title: SafeString
+    url: str
+    age: SafeString | str
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """When a worker was last seen, and whether that is too long ago."""
+
+    seen: SafeString | str
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """How one tool's calls were decided."""
+
+    tool: str
+    url: str
+    count: int
+    approved: int
+    time: str
+
+    @property
+    def rate(self) -> str:
+        """How many of a hundred were approved."""
+        return f"{100 * self.approved // self.count} %"
+
+
+@dataclass(slots=True)
+class Dashboard:
+    """What this user may see of it; `failed` where it could not be read."""
+
+    figures: list[Figure]
+    oldest: Oldest | None = None
+    sweeper: Sweeper | None = None
+    decisions: list[Decisions] | None = None
+    more_tools: int = 0
+    failed: bool = False
+
+
+def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
+    """Return what a user may see on a site, None if that is nothing; what fails is logged and told."""
+    sees_runs, sees_approvals = _may_view(site, request, Run), _may_view(site, request, Approval)
+    if not sees_runs and not sees_approvals:
+        return None
+    alias, found = settings.DATABASE, Dashboard([])
+    # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
+    # none of our own: on SQLite it would wait for whoever writes.
+    inside = connections[alias].in_atomic_block
+    try:
+        with transaction.atomic(using=alias) if inside else nullcontext():
+            if sees_approvals:
+                _approvals(alias, site, request, found)
+                _decisions(alias, site, found)
+            if sees_runs:
+                _runs(alias, site, found)
+    except Exception:  # the index is the project's, whatever is wrong with what we add to it
+        logger.exception("The dashboard could not be read")
+        return Dashboard([], failed=True)
+    return found
+
+
+def _may_view(site: AdminSite, request: HttpRequest, model: Any) -> bool:
+    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
+
+
+def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+    pending = Approval.objects.using(alias).pending().select_related("run").defer(*HEAVY)
+    cards = list(pending.order_by("requested_at", "id")[: MOST + 1])
+    if request.user.has_perm("agentruns.decide_approval"):
+        mine = Bounded(len(people.decidable(request.user, cards[:MOST])), more=len(cards) > MOST)
+        found.figures.append(_figure(mine, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
+    waiting = of(len(cards), MOST)
+    found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
+    for card in cards[:1]:
+        name = "admin:agentruns_approval_change"
+        url = reverse(name, args=[card.pk], current_app=site.name)
+        found.oldest = Oldest(visible(card.title), url, age(card.requested_at))
+
+
+def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
+    runs = Run.objects.using(alias)
+    for label, tone, which, status in (
+        (_("in doubt (orphaned)"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
+        (_("stalled"), "bad", STALLED, "stalled"),
+        (_("paused"), "waits", Q(status=Run.Status.PAUSED), "paused"),
+        (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
+    ):
+        count = counted(runs.filter(which), MOST)
+        found.figures.append(_figure(count, label, tone, _list(site, Run, status=status)))
+    unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=notifications.MAX_ATTEMPTS)
+    if given_up := counted(unsent, MOST):
+        found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
+    found.sweeper = _sweeper(sweeper_seen(alias))
+
+
+def _sweeper(seen: datetime | None) -> Sweeper:
+    return Sweeper(age(seen) if seen else "", seen is None or timezone.now() - seen > SILENT_AFTER)
+
+
+def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
+    """Look at the newest by their ids, which are indexed: asked within twice the period, decided in it."""
+    since = timezone.now() - PERIOD
+    asked = Approval.objects.using(alias).filter(pk__gte=first_id(since - PERIOD))
+    rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
+    fields: Any = rows.values_list("tool_name", "status", "requested_at", "decided_at")
+    by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for tool, status, requested, decided in fields[:MOST]:
+        by_tool[tool].append((status, (decided - requested).total_seconds()))
+    most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
+    found.decisions = list(_summaries(site, most_first[:TOOLS]))
+    found.more_tools = len(most_first) - len(found.decisions)
+
+
+def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]) -> Iterator[Decisions]:
+    for tool, given in tools:
+        yield Decisions(
+            tool=plain(tool),
+            url=_list(site, Approval, status="all", tool=tool),
+            count=len(given),
+            approved=sum(status in APPROVED for status, _seconds in given),
+            time=_words(median(seconds for _status, seconds in given)),
+        )
+
+
+def _words(seconds: float) -> str:
+    if seconds < 60:  # timesince knows no seconds
+        return _("%(seconds)d\xa0s") % {"seconds": max(seconds, 0)}
+    now = timezone.now()
+    return timesince(now - timedelta(seconds=seconds), now, depth=1)
+
+
+def _figure(count: Bounded, label: str, tone: str, url: str) -> Figure:
+    return Figure(count, label, tone if count else "none", url)
+
+
+def _list(site: AdminSite, model: Any, **query: str) -> str:
+    url = reverse(f"admin:agentruns_{model._meta.model_name}_changelist", current_app=site.name)
+    return f"{url}?{urlencode(query)}" if query else url

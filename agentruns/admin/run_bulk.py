@@ -1,0 +1,273 @@
+"""Resume, pause or cancel several runs: first a page that lists exactly these, then each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db import DatabaseError
+from django.db.models import QuerySet
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from agentruns import transitions
+from agentruns.admin import advice
+from agentruns.admin.forms import CancelForm
+from agentruns.admin.listing import RunListing
+from agentruns.admin.listing import status as badge_of
+from agentruns.admin.search import is_uuid
+from agentruns.admin.text import plain, short_id, visible
+from agentruns.admin.waiting import is_live
+from agentruns.conf import settings
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
+from agentruns.models import Run
+from agentruns.redaction import get_logger
+from agentruns.retries import in_transaction
+from agentruns.runs import cancel_run, pause_run, resume_run
+
+MOST = 100  # what one page can show and one person can look at
+LIVE = "live"  # seen at work: it is to be stopped however far it has come since
+
+logger = get_logger("agentruns.admin.run_bulk")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What can be done to several runs: its texts, its form, what it says it will do, and how it is done."""
+
+    title: Any
+    button: Callable[[int], str]
+    logged: Any
+    form: type[Form]
+    advice: Callable[[advice.Situation], advice.Action]
+    act: Callable[[Run, Any, str], str]
+    stops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One run of the selection: what will happen to it, or what became of it."""
+
+    key: str
+    name: str
+    title: SafeString
+    url: str
+    badge: SafeString
+    requester: SafeString
+    effect: list[str] = field(default_factory=list)
+    why_not: str = ""
+    refused: bool = False
+    done: str = ""
+    seen: str = ""
+
+
+class RunBulk(RunListing):
+    """Three actions of the list of runs."""
+
+    actions = ("resume_selected", "pause_selected", "cancel_selected")
+
+    def situation(self, request: HttpRequest, run: Run) -> advice.Situation:
+        """Return what is known of the run now, and what this user may do about it."""
+        raise NotImplementedError
+
+    def has_resume_permission(self, request: HttpRequest) -> bool:
+        """Who may resume runs."""
+        return request.user.has_perm("agentruns.resume_run")
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        """Who may pause runs."""
+        return request.user.has_perm("agentruns.pause_run")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Who may cancel runs."""
+        return request.user.has_perm("agentruns.cancel_run")
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the list; what was not chosen from it is no selection."""
+        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
+        return super().changelist_view(request, {"title": _("Runs"), **(extra_context or {})})
+
+    @admin.action(permissions=["resume"], description=gettext_lazy("Resume selected…"))
+    def resume_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then resume what was listed."""
+        return self._bulk(request, "resume")
+
+    @admin.action(permissions=["pause"], description=gettext_lazy("Pause selected…"))
+    def pause_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then pause what was listed."""
+        return self._bulk(request, "pause")
+
+    @admin.action(permissions=["cancel"], description=gettext_lazy("Cancel selected…"))
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then cancel what was listed."""
+        return self._bulk(request, "cancel")
+
+    def _bulk(self, request: HttpRequest, name: str) -> HttpResponse | None:
+        """Act on the ids that were on the page, whatever else "select all" may mean."""
+        keys = list(dict.fromkeys(UUID(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)))
+        if len(keys) > MOST:
+            text = _("Choose at most %(most)d: nobody looks at more on one page.") % {"most": MOST}
+            self.message_user(request, text, messages.WARNING)
+            return None
+        found = self.get_queryset(request).in_bulk(keys)
+        runs, bulk = [found[key] for key in keys if key in found], _Bulk(self, request, name)
+        if "confirmed" in request.POST:
+            return bulk.answer(runs)
+        if request.POST.get("select_across") == "1":
+            text = _("Only what was on the page is acted on: %(count)d.") % {"count": len(runs)}
+            self.message_user(request, text, messages.WARNING)
+        return bulk.ask(runs, VERBS[name].form())
+
+
+class _Bulk:
+    """One verb for several runs, in one request."""
+
+    def __init__(self, runs_admin: RunBulk, request: HttpRequest, name: str) -> None:
+        self.admin, self.request, self.name, self.verb = runs_admin, request, name, VERBS[name]
+
+    def ask(self, runs: list[Run], form: Form, *, status: int = 200) -> HttpResponse:
+        """Show what will happen to each."""
+        return self._show([self._planned(run) for run in runs], form, status=status)
+
+    def answer(self, runs: list[Run]) -> HttpResponse:
+        """Do it, and show what became of each."""
+        form = self.verb.form(self.request.POST)
+        if not form.is_valid():
+            return self.ask(runs, form, status=400)
+        reason = form.cleaned_data.get("reason", "")
+        # Sessions in one order for everybody: in a transaction of its own (ATOMIC_REQUESTS) one bulk action
+        # then never waits for another that waits for it.
+        in_order = sorted(runs, key=lambda run: run.session_id)
+        done = {run.pk: self._done(run, reason) for run in in_order}
+        return self._show([done[run.pk] for run in runs])
+
+    def _planned(self, run: Run) -> Line:
+        action = self.verb.advice(self.admin.situation(self.request, run))
+        seen = LIVE if self.verb.stops and is_live(run) else _last_seq(run)
+        return self._line(run, effect=action.effect, why_not=action.why_not, seen=seen)
+
+    def _done(self, run: Run, reason: str) -> Line:
+        """Act on one; what refuses it is told beside it and stops no other."""
+        seen = self.request.POST.get(f"seen-{run.pk}", "")
+        if not seen:  # was left out when the person looked
+            situation = self.admin.situation(self.request, run)
+            return self._line(
+                run, why_not=self.verb.advice(situation).why_not or _("It was not on the page.")
+            )
+        try:
+            told = in_transaction(settings.DATABASE, lambda: self._act(run, seen, reason))
+        except (RunStateError, SessionBusyError) as error:
+            return self._line(self._again(run), why_not=plain(error))
+        except AgentRunsError as error:
+            return self._line(self._again(run), why_not=plain(error), refused=True)
+        except DatabaseError:
+            logger.exception("Bulk %s failed run=%s", self.name, run.pk)
+            why = _("The database failed; the log says how. Nothing was changed about this run.")
+            return self._line(run, why_not=why, refused=True)
+        self.admin.log_change(self.request, run, f"{self.verb.logged} {plain(reason)}".strip())
+        return self._line(self._again(run), done=told)
+
+    def _act(self, run: Run, seen: str, reason: str) -> str:
+        transitions.lock_session(settings.DATABASE, run.session_id)
+        run = self._again(run)
+        if seen != _last_seq(run) and not (self.verb.stops and seen == LIVE):
+            raise RunStateError(_("It moved on since you looked. Look at it again."))
+        action = self.verb.advice(self.admin.situation(self.request, run))
+        if action.forbidden:
+            raise PermissionDeniedError(action.why_not)
+        if action.why_not:
+            raise RunStateError(action.why_not)
+        return self.verb.act(run, self.request.user, reason)
+
+    def _again(self, run: Run) -> Run:
+        """Return the run as it is now; as it was where it is gone, which the services say best."""
+        return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
+
+    def _line(self, run: Run, **told: Any) -> Line:
+        name = _("%(agent)s in %(session)s") % {"agent": run.agent, "session": run.session.key}
+        return Line(
+            key=str(run.pk),
+            name=short_id(run.pk),
+            title=visible(name),
+            url=self.admin.url(self.request, "change", run.pk),
+            badge=badge_of(run),
+            requester=visible(run.owner_name),
+            **told,
+        )
+
+    def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
+        count = sum(not line.why_not for line in lines)
+        context = {
+            "verb": self.name,
+            "lines": lines,
+            "form": form,
+            "outcome": form is None,
+            "count": count,
+            "left_out": len(lines) - count,
+            "button": self.verb.button(count),
+            "action_url": self.request.get_full_path(),
+        }
+        title = str(_("What became of each") if form is None else self.verb.title)
+        template = "agentruns/admin/run_bulk.html"
+        return self.admin.render(self.request, None, title=title, status=status, template=template, **context)
+
+
+def _last_seq(run: Run) -> str:
+    """Return the last row of the run's session: an unfinished run is the only one that goes on there."""
+    return str(run.session.next_seq - 1)
+
+
+def _resume(run: Run, user: Any, reason: str) -> str:
+    resume_run(run.pk, user, drive=False)
+    return _("Resumed. A worker takes it up.")
+
+
+def _pause(run: Run, user: Any, reason: str) -> str:
+    if is_live(pause_run(run.pk, user, reason=reason)):
+        return _("Pause requested. The worker pauses it before its next tool starts.")
+    return _("Paused. It goes on when somebody resumes it.")
+
+
+def _cancel(run: Run, user: Any, reason: str) -> str:
+    if cancel_run(run.pk, user, reason=reason).is_ended:
+        return _("Cancelled.")
+    return _("Cancel requested. The worker stops before its next tool starts.")
+
+
+VERBS = {
+    "resume": Verb(
+        gettext_lazy("Resume these runs?"),
+        lambda count: ngettext("Resume this run", "Resume these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Resumed in bulk."),
+        Form,
+        advice.resume,
+        _resume,
+    ),
+    "pause": Verb(
+        gettext_lazy("Pause these runs?"),
+        lambda count: ngettext("Pause this run", "Pause these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Pause asked for in bulk."),
+        CancelForm,
+        advice.pause,
+        _pause,
+        stops=True,
+    ),
+    "cancel": Verb(
+        gettext_lazy("Cancel these runs?"),
+        lambda count: ngettext("Cancel this run", "Cancel these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Cancel asked for in bulk."),
+        CancelForm,
+        advice.cancel,
+        _cancel,
+        stops=True,
+    ),
+}

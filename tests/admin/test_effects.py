@@ -1,0 +1,53 @@
+"""What a run called: the answer to "was it done twice?" on its own page."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from agentruns import approve
+from agentruns.control import resolve_orphan
+from agentruns.forks import fork_run
+from agentruns.models import Run
+from agentruns.sweep import sweep
+from tests.admin.conftest import World, secretive
+from tests.admin.pages import read
+from tests.admin.people import browser, user
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def page(run: Run) -> str:
+    url = reverse("admin:agentruns_run_change", args=[run.pk])
+    return " ".join(read(browser("superuser").get(url)).text.split())
+
+
+def test_who_allowed_what_and_how_often_it_started(world: World) -> None:
+    approval = world.waiting()
+    shown = page(approval.run)
+    assert "The model asked for 1 call; a tool was started 0 times." in shown.replace(
+        "tools were", "a tool was"
+    )
+    approve(approval.pk, user("decider"))
+    sweep()
+    shown = page(approval.run)
+    assert "a tool was started 1 time. No call was started twice." in shown
+    assert "approved by decider" in shown
+    assert "1 timerow 6, " in shown
+
+
+def test_a_call_that_was_started_again(world: World) -> None:
+    run = world.orphaned()
+    (call_id,) = run.pending_calls
+    resolve_orphan(run.pk, call_id, "not_occurred", user("superuser"), evidence="asked the bank")
+    sweep()
+    shown = page(run)
+    assert "tools were started 2 times. 1 call was started more than once." in shown
+
+
+def test_what_is_sensitive_is_masked_and_a_forks_history_is_not_its_own(world: World) -> None:
+    approval = world.waiting("secret", tools=[secretive])
+    assert "DE02-secret" not in page(approval.run)
+    run = world.completed()
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more")
+    assert "What it called" not in page(fork)

@@ -1,0 +1,172 @@
+"""Several runs at once: what is listed, and only that, each by itself, and nothing is driven."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import DatabaseError, connection
+from django.urls import reverse
+
+from agentruns.control import cancel_run
+from agentruns.journal.verify import problems
+from agentruns.leases import claim
+from agentruns.models import Message, Run
+from agentruns.runs import resume_run
+from agentruns.sweep import sweep
+from tests.admin.conftest import World
+from tests.admin.pages import Page, read, snapshot
+from tests.admin.people import browser, user
+from tests.effects import Effects
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+LIST = "admin:agentruns_run_changelist"
+
+
+def select(verb: str, *runs: Any, role: str = "superuser", **data: Any) -> Any:
+    chosen = {"action": f"{verb}_selected", "_selected_action": [str(run.pk) for run in runs], **data}
+    return browser(role).post(reverse(LIST), chosen)
+
+
+def confirm(verb: str, page: Page, *runs: Run, role: str = "superuser", **data: Any) -> Page:
+    """Send what a page held."""
+    form = {name: value for name, value in page.forms[reverse(LIST)].items() if name.startswith("seen-")}
+    return read(select(verb, *runs, role=role, confirmed="1", **form, **data))
+
+
+def statuses(*runs: Run) -> list[str]:
+    found = Run.objects.in_bulk([run.pk for run in runs])
+    return [found[run.pk].status for run in runs]
+
+
+def test_a_selection_is_listed_then_resumed_and_a_worker_drives(world: World, effects: Effects) -> None:
+    runs = [world.paused("a"), world.paused("b"), world.orphaned("c")]
+    skipped, other = [world.completed("d"), world.waiting("e").run], world.paused("other")
+    acted, before = effects.count(), snapshot()
+    page = read(select("resume", *runs, *skipped, select_across="1", index="0"))
+    assert snapshot() == before
+    for text in (
+        "Resume these 3 runs", "The pause ends.", "The model is told that the outcome of dies is unknown",
+        "Left out: It has ended: completed.", "Left out: It waits for a decision.", "2 are left out",
+        "Only what was on the page is acted on: 5.",
+    ):  # fmt: skip
+        assert text in page.text, text
+    assert other.session.key not in page.text
+    page = confirm("resume", page, *runs, *skipped, other)
+    assert statuses(*runs, other) == ["queued", "queued", "queued", "paused"]
+    for text in ("3 were done.", "3 were not.", "Resumed. A worker takes it up.", "It was not on the page."):
+        assert text in page.text, text
+    assert effects.count() == acted
+    assert LogEntry.objects.count() == 3
+    assert "Resumed in bulk." in LogEntry.objects.latest("pk").get_change_message()
+    assert sweep().completed == 3
+    assert all(problems(run.session_id) == [] for run in runs)
+
+
+def test_the_reason_goes_into_the_journal_of_each(world: World) -> None:
+    runs = [world.paused("a"), world.queued("b"), world.waiting("c").run]
+    page = read(select("cancel", *runs))
+    assert "The run ends now. It cannot be resumed afterwards." in page.text
+    page = confirm("cancel", page, *runs, reason="the bank is down")
+    assert "3 were done." in page.text
+    assert statuses(*runs) == ["cancelled"] * 3
+    rows = Message.objects.filter(kind="run_cancel_requested")
+    assert [(row.payload["reason"], row.payload["actor"]["name"]) for row in rows] == [
+        ("the bank is down", "superuser")
+    ] * 3
+    entries = [entry.get_change_message() for entry in LogEntry.objects.all()]
+    assert entries == ["Cancel asked for in bulk. the bank is down"] * 3
+
+
+def test_pausing_stops_what_is_at_work_however_far_it_came(world: World) -> None:
+    live, queued, paused = world.queued("live"), world.queued("queued"), world.paused("paused")
+    assert claim("default", live.pk)
+    page = read(select("pause", live, queued, paused))
+    for text in (
+        "Pause these 2 runs", "The worker pauses it before its next tool starts.", "The run is paused now.",
+        "Left out: It is paused already.",
+    ):  # fmt: skip
+        assert text in page.text, text
+    row = live.messages.latest("seq")
+    type(live.session).objects.filter(pk=live.session_id).update(next_seq=row.seq + 1)  # as it was
+    page = confirm("pause", page, live, queued, paused, reason="")
+    assert "Pause requested." in page.text
+    assert "Paused. It goes on when somebody resumes it." in page.text
+    assert statuses(live, queued, paused) == ["running", "paused", "paused"]
+    assert live.messages.latest("seq").kind == "run_pause_requested"
+
+
+def test_a_run_that_moved_on_since_it_was_shown_is_skipped(world: World) -> None:
+    moved, ended, still = world.paused("moved"), world.paused("ended"), world.paused("still")
+    page = read(select("resume", moved, ended, still))
+    resume_run(moved.pk, drive=False)
+    cancel_run(ended.pk)
+    before = moved.messages.count()
+    page = confirm("resume", page, moved, ended, still)
+    assert page.text.count("Skipped: It moved on since you looked.") == 2
+    assert "1 was done." in page.text
+    assert statuses(moved, ended, still) == ["queued", "cancelled", "queued"]
+    assert moved.messages.count() == before
+
+
+def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    runs = [world.paused("a"), world.paused("b"), world.paused("c")]
+    page, failing = read(select("cancel", *runs)), str(runs[1].pk)
+
+    def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        wanted = {failing, failing.replace("-", "")}
+        if sql.startswith('UPDATE "agentruns_run"') and wanted & set(map(str, params or ())):
+            raise DatabaseError("disk full")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.run_bulk"):
+        page = confirm("cancel", page, *runs, reason="")
+    assert "Refused: The database failed; the log says how." in " ".join(page.text.split())
+    assert failing in caplog.text
+    assert statuses(*runs) == ["cancelled", "paused", "cancelled"]
+    assert LogEntry.objects.count() == 2
+    assert all(problems(run.session_id) == [] for run in runs)
+
+
+@pytest.mark.parametrize("role", ["anonymous", "outsider", "staff", "viewer", "operator", "superuser"])
+@pytest.mark.parametrize("verb", ["resume", "pause", "cancel"])
+def test_who_may(world: World, role: str, verb: str) -> None:
+    run = world.paused() if verb == "resume" else world.queued()
+    before = snapshot()
+    seen = run.session.__class__.objects.get(pk=run.session_id).next_seq - 1
+    response = select(verb, run, role=role, confirmed="1", reason="no", **{f"seen-{run.pk}": str(seen)})
+    may = role == "superuser" or (role == "operator" and verb != "pause")
+    assert (snapshot() != before) == may
+    expected = {"anonymous": 302, "outsider": 302, "staff": 403, "viewer": 200}.get(role, 200 if may else 302)
+    assert response.status_code == expected
+    if may:
+        assert Message.objects.latest("pk").payload["actor"]["name"] == role
+
+
+def test_nonsense_and_too_much_change_nothing(world: World) -> None:
+    run = world.paused()
+    before = snapshot()
+    client = browser("superuser")
+    for sent in (["nonsense"], [str(run.pk), "x"]):
+        data = {"action": "cancel_selected", "_selected_action": sent, "confirmed": "1"}
+        assert "choose from the list" in read(client.post(reverse(LIST), data, follow=True)).text
+    too_many = [f"00000000-0000-7000-8000-{number:012}" for number in range(101)]
+    data = {"action": "cancel_selected", "_selected_action": too_many}
+    assert "Choose at most 100" in read(client.post(reverse(LIST), data, follow=True)).text
+    page = read(select("cancel", run))
+    data = {f"seen-{run.pk}": page.forms[reverse(LIST)][f"seen-{run.pk}"], "reason": "x" * 2001}
+    response = select("cancel", run, confirmed="1", **data)
+    assert response.status_code == 400
+    assert "Nothing was done. Correct the form below." in read(response).text
+    checked = browser("superuser", enforce_csrf_checks=True)
+    assert checked.post(reverse(LIST), {"action": "cancel_selected", **data}).status_code == 403
+    assert snapshot() == before
+
+
+def test_an_owner_without_the_permission_has_no_bulk(world: World) -> None:
+    run = world.waiting(actor=user("viewer")).run
+    before = snapshot()
+    select("cancel", run, role="viewer", confirmed="1", reason="", **{f"seen-{run.pk}": "3"})
+    assert snapshot() == before

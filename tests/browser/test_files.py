@@ -1,0 +1,41 @@
+"""The content of a row that is in a file: found on its card, downloaded, and asked for where guarded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.desk import Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitors, path_of
+from tests.files import MEGABYTE, fetched, folder, report_of, row_of, stored_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+
+def test_a_file_is_downloaded_from_its_card(visit: Visitors, desk: Desk, folder: Path, settings: Any) -> None:
+    run, visitor = fetched(), visit()
+    page = visitor.open(run)
+    card = page.locator(f"#row-{row_of(run).seq}")
+    with page.expect_download() as free:
+        visitor.click(card.get_by_role("link", name="Download all of it"))
+    assert Path(free.value.path()).read_text() == report_of(MEGABYTE)
+    assert free.value.suggested_filename.endswith(".txt")
+    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
+    visitor.click(card.get_by_role("link", name="Download all of it"))
+    visitor.wait_for("This is logged.")
+    assert_sound(page)
+    with page.expect_download() as guarded:
+        visitor.click(visitor.button("Download the true content"))
+    assert Path(guarded.value.path()).read_text() == report_of(MEGABYTE)
+    stored_in(folder)[0].unlink()
+    with visitor.refused(409):
+        visitor.click(visitor.button("Download the true content"))
+    visitor.wait_for("is missing")
+    assert_sound(page)
+    visitor.click(page.locator(".ar-state a"))
+    visitor.wait_until_at(path_of(run))

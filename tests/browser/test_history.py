@@ -1,0 +1,55 @@
+"""Looking back in a browser: the slider, what was sent, a fork from there, and a replay."""
+
+from __future__ import annotations
+
+from agentruns import approve
+from agentruns.models import Message, Run
+from agentruns.sweep import sweep
+from tests.admin.people import user
+from tests.browser.desk import REFUND, Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitor
+from tests.effects import Effects
+
+
+def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+    approval = desk.one(REFUND, session="ticket-4", actor=user("operator"))
+    approve(approval.pk, user("decider"), digest=approval.digest)
+    sweep()
+    page = visitor.open("/admin/agentruns/run/?q=ticket-4")
+    visitor.click(page.locator("#result_list tbody th a").first)
+    visitor.wait_for("No call was started twice.")
+    visitor.wait_for("approved by decider")
+    assert_sound(page)
+
+    visitor.click(visitor.link("Look back, or fork from a row"))
+    reply = Message.objects.filter(run=approval.run, kind="assistant").order_by("seq").last()
+    assert reply is not None
+    slider = page.get_by_label("Row", exact=True)
+    slider.evaluate(
+        "(range, to) => { range.value = to; range.dispatchEvent(new Event('input')); "
+        "range.dispatchEvent(new Event('change')); }",
+        str(reply.seq),
+    )
+    visitor.wait_for("What the model was sent for this reply")
+    assert page.url.endswith(f"seq={reply.seq}")
+    visitor.wait_for("its fingerprint is the one in this row")
+    visitor.click(visitor.link("Row before"))
+    visitor.wait_for("The conversation, as the model would get it next")
+    visitor.unfold()
+    assert_sound(page)
+
+    visitor.open(approval.run)
+    visitor.click(visitor.link("Look back, or fork from a row"))
+    visitor.choose("Fork", **{"What the agent is told then": "Was it charged twice?"})
+    visitor.wait_for("A worker takes it up.")
+    fork = Run.objects.get(origin=approval.run)
+    assert page.url.endswith(f"/{fork.pk}/change/") or str(fork.pk) in page.url
+    assert_sound(page)
+
+    visitor.open(approval.run)
+    visitor.click(page.get_by_role("link", name="Replay", exact=True))
+    visitor.click(visitor.button("Replay"))
+    visitor.wait_for("Each request would be the same, and each call too.")
+    assert_sound(page)
+    assert effects.count() == 1

@@ -1,0 +1,136 @@
+"""A page of a run that is open follows the run, and leaves alone what somebody is using."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from agentruns import approve
+from agentruns.admin import RunAdmin
+from agentruns.models import Approval
+from agentruns.sweep import sweep
+from tests.admin.conftest import World
+from tests.admin.people import user
+from tests.browser.desk import Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitor, Visitors
+
+QUIET = 500  # milliseconds: several intervals
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunAdmin, "live_interval", 100)
+
+
+def decide(approval: Approval) -> None:
+    """Somebody else approves, and a worker drives the run to its end."""
+    approve(approval.pk, user("superuser"), digest=approval.digest)
+    sweep()
+
+
+def asked(visitor: Visitor) -> Callable[[], int]:
+    """Return what counts how often the page has asked."""
+    found: list[str] = []
+    visitor.page.on("request", lambda request: found.append(request.url) if "/live/" in request.url else None)
+
+    def count() -> int:
+        visitor.page.wait_for_timeout(QUIET)
+        return len(found)
+
+    return count
+
+
+def hide(visitor: Visitor, is_hidden: bool) -> None:
+    """Bring another tab to the front, or this one again."""
+    visitor.page.evaluate(
+        """hidden => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
+def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    page, count = visitor.open(approval.run), asked(visitor)
+    table = page.locator(".ar-timeline-table")
+    table.locator("summary").click()
+    payload = page.locator(".ar-card details").first
+    payload.locator("summary").click()
+    page.locator("h1").click()  # somewhere else
+    page.evaluate("window.stays = true")
+    decide(approval)
+    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+    assert page.locator("[data-said]").inner_text() == "completed Completed. There is nothing to do."
+    assert "Refund" in page.locator(".ar-journal").inner_text()
+    rows = [int(name.removeprefix("row-")) for name in ids(page.locator(".ar-journal > li"))]
+    assert rows == list(range(1, approval.run.messages.latest("seq").seq + 1))
+    assert table.get_attribute("open") is not None
+    assert payload.get_attribute("open") is not None
+    assert "Tool refund_order" in table.inner_text()
+    assert page.evaluate("window.stays")
+    before = count()
+    assert count() == before
+    page.locator(".ar-timeline svg + svg a").last.click()
+    assert page.url.endswith(f"#row-{rows[-1]}")
+    assert page.evaluate("window.stays")
+    assert_sound(page)
+
+
+def ids(found: object) -> list[str]:
+    return found.evaluate_all("all => all.map(element => element.id)")  # type: ignore[attr-defined, no-any-return]
+
+
+def test_what_somebody_types_is_left_alone_until_they_are_done(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one()
+    page = visitor.open(approval.run)
+    form = visitor.form("Cancel the run")
+    page.locator("summary", has_text="Cancel the run").click()
+    form.locator("[name=reason]").fill("She called it o")
+    decide(approval)
+    page.locator(".ar-journal h3", has_text="Completed").wait_for()  # the rest of the page went on
+    page.locator("[data-notice=held]", has_text="completed Completed. There is nothing to do.").wait_for()
+    assert form.locator("[name=reason]").input_value() == "She called it o"
+    assert "It waits for a person to decide:" in page.locator("#ar-now").inner_text()
+    assert_sound(page)
+    form.locator("[name=reason]").fill("")
+    page.locator("summary", has_text="Cancel the run").click()
+    page.locator("h1").click()
+    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+    assert page.locator("[data-notice=held]").is_hidden()
+
+
+def test_a_page_that_nobody_sees_asks_nothing(desk: Desk, visitor: Visitor) -> None:
+    run = World().queued()
+    page, count = visitor.open(run), asked(visitor)
+    assert count() > 0
+    hide(visitor, True)
+    before = count()
+    sweep()
+    assert count() == before
+    assert "queued" in page.locator("#ar-now").inner_text()
+    hide(visitor, False)
+    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+
+
+def test_a_page_that_gets_no_answer_says_so(desk: Desk, visitor: Visitor) -> None:
+    page, count = visitor.open(World().queued()), asked(visitor)
+    visitor.expected.add(503)
+    page.route("**/live/**", lambda route: route.fulfill(status=503))
+    visitor.wait_for("the server does not answer")
+    page.unroute("**/live/**")
+    page.locator("[data-notice=lost]").wait_for(state="hidden")
+    visitor.context.clear_cookies()
+    visitor.wait_for("you are logged out")
+    before = count()
+    assert count() == before
+
+
+def test_without_scripts_the_page_stays_as_it_is(desk: Desk, visit: Visitors) -> None:
+    visitor = visit(javascript=False)
+    visitor.open(World().queued())
+    assert "It is queued: the next free worker takes it." in visitor.text
+    assert "Reload" not in visitor.text

@@ -1,0 +1,74 @@
+"""The list of runs at night: see on the index that something is wrong, find it, and stop several at once."""
+
+from __future__ import annotations
+
+from agentruns import approve, deny
+from agentruns.leases import claim
+from agentruns.models import Control, Run
+from tests.admin.conftest import World
+from tests.admin.people import user
+from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import INDEX, Visitor
+from tests.db.helpers import kill
+
+
+def night(desk: Desk) -> list[Run]:
+    """Runs in every state; the two that are to be stopped."""
+    world, boss = World(), user("superuser")
+    for what in (REFUND, MAIL):
+        desk.one(what, session=f"ticket-{what['name']}", actor=user("decider"))
+    for number, what in enumerate((CARD, MAIL, REFUND)):
+        approval = desk.one(what, session=f"earlier-{number}")
+        deny(approval.pk, boss, "No.") if number else approve(approval.pk, boss)
+    desk.one(CREDIT, session="ticket-6")
+    desk.in_doubt(session="ticket-9")
+    world.paused("ticket-12")
+    runs = [world.queued("ticket-10"), world.queued("ticket-11")]
+    for run in runs:
+        assert claim("default", run.pk)
+    kill(runs[0])
+    ended = world.completed("ticket-3")
+    usage = {"input_tokens": 118_400, "output_tokens": 5_210, "cost": "0.433350"}
+    Run.objects.filter(pk=ended.pk).update(usage=usage, step=12)
+    failed = world.completed("ticket-2")
+    Run.objects.filter(pk=failed.pk).update(status="failed", error="model: 400")
+    return runs
+
+
+def test_from_the_index_to_the_list_to_several_at_once(desk: Desk, visitor: Visitor) -> None:
+    runs = night(desk)
+    visitor.open(INDEX)
+    visitor.wait_for("Sweeper last seen: never.")
+    assert_sound(visitor.page)
+    visitor.click(visitor.page.locator(".ar-figure a", has_text="stalled"))
+    visitor.page.wait_for_url("**status=stalled*")
+    assert visitor.page.locator("#result_list tbody tr").count() == 1
+    visitor.click(visitor.page.get_by_role("link", name="running", exact=True))
+    visitor.page.wait_for_url("**status=running*")
+    assert visitor.page.locator("#result_list tbody tr").count() == 2
+    visitor.page.locator("input[name=started_from]").fill("2020-01-01")
+    visitor.click(visitor.page.get_by_role("button", name="Show"))
+    visitor.page.wait_for_url("**started_from=2020-01-01*")
+    assert "status=running" in visitor.page.url
+    assert visitor.page.locator("#result_list tbody tr").count() == 2
+    visitor.select_all()
+    visitor.act("Cancel selected")
+    visitor.wait_for("Cancel these 2 runs")
+    assert_sound(visitor.page)
+    visitor.page.get_by_label("Reason, kept in the journal").fill("It mails everybody.")
+    visitor.click(visitor.button("Cancel these 2 runs"))
+    visitor.wait_for("2 were done.")
+    assert_sound(visitor.page)
+    assert Run.objects.get(pk=runs[0].pk).status == "cancelled"
+    assert runs[1].messages.filter(kind="run_cancel_requested").exists()
+    visitor.click(visitor.page.get_by_role("link", name="Back to the list"))
+    visitor.page.wait_for_url("**started_from=2020-01-01*")
+    visitor.open("/admin/agentruns/run/")
+    assert_sound(visitor.page)
+    visitor.select_all()
+    visitor.act("Resume selected")
+    visitor.wait_for("Resume these")
+    Control.objects.create(name="resume_runs", seen_at="2026-01-01T00:00Z")
+    visitor.open("/admin/agentruns/")
+    assert_sound(visitor.page)

@@ -1,0 +1,68 @@
+"""The page of a run: what it may use, what it goes by, and the buttons that only ask and record."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import connection
+
+from agentruns import start_run
+from agentruns.journal import triggers
+from agentruns.models import Message, Run
+from agentruns.sweep import sweep
+from tests.browser.desk import Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitor
+from tests.shop.agents import call, shop_agent
+
+TURN = {"tools": [call("lookup", number="A1")], "usage": {"input_tokens": 900, "output_tokens": 20}}
+LONG = "Search the knowledge base before you answer. " * 20
+
+
+def served(version: str = "1", **options: object) -> Run:
+    """A run that has not been driven yet, of an agent with limits."""
+    limits = {"token_budget": 1000, "deadline": timedelta(hours=2), "max_steps": 3}
+    return start_run(shop_agent("front-desk", TURN, TURN, **{**limits, **options}), "look A1 up", "s1")
+
+
+def test_another_definition_is_read_adopted_paused_resumed_and_verified(desk: Desk, visitor: Visitor) -> None:
+    run = served(model_params={"style": LONG + "Be brief."})
+    shop_agent("front-desk", TURN, token_budget=5000, model_params={"style": LONG + "Take your time."})
+    assert sweep().blocked == 1
+    page = visitor.open(run)
+    replies = page.get_by_role("meter", name="Model replies")
+    assert replies.get_attribute("aria-valuetext") == "0 of 3"
+    assert [row.inner_text() for row in page.locator(".ar-drift tbody th").all()] == [
+        "deadline", "max_steps", "model_params", "token_budget",
+    ]  # fmt: skip
+    visitor.unfold()
+    assert_sound(page)
+    visitor.open(run)
+    visitor.choose("Adopt")
+    visitor.wait_for("Adopted. The run goes by the definition of version 1 now.")
+    visitor.choose("Pause", **{"Reason, shown while it is paused (optional)": "the shop is closed"})
+    visitor.wait_for("Paused: the shop is closed")
+    visitor.choose("Resume")
+    visitor.wait_for("Resumed. A worker takes it up.")
+    assert sweep().completed == 1
+    visitor.open(run)
+    visitor.choose("Verify chain")
+    visitor.wait_for("The journal of this session is intact: all")
+    assert_sound(page)
+
+
+def test_a_used_up_limit_and_a_journal_that_cannot_be_read(desk: Desk, visitor: Visitor) -> None:
+    run = served(token_budget=500)
+    assert sweep().completed == 0
+    page = visitor.open(run)
+    visitor.wait_for("It was stopped by this limit: Tokens.")
+    assert_sound(page)
+    row = Message.objects.filter(run=run, kind="assistant").get()
+    with triggers.lifted(connection), connection.cursor() as cursor:
+        cursor.execute("UPDATE agentruns_message SET payload = '{' WHERE id = %s", [row.pk])
+    visitor.open(run)
+    visitor.wait_for("Its journal cannot be read.")
+    visitor.click(visitor.link(f"Look at row {row.seq}"))
+    visitor.wait_for("cannot be read, so it is not shown.")
+    page.go_back()
+    assert_sound(page)
