@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.models.fields import EscapedTextField
+
+
+class IdempotencyRecord(models.Model):
+    """What a request with an idempotency key was answered: the same key again is given the same answer.
+
+    Written in the transaction of what the request did, so that there is one exactly if it was done.
+    """
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("owner"),
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        related_name="agentruns_idempotency_records",
+    )
+    key = models.CharField(_("idempotency key"), max_length=200)
+    fingerprint = models.CharField(_("fingerprint of the request"), max_length=64)
+    status = models.PositiveIntegerField(_("status"), default=0)
+    body = EscapedTextField(_("answer"), default="")
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True, db_index=True)
+
+    class Meta:
+        verbose_name = _("idempotency record")
+        verbose_name_plural = _("idempotency records")
+        default_permissions = ("view",)
+        constraints = [models.UniqueConstraint(fields=["owner", "key"], name="agentruns_answer_key")]
+
+    def __str__(self) -> str:
+        return self.key
