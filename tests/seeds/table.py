@@ -400,15 +400,21 @@ SHOWN: dict[int, Shown] = {
         )
     ),
     65: Shown(
-        reason=(
-            f"{MISSING}state_at() and a view of it. The fold of any prefix exists (item 57), but no public "
-            "function shows it."
+        tests=(
+            "tests/db/test_states.py::test_the_state_at_every_row_is_the_fold_up_to_there",
+            "tests/admin/test_moments.py::test_what_was_sent_is_told_from_what_was_not",
         )
     ),
-    66: Shown(reason=f"{MISSING}replay() against recorded replies and results, and fork_run()."),
+    66: Shown(
+        tests=(
+            "tests/db/test_replay.py::test_nothing_differs_and_nothing_happens",
+            "tests/db/test_replay.py::test_a_mutated_observation_diverges_at_exactly_its_row",
+            "tests/db/test_forks.py::test_at_every_row_the_fork_is_valid_and_repeats_no_effect",
+        )
+    ),
     67: Shown(tests=(f"{E6}67_what_cannot_be_made_again_is_in_the_journal",)),
     68: Shown(tests=(f"{E6}68_what_is_a_function_of_the_log_is_not_stored",)),
-    69: Shown(reason=f"{MISSING}payloads outside the journal; every value is stored inline so far."),
+    69: Shown(tests=("tests/db/test_payloads.py::test_a_result_of_forty_megabytes",)),
     70: Shown(
         tests=(
             f"{E6}62_a_stored_decision_is_not_asked_for_again",
