@@ -5,7 +5,7 @@ NEWER = $(shell for python in python3 python3.13 python3.12; do \
 VENV = .venv
 BIN = $(VENV)/bin
 # More processes than the two cores of a small machine: many tests wait for another process or a disk.
-PYTEST = pytest -n 4 --ignore=tests/e2e --ignore=tests/browser
+PYTEST = pytest -n 4 --dist worksteal --ignore=tests/e2e --ignore=tests/browser
 # By itself: Playwright's loop runs in the thread that uses the database.
 BROWSER = pytest -n 2 tests/browser
 # Each append followed by forgetting: without what lasts long and has nothing to do with what a driver remembers.

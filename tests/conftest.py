@@ -47,6 +47,20 @@ def agents() -> Iterator[None]:
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 PATIENCE = 5  # seconds
+# What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
+LONG = ("test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
+        "test_readme", "test_odd_results", "test_claims", "test_races", "test_mixed_replies")  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal the long tests out to the beginnings of the parts that xdist's worksteal gives each process."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if any(name in item.nodeid for name in LONG)]
+    rest = [item for item in items if not any(name in item.nodeid for name in LONG)]
+    items[:] = [
+        item for number in range(processes) for item in (*long[number::processes], *rest[number::processes])
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)

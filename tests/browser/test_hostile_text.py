@@ -22,6 +22,10 @@ HOSTILE = {
 }
 
 
+# The console's own drawings have a viewBox.
+FOREIGN = "#content :is(script, style, iframe, object, base, svg:not([viewBox]))"
+
+
 @tool(requires_approval=True, describe=lambda args: f"Write {args['text']}")
 def write(text: str) -> dict[str, Any]:
     """Write, and return what was written."""
@@ -70,7 +74,7 @@ def assert_harmless(visitor: Visitor, text: str, *places: Any) -> None:
         visitor.unfold()
         page.mouse.move(600, 300)
         assert page.evaluate("window.owned") is None, place
-        assert page.locator("#content :is(script, style, iframe, object, base, svg)").count() == 0, place
+        assert page.locator(FOREIGN).count() == 0, place
         assert page.locator("a[href*=javascript i]").count() == 0, place
         assert "".join(text.split()) in "".join(page.inner_text("#content").split()), place
 
@@ -79,7 +83,7 @@ def test_a_run_that_waits(desk: Desk, visitor: Visitor, hostile: str) -> None:
     turn = {"text": hostile, "tools": [call("write", text=hostile), call("write", text=hostile + "!")]}
     run = started(hostile, turn, session="s1")
     first, _second = run.approvals.order_by("requested_at", "id")
-    assert_harmless(visitor, hostile, QUEUE, first, turn_path(run), run, RUNS)
+    assert_harmless(visitor, hostile, QUEUE, first, turn_path(run), run, RUNS, INDEX)
 
 
 def test_a_page_of_confirmation(desk: Desk, visitor: Visitor, hostile: str) -> None:
@@ -110,6 +114,13 @@ def test_a_run_that_ended(desk: Desk, visitor: Visitor, hostile: str) -> None:
     run.refresh_from_db()
     assert run.status == "completed"
     assert_harmless(visitor, hostile, QUEUE + "?status=all", first, second, run, RUNS)
+    reply = run.messages.filter(kind="assistant").latest("seq").seq
+    assert_harmless(visitor, hostile, f"{RUNS}{run.pk}/at/?seq={reply}", f"{RUNS}{run.pk}/at/")
+    visitor.open(f"{RUNS}{run.pk}/replay/")
+    visitor.click(visitor.button("Replay"))
+    visitor.wait_for("Each request would be the same")
+    assert "".join(hostile.split()) in "".join(visitor.text.split())
+    assert visitor.page.evaluate("window.owned") is None
 
 
 def test_a_call_in_doubt(desk: Desk, visitor: Visitor, hostile: str) -> None:
