@@ -99,6 +99,17 @@ def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 
 @register("agentruns")
+def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_API_THROTTLE says how many requests are allowed."""
+    try:
+        settings.api_throttle  # noqa: B018 - raises
+    except ValueError as error:
+        hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; s, m, h and d are known."
+        return [Error(f"AGENTRUNS_API_THROTTLE cannot be used: {error}.", hint=hint, id="agentruns.E013")]
+    return []
+
+
+@register("agentruns")
 def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check that large results have a place outside of the database."""
     found: list[CheckMessage] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,13 @@ DEFAULTS: dict[str, Any] = {
     "NOTIFY_EMAILS": [],
     "WEBHOOK_URL": "",
     "WEBHOOK_SECRET": "",
+    "API_MAX_BODY": 1_048_576,  # bytes
+    "API_THROTTLE": None,
 }
+
+THROTTLED = ("user", "anonymous")
+_RATE = re.compile(r"([1-9][0-9]{0,8})/([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Settings:
@@ -73,8 +80,30 @@ class Settings:
         path = self.__getattr__("REDACT")
         return import_string(path) if path else None
 
+    @property
+    def api_throttle(self) -> dict[str, tuple[int, int]]:
+        """Return how many requests in how many seconds each kind of caller of the API may send.
+
+        A kind that is not there may send any number. Raises ValueError for what is no such setting.
+        """
+        rates = self.__getattr__("API_THROTTLE")
+        if rates is None:
+            return {}
+        if not isinstance(rates, dict):
+            raise ValueError(f"{rates!r} is not a dict")
+        if unknown := [name for name in rates if name not in THROTTLED]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(THROTTLED)}")
+        return {name: _rate(rate) for name, rate in rates.items() if rate is not None}
+
 
 settings = Settings()
+
+
+def _rate(rate: Any) -> tuple[int, int]:
+    parts = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if parts is None:
+        raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
+    return int(parts[1]), _SECONDS[parts[2]]
 
 
 def unknown_names() -> list[str]:

@@ -6,10 +6,11 @@ from django.contrib import admin
 
 from agentruns.admin.approvals import ApprovalAdmin
 from agentruns.admin.runs import RunAdmin
+from agentruns.admin.tokens import TokenAdmin
 from agentruns.conf import settings
-from agentruns.models import Approval, Run
+from agentruns.models import ApiToken, Approval, Run
 
-__all__ = ["ApprovalAdmin", "RunAdmin", "register"]
+__all__ = ["ApprovalAdmin", "RunAdmin", "TokenAdmin", "register"]
 
 INDEX = "agentruns/admin/index.html"
 
@@ -18,6 +19,7 @@ def register(site: admin.AdminSite) -> None:
     """Put the console on an admin site, with its figures on the index where the site has none of its own."""
     site.register(Run, RunAdmin)
     site.register(Approval, ApprovalAdmin)
+    site.register(ApiToken, TokenAdmin)
     if site.index_template is None:
         site.index_template = INDEX
 

@@ -18,7 +18,7 @@ from agentruns.admin.times import stamp
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row, upcast
-from agentruns.masking import masked, sensitive_in
+from agentruns.masking import masked
 from agentruns.models import Message, Run
 
 KINDS = (
@@ -55,7 +55,7 @@ class RunEffects(RunOverview):
         """Add the table."""
         rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind__in=KINDS)
         newest = [Row(*values) for values in rows.order_by("-seq").values_list(*Row._fields)[: ROWS + 1]]
-        sensitive = sensitive_in(run)
+        sensitive = self.sensitive(run)
         found = effects(
             masked(row._replace(payload=upcast(row.kind, row.payload)), sensitive)
             for row in reversed(newest[:ROWS])

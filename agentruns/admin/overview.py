@@ -17,7 +17,7 @@ from agentruns.admin.text import plain, pretty, visible
 from agentruns.admin.times import age
 from agentruns.conf import settings
 from agentruns.journal.read import run_rows
-from agentruns.masking import masked, sensitive_in
+from agentruns.masking import Sensitive, masked, sensitive_in
 from agentruns.models import Approval, Run
 
 LARGEST = 2**63
@@ -81,6 +81,13 @@ class RunOverview(RunControls):
             may_cancel=user.has_perm("agentruns.cancel_run") or people.owns(user, run),
         )
 
+    def sensitive(self, run: Any) -> Sensitive:
+        """Return what is masked on the pages of a run; asked once for an object read for one request."""
+        if not hasattr(run, "masks"):
+            run.masks = sensitive_in(run)
+        masks: Sensitive = run.masks
+        return masks
+
     def row_view(self, request: HttpRequest, object_id: str, seq: int) -> HttpResponse:
         """Return one journal row in full, as plain text."""
         run = self.find(request, object_id)
@@ -119,7 +126,7 @@ class RunOverview(RunControls):
         ]
 
     def _cards(self, request: HttpRequest, run: Run, rows: paging.Page) -> list[tuple[Card, str]]:
-        sensitive = sensitive_in(run)
+        sensitive = self.sensitive(run)
         cards = [card(masked(row, sensitive)) for row in rows.rows]
         return [
             (one, self.other_page(request, Approval, one.approval) if one.approval else "") for one in cards

@@ -4,8 +4,8 @@
     api.add_router("/agents", router)
     register_errors(api)  # errors as problem+json; your own routes keep their form
 
-Callers are users of the Django session, with CSRF. A mount with an `auth` of its own has to set
-`request.user`: whoever that is acts, and sees and may do what the admin would let them.
+Callers are programs with a bearer token, or users of the Django session, with CSRF. A mount with an `auth`
+of its own has to set `request.user`: whoever that is acts, and sees and may do what the admin would let them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,28 @@ from functools import cache
 from ninja import NinjaAPI
 
 import agentruns
-from agentruns.api import approvals, forks, health, runs  # noqa: F401 - importing puts endpoints on the router
+from agentruns.api import (  # noqa: F401 - importing puts endpoints on the router
+    agents,
+    approvals,
+    forks,
+    health,
+    runs,
+    sessions,
+    stream,
+)
 from agentruns.api.auth import SessionAuth
+from agentruns.api.caching import uncached
 from agentruns.api.docs import Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors
+from agentruns.api.limits import limited
 from agentruns.api.routing import refuse_other_methods, router
 
 __all__ = ["build_api", "register_errors", "router"]
 
 refuse_other_methods()
+
+router.add_decorator(limited, mode="view")
+router.add_decorator(uncached, mode="view")
 
 
 @cache

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from agentruns import approvals as services
 from agentruns.api import conflicts
-from agentruns.api.auth import user_of
+from agentruns.api.auth import channel_of, user_of
 from agentruns.api.errors import Problem, documented
+from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page
 from agentruns.api.permissions import find_approval, visible_approvals
 from agentruns.api.routing import router
-from agentruns.api.schemas import ApprovalOut, ApprovalPage, Approve, Deny
+from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
 
-DECISION = documented(400, 401, 403, 404, 409, 422)
+DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 
 
 @router.get("/approvals", response=ApprovalPage, openapi_extra=documented(400, 401, 422))
@@ -40,41 +41,51 @@ def get_approval(request: HttpRequest, approval_id: str) -> ApprovalOut:
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut, openapi_extra=DECISION)
-def approve(request: HttpRequest, approval_id: str, body: Approve) -> ApprovalOut:
+def approve(
+    request: HttpRequest, response: HttpResponse, approval_id: str, body: Approve, key: Key | None = KEY
+) -> Any:
     """Approve the call, with other `arguments` if given.
 
     409, with who and when, if it was decided already or `digest` is not what it shows now; 422 if the
     arguments do not fit the tool.
     """
-    user = user_of(request)
-    return _decide(
-        user,
-        approval_id,
-        lambda approval: services.approve(
-            approval.pk,
-            user,
-            digest=body.digest,
-            arguments=body.arguments,
-            reason=body.reason,
-            channel="api",
-        ),
-    )
+
+    def act(approval: Approval, **who: Any) -> Approval:
+        return services.approve(
+            approval.pk, digest=body.digest, arguments=body.arguments, reason=body.reason, **who
+        )
+
+    return once(request, response, key, body, lambda: _decide(request, approval_id, act))
 
 
 @router.post("/approvals/{approval_id}/deny", response=ApprovalOut, openapi_extra=DECISION)
-def deny(request: HttpRequest, approval_id: str, body: Deny) -> ApprovalOut:
+def deny(
+    request: HttpRequest, response: HttpResponse, approval_id: str, body: Deny, key: Key | None = KEY
+) -> Any:
     """Deny the call; the model is told that it was not executed, and why. 409 as for approve."""
+
+    def act(approval: Approval, **who: Any) -> Approval:
+        return services.deny(approval.pk, reason=body.reason, digest=body.digest, **who)
+
+    return once(request, response, key, body, lambda: _decide(request, approval_id, act))
+
+
+@router.post("/approvals/{approval_id}/answer", response=ApprovalOut, openapi_extra=DECISION)
+def answer(
+    request: HttpRequest, response: HttpResponse, approval_id: str, body: Answer, key: Key | None = KEY
+) -> Any:
+    """Give the model `text` as the result of the call, which is not executed. 409 as for approve."""
+
+    def act(approval: Approval, **who: Any) -> Approval:
+        return services.answer(approval.pk, text=body.text, digest=body.digest, **who)
+
+    return once(request, response, key, body, lambda: _decide(request, approval_id, act))
+
+
+def _decide(request: HttpRequest, approval_id: str, act: Callable[..., Approval]) -> ApprovalOut:
     user = user_of(request)
-    return _decide(
-        user,
-        approval_id,
-        lambda approval: services.deny(approval.pk, user, body.reason, digest=body.digest, channel="api"),
-    )
-
-
-def _decide(user: Any, approval_id: str, decide: Callable[[Approval], Approval]) -> ApprovalOut:
     approval = find_approval(user, approval_id)
     try:
-        return ApprovalOut.of(decide(approval))
+        return ApprovalOut.of(act(approval, actor=user, channel=channel_of(request)))
     except ApprovalStateError as error:
         raise Problem.of(error, **conflicts.of_approval(services.find_approval(approval.pk))) from error

@@ -9,10 +9,17 @@ from agentruns.models import Approval, Message, Run
 from agentruns.redaction import redact
 
 
-def of_run(run: Run) -> dict[str, Any]:
-    """Return where a run stands; of one that has ended, who ended it and when."""
-    closing = run.messages.own().filter(kind__in=events.CLOSING).order_by("-seq").first()
-    return {"run_id": str(run.pk), "run_status": run.status, **_who_and_when("ended", closing)}
+def of_run(run: Run, call_id: str = "") -> dict[str, Any]:
+    """Return where a run stands; who ended or paused it, who resolved the call in doubt, and when."""
+    rows = run.messages.own().order_by("-seq")
+    facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
+    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
+    if run.status == Run.Status.PAUSED:
+        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
+    if call_id:
+        verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
+        facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
+    return facts
 
 
 def of_approval(approval: Approval) -> dict[str, Any]:

@@ -47,6 +47,10 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.AgentRunsError: (500, "error", "The request failed"),
 }
 
+# An answer is never much larger than what was wrong.
+MOST_ERRORS = 20
+LONGEST_NAME = 100
+
 # What an exception knows beside its text.
 FACTS = ("run_id", "lease_expires_at", "parts")
 
@@ -150,7 +154,9 @@ def _of_http_error(error: HttpError) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, AuthenticationError):
-        return Problem(401, URN + "not-authenticated", "Not authenticated", "Sign in first.")
+        return Problem(
+            401, URN + "not-authenticated", "Not authenticated", "Sign in, or send a bearer token."
+        )
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return _of_bad_request(error)
     title = responses.get(error.status_code, "Error")  # a host's own code may have no name
@@ -164,14 +170,18 @@ def _of_bad_request(error: Exception) -> Problem:
 
 
 def _of_validation_error(error: ValidationError) -> Problem:
-    errors = [{"loc": _where(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors]
+    errors = [
+        {"loc": _where(each["loc"]), "msg": each["msg"], "type": each["type"]}
+        for each in error.errors[:MOST_ERRORS]
+    ]
     detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
     return Problem(422, URN + "validation", "The request is not valid", detail, errors=redacted(errors))
 
 
 def _where(loc: tuple[Any, ...]) -> list[Any]:
     """Return the place of an error as the client knows it, without the name of our parameter."""
-    return [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
+    place = [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
+    return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
 def documented(*statuses: int) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from agentruns import forks as services
 from agentruns.api import conflicts
 from agentruns.api.auth import user_of
 from agentruns.api.errors import Problem, documented
+from agentruns.api.idempotency import KEY, key_of
 from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import ForkRun, RunOut
+from agentruns.api.schemas import ForkRun, Key, RunOut
 from agentruns.exceptions import RunStateError
 from agentruns.models import Run
 
@@ -21,9 +22,9 @@ from agentruns.models import Run
 @router.post(
     "/runs/{run_id}/fork",
     response={201: RunOut, 200: RunOut},
-    openapi_extra=documented(400, 401, 403, 404, 409, 422),
+    openapi_extra=documented(400, 401, 403, 404, 409, 413, 422),
 )
-def fork_run(request: HttpRequest, run_id: str, body: ForkRun) -> Status[RunOut]:
+def fork_run(request: HttpRequest, run_id: str, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
 
     It gets a session of its own with a copy of the rows up to there; calls open there are settled, and no
@@ -32,11 +33,12 @@ def fork_run(request: HttpRequest, run_id: str, body: ForkRun) -> Status[RunOut]
     """
     user = user_of(request)
     origin = find_run(user, run_id)
-    known = _of_key(user, body.idempotency_key)
+    key = key_of(key, body)
+    known = _of_key(user, key)
     try:
-        fork = services.fork_run(origin.pk, actor=user, **body.model_dump())
+        fork = services.fork_run(origin.pk, actor=user, **{**body.model_dump(), "idempotency_key": key})
     except RunStateError as error:
-        about = _of_key(user, body.idempotency_key) or origin
+        about = _of_key(user, key) or origin
         raise Problem.of(error, **conflicts.of_run(about)) from error
     return Status(200 if known else 201, RunOut.of(find_run(user, str(fork.pk))))
 

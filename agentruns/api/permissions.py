@@ -8,8 +8,11 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError
-from agentruns.models import Approval, Run
+from agentruns.exceptions import DurableRunNotFoundError, SessionAccessDeniedError
+from agentruns.models import Approval, Run, Session
+from agentruns.starting import NAME_LENGTH
+
+SHOWN = 50  # characters of an id that is none
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
@@ -27,7 +30,7 @@ def find_run(user: Any, run_id: str, *related: str) -> Run:
     try:
         return visible_runs(user).select_related("session", *related).get(pk=UUID(run_id))
     except (Run.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(f"There is no run {run_id}.") from None
+        raise DurableRunNotFoundError(f"There is no run {run_id[:SHOWN]}.") from None
 
 
 def find_approval(user: Any, approval_id: str) -> Approval:
@@ -35,4 +38,22 @@ def find_approval(user: Any, approval_id: str) -> Approval:
     try:
         return visible_approvals(user).get(pk=UUID(approval_id))
     except (Approval.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(f"There is no approval {approval_id}.") from None
+        raise DurableRunNotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
+
+
+def find_session(user: Any, key: str) -> Session:
+    """Return a session the user may see, or raise SessionAccessDeniedError."""
+    # What no key can be is not asked for: databases disagree about such texts.
+    if len(key) <= NAME_LENGTH and key.isprintable():
+        sessions = Session.objects.using(settings.DATABASE).filter(key=key)
+        if not user.has_perm("agentruns.view_run"):
+            sessions = sessions.filter(owner_id=user.pk)
+        if session := sessions.first():
+            return session
+    raise SessionAccessDeniedError(f"There is no session {key[:NAME_LENGTH]!r}.")
+
+
+def require_call(run: Run, call_id: str) -> None:
+    """Raise DurableRunNotFoundError unless the run has such a call."""
+    if not call_id.isprintable() or not run.messages.filter(call_id=call_id).exclude(call_id="").exists():
+        raise DurableRunNotFoundError(f"Run {run.pk} has no call {call_id[:SHOWN]}.")

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from django.http import HttpRequest
 from ninja import Router
+from ninja.constants import NOT_SET
+from ninja.decorators import decorate_view
 from ninja.params.models import Path
 from ninja.utils import contribute_operation_args
 
-from agentruns.api.auth import SessionAuth
-from agentruns.api.errors import URN, Problem, as_problem, marked
+from agentruns.api.auth import BearerAuth, SessionAuth, needed, needing
+from agentruns.api.errors import URN, Problem, as_problem, documented, marked
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
+
+class ScopedRouter(Router):
+    """Gives every operation the scopes that a token needs for it, and their refusals to its documentation.
+
+    By path and method, so that none can be forgotten; `auth=None` opens an operation to everybody.
+    """
+
+    def add_api_operation(
+        self,
+        path: str,
+        methods: list[str],
+        view_func: Callable[..., Any],
+        *,
+        auth: Any = NOT_SET,
+        openapi_extra: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Add an operation."""
+        extra = dict(openapi_extra or {})
+        if auth is not None:
+            extra["responses"] = documented(403, 429)["responses"] | extra.get("responses", {})
+        super().add_api_operation(path, methods, view_func, auth=auth, openapi_extra=extra, **options)
+        if auth is not None:
+            decorate_view(needing(needed(path, methods)))(view_func)
+
+
 # One flat router: ninja would not pass a host's own `auth` on to nested ones.
-router = Router(auth=SessionAuth(), tags=["agent runs"])
+router = ScopedRouter(auth=[BearerAuth(), SessionAuth()], tags=["agent runs"])
 router.add_decorator(marked, mode="view")
 router.add_decorator(as_problem)
 
@@ -28,7 +57,7 @@ def refuse_other_methods() -> None:
         others = [method for method in METHODS if method not in allowed]
         refuse = _refusal(allowed)
         refuse.__name__ = view.operations[0].view_func.__name__  # one name per URL for reverse()
-        for name in re.findall(r"{(\w+)}", path):
+        for name in re.findall(r"{(?:\w+:)?(\w+)}", path):
             contribute_operation_args(refuse, name, str, Path(...))
         router.api_operation(others, path, auth=None, include_in_schema=False)(refuse)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
 from ninja import Status
 
 from agentruns import runs as services
 from agentruns.agents import get_agent
 from agentruns.api import conflicts, pagination
-from agentruns.api.auth import user_of
+from agentruns.api.auth import channel_of, user_of
+from agentruns.api.caching import REVALIDATED, is_known, tag_of
 from agentruns.api.errors import Problem, documented
-from agentruns.api.permissions import find_run, visible_runs
+from agentruns.api.idempotency import KEY, key_of, once
+from agentruns.api.permissions import find_run, require_call, visible_runs
 from agentruns.api.routing import router
 from agentruns.api.schemas import (
     AgentName,
@@ -21,6 +23,9 @@ from agentruns.api.schemas import (
     Key,
     MessageOut,
     MessagePage,
+    PauseRun,
+    Resolve,
+    ResumeRun,
     RunOut,
     RunPage,
     Seq,
@@ -37,6 +42,9 @@ from agentruns.models import Run
 from agentruns.starting import Order, place
 from agentruns.states import record, state_at
 
+CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
+ONE = documented(401, 404)
+ONE["responses"][304] = {"description": "What you have is what it is"}
 _BYTES = {"type": "string", "format": "binary"}
 CONTENT = documented(401, 403, 404, 422, 500)
 CONTENT["responses"][200] = {
@@ -45,25 +53,21 @@ CONTENT["responses"][200] = {
 }
 
 
-@router.post(
-    "/runs",
-    response={201: RunOut, 200: RunOut},
-    openapi_extra=documented(400, 401, 403, 404, 409, 422),
-)
-def start_run(request: HttpRequest, body: StartRun) -> Status[RunOut]:
+@router.post("/runs", response={201: RunOut, 200: RunOut}, openapi_extra=CONTROL)
+def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run (201), or return the one that the same request started before (200).
 
     The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has
     not ended is that run. 409 if the session is busy with another run or the key belongs to another task,
     422 if there is no such agent, 404 if the session is somebody else's.
     """
-    user = user_of(request)
+    user, key = user_of(request), key_of(key, body)
     order = Order(
         agent=get_agent(body.agent),
         text=body.input,
         session=body.session or str(uuid7()),
         actor=user,
-        key=body.idempotency_key or "",
+        key=key or "",
     )
     try:
         placed = place(order)
@@ -90,10 +94,16 @@ def list_runs(
     return RunPage(items=[RunOut.of(run) for run in found], next=following)
 
 
-@router.get("/runs/{run_id}", response=RunOut, openapi_extra=documented(401, 404))
-def get_run(request: HttpRequest, run_id: str) -> RunOut:
-    """Return one run."""
-    return RunOut.of(find_run(user_of(request), run_id))
+@router.get("/runs/{run_id}", response=RunOut, openapi_extra=ONE)
+def get_run(request: HttpRequest, response: HttpResponse, run_id: str) -> Any:
+    """Return one run. Asked for with its `ETag` as `If-None-Match`: 304 while nothing has changed."""
+    run = find_run(user_of(request), run_id)
+    headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
+    if is_known(request, headers["ETag"]):
+        return HttpResponseNotModified(headers=headers)
+    for name, value in headers.items():
+        response[name] = value
+    return RunOut.of(run)
 
 
 @router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
@@ -127,25 +137,84 @@ def get_state(request: HttpRequest, run_id: str, at: Seq | None = None) -> dict[
     return state
 
 
-@router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=documented(401, 403, 404, 409))
-def resume_run(request: HttpRequest, run_id: str) -> RunOut:
+@router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=CONTROL)
+def resume_run(
+    request: HttpRequest,
+    response: HttpResponse,
+    run_id: str,
+    body: ResumeRun | None = None,
+    key: Key | None = KEY,
+) -> Any:
     """Let a run go on: unpause it, and tell the model of calls in doubt. A worker does the rest."""
-    user = user_of(request)
-    return _change(user, run_id, lambda run: services.resume_run(run.pk, user, drive=False))
+
+    def act(run: Run, user: Any) -> object:
+        return services.resume_run(run.pk, user, drive=False)
+
+    return once(request, response, key, body, lambda: _change(request, run_id, act))
 
 
-@router.post("/runs/{run_id}/cancel", response=RunOut, openapi_extra=documented(400, 401, 403, 404, 409, 422))
-def cancel_run(request: HttpRequest, run_id: str, body: CancelRun | None = None) -> RunOut:
+@router.post("/runs/{run_id}/cancel", response=RunOut, openapi_extra=CONTROL)
+def cancel_run(
+    request: HttpRequest,
+    response: HttpResponse,
+    run_id: str,
+    body: CancelRun | None = None,
+    key: Key | None = KEY,
+) -> Any:
     """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
+
+    def act(run: Run, user: Any) -> object:
+        return services.cancel_run(run.pk, user, reason=body.reason if body else "")
+
+    return once(request, response, key, body, lambda: _change(request, run_id, act))
+
+
+@router.post("/runs/{run_id}/pause", response=RunOut, openapi_extra=CONTROL)
+def pause_run(
+    request: HttpRequest,
+    response: HttpResponse,
+    run_id: str,
+    body: PauseRun | None = None,
+    key: Key | None = KEY,
+) -> Any:
+    """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool."""
+
+    def act(run: Run, user: Any) -> object:
+        return services.pause_run(run.pk, user, reason=body.reason if body else "")
+
+    return once(request, response, key, body, lambda: _change(request, run_id, act))
+
+
+@router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut, openapi_extra=CONTROL)
+def resolve_orphan(
+    request: HttpRequest,
+    response: HttpResponse,
+    run_id: str,
+    call_id: str,
+    body: Resolve,
+    key: Key | None = KEY,
+) -> Any:
+    """Record what became of a call in doubt.
+
+    `occurred` stores `result` as its result, `not_occurred` lets it run again, `unknown` tells the model so.
+    409, with who and when, if it is not in doubt or the evidence says otherwise.
+    """
+
+    def act(run: Run, user: Any) -> object:
+        require_call(run, call_id)
+        given = {"result": body.result, "evidence": body.evidence, "channel": channel_of(request)}
+        return services.resolve_orphan(run.pk, call_id, body.verdict, user, **given)
+
+    return once(request, response, key, body, lambda: _change(request, run_id, act, call_id))
+
+
+def _change(
+    request: HttpRequest, run_id: str, act: Callable[[Run, Any], object], call_id: str = ""
+) -> RunOut:
     user = user_of(request)
-    reason = body.reason if body else ""
-    return _change(user, run_id, lambda run: services.cancel_run(run.pk, user, reason=reason))
-
-
-def _change(user: Any, run_id: str, change: Callable[[Run], object]) -> RunOut:
     run = find_run(user, run_id)
     try:
-        change(run)
+        act(run, user)
     except RunStateError as error:
-        raise Problem.of(error, **conflicts.of_run(find_run(user, run_id))) from error
+        raise Problem.of(error, **conflicts.of_run(find_run(user, run_id), call_id)) from error
     return RunOut.of(find_run(user, run_id))

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from agentruns import canonical
+from agentruns.agents import Agent
 from agentruns.journal.events import Row
 from agentruns.masking import Sensitive, masked
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Run, Session
 from agentruns.redaction import redacted
+from agentruns.tools import Tool
+
+MAX_DEPTH = 64  # of a body; the deepest values are one level below a member of it
 
 
 def utc(moment: datetime) -> str:
@@ -37,12 +41,19 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(value, allow_nan=False)  # Python's parser lets NaN and Infinity through
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+def _plain(value: Any) -> Any:
+    level, depth = [value], 1
+    while level := [each for container in level for each in _containers(container)]:
+        depth += 1
+        if depth >= MAX_DEPTH:
+            raise ValueError(f"nested too deeply: a body may have {MAX_DEPTH} levels")
+    json.dumps(value, allow_nan=False)  # Python's parser lets NaN and Infinity through
     return value
+
+
+def _containers(value: Any) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inside if isinstance(each, dict | list)]
 
 
 def legal(value: Any) -> Any:
@@ -58,7 +69,8 @@ Moment = Annotated[
 AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Key = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Text = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
-Arguments = Annotated[dict[str, Any], AfterValidator(_finite)]
+Plain = Annotated[Any, AfterValidator(_plain)]
+Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -69,14 +81,20 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class StartRun(Request):
+class Keyed(Request):
+    idempotency_key: Key | None = Field(
+        None, description="the same key is answered the same, and nothing is done again"
+    )
+
+
+class StartRun(Keyed):
     agent: AgentName
     input: Text
     session: Key | None = Field(None, description="the caller's own key; without it one is generated")
     idempotency_key: Key | None = Field(None, description="the same key is the same run, also after it ended")
 
 
-class ForkRun(Request):
+class ForkRun(Keyed):
     at: Seq = Field(description="`seq` of the last row that the fork takes over")
     text: Text | None = Field(
         None, description="what the agent is told then; needed where nothing is left to do"
@@ -88,19 +106,38 @@ class ForkRun(Request):
     )
 
 
-class CancelRun(Request):
+class ResumeRun(Keyed):
+    pass
+
+
+class CancelRun(Keyed):
     reason: str = ""
 
 
-class Approve(Request):
+class PauseRun(Keyed):
+    reason: str = ""
+
+
+class Resolve(Keyed):
+    verdict: Literal["occurred", "not_occurred", "unknown"]
+    result: Plain = Field(None, description="what the call returned, if it occurred")
+    evidence: str = Field("", description="how you know")
+
+
+class Approve(Keyed):
     digest: Digest
     arguments: Arguments | None = Field(None, description="other arguments to run the call with")
     reason: str = ""
 
 
-class Deny(Request):
+class Deny(Keyed):
     digest: Digest
     reason: Text = Field(description="told to the model, so that it does not repeat the call")
+
+
+class Answer(Keyed):
+    digest: Digest
+    text: Text = Field(description="what the model gets as the result of its call")
 
 
 class Problem(BaseModel):
@@ -115,7 +152,14 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
+    """What is known of the service; nothing but `status` for those who may not see all runs."""
+
     status: str
+    database: str | None = Field(default=None, description="its kind, as Django calls it")
+    sweeper_seen_at: Moment | None = Field(default=None, description="when a worker last swept; null: never")
+    oldest_queued_at: Moment | None = Field(
+        default=None, description="since when the run waits that waits longest for a worker; null: none does"
+    )
 
 
 class RunOut(BaseModel):
@@ -174,6 +218,25 @@ class RunOut(BaseModel):
 class RunPage(BaseModel):
     items: list[RunOut]
     next: str | None = Field(description="`cursor` of the next page")
+
+
+class SessionOut(BaseModel):
+    key: str
+    owner: str | None
+    owner_name: str
+    created_at: Moment
+    runs: RunPage
+
+    @classmethod
+    def of(cls, session: Session, runs: RunPage) -> SessionOut:
+        """Return a session as it is shown, with some of its runs."""
+        return cls(
+            key=legal(session.key),
+            owner=_id(session.owner_id),
+            owner_name=legal(session.owner_name),
+            created_at=session.created_at,
+            runs=runs,
+        )
 
 
 class MessageOut(BaseModel):
@@ -265,6 +328,43 @@ class ApprovalOut(BaseModel):
 class ApprovalPage(BaseModel):
     items: list[ApprovalOut]
     next: str | None = Field(description="`cursor` of the next page")
+
+
+class ToolOut(BaseModel):
+    name: str
+    description: str
+    input_schema: dict[str, Any] = Field(description="JSON Schema of the arguments")
+    requires_approval: bool | Literal["predicate"] = Field(
+        description="whether its calls ask a person; a predicate decides by their arguments"
+    )
+
+    @classmethod
+    def of(cls, tool: Tool) -> ToolOut:
+        """Return a tool as it is shown."""
+        asks = tool.requires_approval
+        return cls(
+            name=tool.name,
+            description=legal(tool.description),
+            input_schema=legal(tool.input_schema),
+            requires_approval=asks if isinstance(asks, bool) else "predicate",
+        )
+
+
+class AgentOut(BaseModel):
+    name: str
+    version: str
+    tools: list[ToolOut]
+
+    @classmethod
+    def of(cls, agent: Agent) -> AgentOut:
+        """Return an agent as it is shown: without its instructions."""
+        tools = [ToolOut.of(tool) for tool in agent.tools.values()]
+        return cls(name=agent.name, version=agent.version, tools=tools)
+
+
+class AgentPage(BaseModel):
+    items: list[AgentOut]
+    next: str | None = Field(description="always null: all of them are here")
 
 
 def _id(value: int | str | UUID | None) -> str | None:

@@ -1,8 +1,9 @@
-import agentruns.ids
-import agentruns.models.fields
 import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
+
+import agentruns.ids
+import agentruns.models.fields
 
 
 class Migration(migrations.Migration):

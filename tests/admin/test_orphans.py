@@ -129,7 +129,7 @@ def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
     short = cost(held(session="short"))
     long = start(*turns, {"tools": [call("wire", text="x"), *later]}, session="long")
     assert long.status == "orphaned"
-    assert cost(long) == short <= 12
+    assert cost(long) == short <= 14
 
 
 def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> None:

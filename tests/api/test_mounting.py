@@ -63,14 +63,16 @@ def test_docs_and_openapi(api: Api, settings: Any, installed: bool) -> None:
     assert set(schema["paths"]) == {
         "/api/runs", "/api/runs/{run_id}", "/api/runs/{run_id}/messages", "/api/runs/{run_id}/resume",
         "/api/runs/{run_id}/state", "/api/runs/{run_id}/messages/{seq}/content",
-        "/api/runs/{run_id}/cancel", "/api/runs/{run_id}/fork",
+        "/api/runs/{run_id}/cancel", "/api/runs/{run_id}/fork", "/api/runs/{run_id}/pause",
+        "/api/runs/{run_id}/events", "/api/runs/{run_id}/orphans/{call_id}/resolve",
         "/api/approvals", "/api/approvals/{approval_id}",
-        "/api/approvals/{approval_id}/approve", "/api/approvals/{approval_id}/deny", "/api/health",
+        "/api/approvals/{approval_id}/approve", "/api/approvals/{approval_id}/deny",
+        "/api/approvals/{approval_id}/answer", "/api/agents", "/api/sessions/{key}", "/api/health",
     }  # fmt: skip
     start = schema["paths"]["/api/runs"]["post"]
-    assert set(start["responses"]) == {"200", "201", "400", "401", "403", "404", "409", "422"}
+    assert set(start["responses"]) == {"200", "201", "400", "401", "403", "404", "409", "413", "422", "429"}
     assert set(start["responses"]["409"]["content"]) == {"application/problem+json"}
-    assert start["security"] == [{"SessionAuth": []}]
+    assert start["security"] == [{"BearerAuth": []}, {"SessionAuth": []}]
     assert schema["components"]["securitySchemes"]["SessionAuth"]["name"] == settings.SESSION_COOKIE_NAME
     assert "security" not in schema["paths"]["/api/health"]["get"]
 
@@ -88,6 +90,7 @@ def test_under_a_namespace_and_twice(api: Api, urlconf: Any, shop: Agent, owner:
         there = Api(owner, root=root)
         assert there.get(f"/runs/{run.pk}")[0] == 200
         assert there.get("/runs/x")[0] == 404
+        assert there.get("/sessions/s1")[1]["runs"]["items"][0]["id"] == str(run.pk)
         assert f"{root}/runs" in paths(there, root)
         assert there.client.get(f"{root}/docs").status_code == 200
 

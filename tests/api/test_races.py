@@ -22,6 +22,7 @@ from tests.effects import Effects
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CLIENTS = 8
+CROWD = 20
 
 
 @pytest.fixture(params=[False, True], ids=["autocommit", "atomic-requests"])
@@ -30,10 +31,10 @@ def atomic_requests(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     return bool(request.param)
 
 
-def together(act: Callable[[int], tuple[int, Any]]) -> list[tuple[int, Any]]:
+def together(act: Callable[[int], tuple[int, Any]], clients: int = CLIENTS) -> list[tuple[int, Any]]:
     """Let every client act at once."""
     answers: list[tuple[int, Any]] = []
-    barrier = threading.Barrier(CLIENTS)
+    barrier = threading.Barrier(clients)
 
     def client(number: int) -> None:
         try:
@@ -42,21 +43,21 @@ def together(act: Callable[[int], tuple[int, Any]]) -> list[tuple[int, Any]]:
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(answers) == CLIENTS
+    assert len(answers) == clients
     return answers
 
 
 def test_one_approval_is_approved_once(pending: Any, effects: Effects, atomic_requests: bool) -> None:
     approval = pending()
-    clients = [Api(make_user(f"user{number}", "decide_approval")) for number in range(CLIENTS)]
+    clients = [Api(make_user(f"user{number}", "decide_approval")) for number in range(CROWD)]
     path, body = f"/approvals/{approval.pk}/approve", {"digest": approval.digest}
-    answers = together(lambda number: clients[number].post(path, body))
-    assert Counter(status for status, _ in answers) == {200: 1, 409: CLIENTS - 1}
+    answers = together(lambda number: clients[number].post(path, body), CROWD)
+    assert Counter(status for status, _ in answers) == {200: 1, 409: CROWD - 1}
     winner = next(body["decided_by_name"] for status, body in answers if status == 200)
     for status, body in answers:
         if status == 409:

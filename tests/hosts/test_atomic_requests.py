@@ -13,10 +13,11 @@ from django.urls import reverse
 
 from agentruns.api.routing import router
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run
+from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.sweep import sweep
+from agentruns.tokens import create_token
 from tests.admin.conftest import World, timed, world
-from tests.admin.people import browser
+from tests.admin.people import browser, user
 from tests.admin.test_limits import drifted, seen
 from tests.db.test_host_project import Bell, bell
 from tests.effects import Effects
@@ -60,6 +61,11 @@ def resumption(run: Run) -> Post:
     return console(run, "resume", seq=run.messages.latest("seq").seq)
 
 
+def revocation() -> str:
+    token, _text = create_token(user("decider"), ["runs:read"])
+    return reverse("admin:agentruns_apitoken_revoke", args=[token.pk])
+
+
 def derivation(run: Run, action: str, **data: Any) -> Post:
     return (*console(run, action, key="k", **data)[:2], None)
 
@@ -76,6 +82,11 @@ def service(thing: Run | Approval, verb: str, **data: Any) -> Post:
 
 def fork_of(run: Run) -> str:
     return f"/api/runs/{run.pk}/fork"
+
+
+def verdict(run: Run) -> Post:
+    call_id = run.messages.get(kind="orphan_found").call_id
+    return service(run, f"orphans/{call_id}/resolve", verdict="occurred", result="posted")
 
 
 def card(approval: Approval, verb: str, **data: Any) -> Post:
@@ -103,10 +114,12 @@ QUIET: dict[str, Callable[[World], Post]] = {
     "approval_extend": lambda world: more_time(world.waiting(tools=[timed])),
     "approval_reveal": lambda world: console(world.waiting(), "reveal"),
     "run_pause": lambda world: console(world.waiting().run, "pause"),
+    "apitoken_revoke": lambda world: (revocation(), {}, world.completed()),
     "run_export": lambda world: console(world.completed(), "export"),
     "run_replay": lambda world: console(world.completed(), "replay", who="code"),
     "run_verify": lambda world: console(world.completed(), "verify"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
+    "/runs/{run_id}/pause": lambda world: service(world.waiting().run, "pause", reason="lunch"),
 }
 API: dict[str, list[Callable[[World], Post]]] = {
     "/runs": [
@@ -130,6 +143,10 @@ API: dict[str, list[Callable[[World], Post]]] = {
         lambda world: card(world.waiting(), "approve", arguments={"cents": 4000}),
     ],
     "/approvals/{approval_id}/deny": [lambda world: card(world.waiting(), "deny", reason="no")],
+    "/approvals/{approval_id}/answer": [
+        lambda world: card(world.waiting(), "answer", text="not this time", idempotency_key="k")
+    ],
+    "/runs/{run_id}/orphans/{call_id}/resolve": [lambda world: verdict(world.orphaned())],
 }
 POSTS = [
     (name, prepare) for table in (CONSOLE, API) for name, prepares in table.items() for prepare in prepares
@@ -140,18 +157,25 @@ def test_these_are_all_the_posts_there_are() -> None:
     """A new button or endpoint has to be added above."""
     offered = {
         str(url.name).removeprefix("agentruns_")
-        for model in (Run, Approval)
+        for model in (Run, Approval, ApiToken)
         for url in admin.site._registry[model].get_urls()
         if url.name is not None
     }
     pages = {"row", "content", "call", "live", "at", "changelist", "add", "history", "delete", "change"}
-    assert {name for name in offered if name.partition("_")[2] not in pages} == {*CONSOLE, *QUIET}
+    listed = {*CONSOLE, *API, *QUIET}
+    assert {name for name in offered if name.partition("_")[2] not in pages} == {
+        name for name in listed if not name.startswith("/")
+    }
     posts = {
         path
         for path, view in router.path_operations.items()
         if any(operation.methods == ["POST"] for operation in view.operations)
     }
-    assert posts == set(API)
+    assert posts == {name for name in listed if name.startswith("/")}
+
+
+def kind_of(path: str) -> str:
+    return "application/json" if path.startswith("/api/") else MULTIPART_CONTENT
 
 
 class Watch:
@@ -181,8 +205,7 @@ def test_every_post(
     acted, asked = effects.count(), Message.objects.filter(kind="assistant").count()
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     with connection.execute_wrapper(watch):
-        kind = "application/json" if path.startswith("/api/") else MULTIPART_CONTENT
-        response = client.post(path, body, content_type=kind)
+        response = client.post(path, body, content_type=kind_of(path))
     assert response.status_code in (200, 201, 302), response.content
     assert watch.inside
     assert all(watch.inside)
@@ -205,8 +228,8 @@ def test_every_post_that_lets_nothing_go_on(
     assert run is not None
     bell.rung.clear()
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    response = browser("superuser").post(path, body)
+    response = browser("superuser").post(path, body, content_type=kind_of(path))
     assert response.status_code in (200, 302), response
-    status = "paused" if name == "run_pause" else run.status
+    status = "paused" if name.endswith("pause") else run.status
     assert (bell.rung, Run.objects.get(pk=run.pk).status) == ([], status)
     assert problems(run.session_id) == []

@@ -1,0 +1,227 @@
+"""API tokens in the console: whose they are, what they may do, when they were used; and the Revoke button."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.auth import get_user_model
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.advice import Action, missing
+from agentruns.admin.filters import KnownValues
+from agentruns.admin.readonly import READING, LeanChangeList, ReadOnlyAdmin
+from agentruns.admin.text import Fact, plain, two_lines, visible
+from agentruns.admin.times import EMPTY, ago, dated, exact, remaining
+from agentruns.exceptions import PermissionDeniedError
+from agentruns.models import ApiToken
+from agentruns.tokens import PERMISSION, may_revoke, owners, revoke
+
+MINE = "_agentruns_has_tokens"
+
+
+class TokenList(LeanChangeList):
+    """Tokens, each with its owner: one query more, however many there are."""
+
+    deferred = ("digest",)
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the rows of the page and their owners, who may live in another database."""
+        super().get_results(request)
+        self.result_list = list(self.result_list)
+        found = owners(self.result_list)
+        for token in self.result_list:
+            token.person = found.get(token.owner_id)
+
+
+class StateFilter(KnownValues):
+    """By what the badge says of the token itself."""
+
+    title = gettext_lazy("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return what can be chosen."""
+        return [("active", _("active")), ("expired", _("expired")), ("revoked", _("revoked"))]
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the tokens chosen."""
+        if value == "revoked":
+            return queryset.filter(revoked_at__isnull=False)
+        over = Q(expires_at__lte=timezone.now())
+        lasting = queryset.filter(revoked_at__isnull=True)
+        return lasting.filter(over) if value == "expired" else lasting.exclude(over)
+
+
+class TokenAdmin(ReadOnlyAdmin):
+    """What programs show instead of a session. The token itself is kept nowhere, so nobody sees it here."""
+
+    list_display = ("beginning", "where", "person", "may", "used")
+    list_display_links = ("beginning",)
+    list_filter = (StateFilter,)
+    list_class = TokenList
+    ordering = ("-created_at", "-id")
+    search_fields = ("prefix__istartswith", "name__icontains")
+    search_help_text = gettext_lazy("Beginning of a token, or part of its name")
+    page_template = "agentruns/admin/token.html"
+    change_list_template = "agentruns/admin/tokens.html"
+
+    # Who sees which
+
+    def sees_all(self, request: HttpRequest) -> bool:
+        """Whether the user sees everybody's tokens; who may revoke has to see."""
+        return request.user.has_perm(PERMISSION) or super().has_view_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Let everybody see their own."""
+        if self.sees_all(request):
+            return True
+        if not hasattr(request, MINE):  # the admin asks several times on each page
+            mine = super().get_queryset(request).filter(owner_id=request.user.pk)
+            setattr(request, MINE, mine.exists())
+        return bool(getattr(request, MINE))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the tokens that the user sees."""
+        rows = super().get_queryset(request)
+        return rows if self.sees_all(request) else rows.filter(owner_id=request.user.pk)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the button's target."""
+        target = self.admin_site.admin_view(self.revoke_view)
+        return [path("<str:object_id>/revoke/", target, name=self.name("revoke")), *super().get_urls()]
+
+    # The list
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the list under its name."""
+        return super().changelist_view(request, {"title": _("API tokens"), **(extra_context or {})})
+
+    @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
+    def beginning(self, token: ApiToken) -> SafeString:
+        """How the token begins, which a program's settings can be compared with; and what it is for."""
+        return two_lines(_beginning(token), visible(token.name) if token.name else "")
+
+    @admin.display(description=gettext_lazy("state, expires"), ordering="expires_at")
+    def where(self, token: Any) -> SafeString:
+        """Whether it is let in, and until when or since when not."""
+        if token.revoked_at is not None:
+            return two_lines(badge(token, token.person), _when(token.revoked_at))
+        if token.expires_at is None:
+            return two_lines(badge(token, token.person), _("never expires"))
+        is_over = token.expires_at <= timezone.now()
+        return two_lines(
+            badge(token, token.person), _when(token.expires_at) if is_over else remaining(token.expires_at)
+        )
+
+    @admin.display(description=gettext_lazy("owner"))
+    def person(self, token: Any) -> SafeString:
+        """Whose permissions count."""
+        return _name(token.person)
+
+    @admin.display(description=gettext_lazy("scopes"))
+    def may(self, token: ApiToken) -> SafeString:
+        """What it may be used for."""
+        return format_html_join("", '<span class="ar-id">{}</span><br>', ((scope,) for scope in token.scopes))
+
+    @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
+    def used(self, token: ApiToken) -> SafeString:
+        """How long ago it was used, and made."""
+        last = _when(token.last_used_at) if token.last_used_at else _("never used")
+        return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
+
+    # The page
+
+    def page(
+        self, request: HttpRequest, obj: ApiToken, *, status: int = 200, refusal: str = "", **context: Any
+    ) -> HttpResponse:
+        """Return the page of one token."""
+        owner = owners([obj]).get(obj.owner_id)
+        url = self.other_page(request, get_user_model(), obj.owner_id) if owner else ""
+        name = format_html('<a href="{}">{}</a>', url, _name(owner)) if url else _name(owner)
+        known = dict(ApiToken.Scope.choices)
+        shown = {
+            "refusal": refusal,
+            "badge": badge(obj, owner),
+            "beginning": _beginning(obj),
+            "facts": [
+                Fact(_("Name"), visible(obj.name or EMPTY)),
+                Fact(_("Owner, whose permissions count"), name),
+                Fact(_("Created"), dated(obj.created_at)),
+                Fact(_("Last used"), dated(obj.last_used_at) if obj.last_used_at else _("never")),
+                Fact(_("Expires"), dated(obj.expires_at) if obj.expires_at else _("never")),
+                Fact(_("Revoked"), dated(obj.revoked_at)),
+            ],
+            "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
+            "revoke": advice(request.user, obj),
+            "revoke_url": self.url(request, "revoke", obj.pk),
+            "list_url": self.url(request, "changelist"),
+            "original": plain(obj),  # it is known by its beginning, not by its id
+        }
+        title = _("API token %(token)s") % {"token": plain(obj)}
+        return self.render(request, obj, title=title, status=status, **{**shown, **context})
+
+    def revoke_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """End the token."""
+        token = self.find(request, object_id)
+        if request.method in READING:
+            return self.back(request, token)
+        try:
+            revoked = revoke(token.pk, request.user)
+        except PermissionDeniedError as error:
+            text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
+            return self.page(request, token, status=403, refusal=text)
+        if revoked:
+            self.log_change(request, token, _("Revoked."))
+            done = _("Revoked. From now on no request with it is let in.")
+            self.message_user(request, done, messages.SUCCESS)
+        else:  # a double click, or somebody was faster
+            self.message_user(request, _("It was revoked already."), messages.INFO)
+        return self.back(request, token)
+
+
+def badge(token: ApiToken, owner: Any) -> SafeString:
+    """Return whether the token is let in, and if not, why."""
+    if token.revoked_at is not None:
+        tone, word = "bad", _("revoked")
+    elif token.expires_at is not None and token.expires_at <= timezone.now():
+        tone, word = "plain", _("expired")
+    elif owner is None or not owner.is_active:
+        tone, word = "waits", _("owner not active") if owner else _("owner gone")
+    else:
+        tone, word = "good", _("active")
+    return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, word)
+
+
+def advice(user: Any, token: ApiToken) -> Action:
+    """Return what Revoke will do, or why it cannot be pressed."""
+    effect = [
+        _("The next request with it is refused, and every one after that."),
+        _("What it did stays done: runs that it started go on, decisions hold."),
+        _("It cannot be taken back. To let the program in again, make another token."),
+    ]
+    if token.revoked_at is not None:
+        return Action(effect, _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)})
+    if not may_revoke(user, token):
+        return Action(effect, missing(PERMISSION), forbidden=True)
+    return Action(effect)
+
+
+def _beginning(token: ApiToken) -> SafeString:
+    return format_html('<span class="ar-id">{}</span>', visible(token))
+
+
+def _when(moment: datetime) -> SafeString:
+    return format_html('<span title="{}">{}</span>', exact(moment), ago(moment))
+
+
+def _name(owner: Any) -> SafeString:
+    return visible(owner.get_username()) if owner is not None else visible(EMPTY)

@@ -1,0 +1,65 @@
+"""`manage.py create_api_token USER --scope S [S ...]`: make a token of the JSON API, and print it once."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+
+from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.terminal import as_json, escaped, moment
+from agentruns.models import ApiToken
+from agentruns.tokens import LONGEST, create_token
+
+
+class Command(AgentRunsCommand):
+    help = (
+        "Make a token with which a program acts as a user in the JSON API, within scopes. The token is the "
+        "last line that is printed; it is stored nowhere and cannot be printed again."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("user", metavar="USER", help="The user whose permissions count, its owner.")
+        parser.add_argument(
+            "--scope",
+            nargs="+",
+            action="extend",
+            required=True,
+            choices=ApiToken.Scope.values,
+            help="What it may be used for.",
+        )
+        parser.add_argument("--name", default="", help="What people know it by, in the admin.")
+        parser.add_argument("--days", type=int, help="It expires after so many days (never).")
+
+    def act(
+        self, *, user: str, scope: list[str], name: str, days: int | None, json: bool, **options: Any
+    ) -> None:
+        owner = self._user(user)
+        if days is not None and not 0 < days <= LONGEST.days:
+            usage(f"--days takes 1 to {LONGEST.days}.")
+        try:
+            token, text = create_token(
+                owner, scope, name=name, expires_in=timedelta(days=days) if days is not None else None
+            )
+        except ValueError as error:
+            usage(escaped(error))
+        if json:
+            facts = {"prefix": token.prefix, "scopes": token.scopes, "expires_at": token.expires_at}
+            self.stdout.write(as_json({**facts, "token": text}))
+            return
+        until = f"expires {moment(token.expires_at)} UTC" if token.expires_at else "never expires"
+        self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")
+        self.say("Keep it where secrets are kept. It cannot be shown again:")
+        self.stdout.write(text)  # as it is: AGENTRUNS_REDACT would make it a token that opens nothing
+
+    def _user(self, name: str) -> Any:
+        users = get_user_model()
+        user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
+        if user is None:
+            usage(f"There is no user {escaped(name)}.")
+        if not user.is_active:
+            usage(f"User {escaped(name)} is not active, so no token of theirs would be let in.")
+        return user

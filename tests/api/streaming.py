@@ -1,0 +1,159 @@
+"""A reader of Server-Sent Events as browsers have one, over a connection that a test can cut anywhere."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from django.db import DEFAULT_DB_ALIAS, connection, connections
+from django.test import Client
+
+from tests.api.http import strict_json
+
+PATIENCE = 10  # seconds
+RESET = struct.pack("ii", 1, 0)  # linger for no time: the server sees a broken connection, not an end
+
+
+class Event(NamedTuple):
+    id: str
+    name: str
+    data: Any
+
+
+class Reader:
+    """Takes a stream apart. An event has come when the empty line behind it has."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.comments: list[str] = []
+        self.retry = ""
+        self._rest = b""
+        self._fields: dict[str, str] = {}
+
+    def feed(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._line(line.decode())
+
+    def _line(self, line: str) -> None:
+        assert "\r" not in line
+        name, _, value = line.partition(":")
+        if line and not name:
+            self.comments.append(value.strip())
+        elif name == "retry":
+            self.retry = value.strip()
+        elif name:
+            assert name in ("id", "event", "data") and name not in self._fields, line
+            self._fields[name] = value.removeprefix(" ")
+        elif self._fields:
+            fields, self._fields = self._fields, {}
+            data = strict_json(fields["data"].encode())
+            self.events.append(Event(fields.get("id", ""), fields["event"], data))
+
+
+def read(chunks: Iterable[bytes]) -> Reader:
+    """Read a stream to its end."""
+    reader = Reader()
+    for chunk in chunks:
+        reader.feed(chunk)
+    return reader
+
+
+def cookies(user: Any) -> str:
+    """Return the Cookie header of somebody who is signed in."""
+    client = Client()
+    client.force_login(user)
+    return "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
+
+
+class Listener(Reader):
+    """One connection to the stream of a run."""
+
+    def __init__(self, server: str, path: str, cookie: str, last: str = "") -> None:
+        super().__init__()
+        address = urlsplit(server)
+        self._socket = socket.create_connection((address.hostname, address.port or 80), timeout=PATIENCE)
+        headers = [f"GET {path} HTTP/1.1", f"Host: {address.netloc}", f"Cookie: {cookie}"]
+        headers += [f"Last-Event-ID: {last}"] if last else []
+        self._socket.sendall("\r\n".join([*headers, "", ""]).encode())
+        self._head: bytes | None = b""
+
+    def listen(self, *, until: float, most: int = 65_536) -> int:
+        """Read what comes, at most so many bytes; return how many, -1 if the server has closed."""
+        self._socket.settimeout(max(0.001, until - time.monotonic()))
+        try:
+            chunk = self._socket.recv(max(1, most))
+        except TimeoutError:
+            return 0
+        if not chunk:
+            return -1
+        self.feed(self._body(chunk))
+        return len(chunk)
+
+    def wait_for(self, seen: Callable[[Listener], Any]) -> None:
+        """Read until something was seen; fail if the server closes or is silent before that."""
+        until = time.monotonic() + PATIENCE
+        while not seen(self):
+            assert time.monotonic() < until, (self.events, self.comments)
+            assert self.listen(until=until) >= 0, (self.events, self.comments)
+
+    def to_the_end(self) -> list[Event]:
+        """Read until the server closes; return the events."""
+        until = time.monotonic() + PATIENCE
+        while self.listen(until=until) >= 0:
+            assert time.monotonic() < until, (self.events, self.comments)
+        self._socket.close()
+        return self.events
+
+    def cut(self) -> None:
+        """Break the connection."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._socket.close()
+
+    def _body(self, chunk: bytes) -> bytes:
+        if self._head is None:
+            return chunk
+        head, found, body = (self._head + chunk).partition(b"\r\n\r\n")
+        self._head = None if found else head
+        assert not found or head.startswith(b"HTTP/1.1 200 "), head
+        return body
+
+
+def wait_until_nobody_is_served() -> None:
+    """Wait for the threads of the live server: each notices within two polls that its client is gone."""
+    until = time.monotonic() + PATIENCE
+    while serving():
+        assert time.monotonic() < until, serving()
+        time.sleep(0.05)
+
+
+def serving() -> list[str]:
+    """Return the threads in which the live server answers."""
+    return [thread.name for thread in threading.enumerate() if "process_request_thread" in thread.name]
+
+
+def rows(events: Iterable[Event]) -> list[tuple[int, str]]:
+    """Return seq and kind of each event that is a row, as it says itself and as its data say."""
+    found = [(int(event.id), event.name) for event in events if event.name != "end"]
+    assert found == [(event.data["seq"], event.data["kind"]) for event in events if event.name != "end"]
+    return found
+
+
+def connected() -> int:
+    """Return how many connections to the database are open, but for the one that this is asked through."""
+    if connection.vendor == "sqlite":  # it has no server that could be asked
+        kind = type(connections[DEFAULT_DB_ALIAS])
+        found = [each for each in gc.get_objects() if type(each) is kind and each.alias == DEFAULT_DB_ALIAS]
+        return sum(each.connection is not None for each in found if each is not connections[DEFAULT_DB_ALIAS])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        return int(cursor.fetchone()[0])

@@ -1,0 +1,398 @@
+"""Server-Sent Events: the journal, row by row, each exactly once, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.db import connection, connections, transaction
+from django.http import HttpRequest
+from django.test import Client
+from django.urls import path
+from ninja import NinjaAPI
+from pytest_django.live_server_helper import LiveServer
+
+from agentruns import ModelReply, cancel_run, deny, run_agent, start_run, tokens
+from agentruns.agents import Agent
+from agentruns.api import router
+from agentruns.api.stream import Feed
+from agentruns.models import ApiToken, Message, Run
+from agentruns.sweep import sweep
+from tests.api.http import Api, make_user
+from tests.api.streaming import (
+    Listener,
+    Reader,
+    connected,
+    cookies,
+    read,
+    rows,
+    serving,
+    wait_until_nobody_is_served,
+)
+from tests.api.test_mounting import Bearer, host, urlconf
+from tests.effects import Effects
+from tests.redacting import HIDE, leaks, story
+from tests.seeds.dying import elsewhere
+from tests.shop.agents import call, search, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["urlconf"]  # a fixture
+
+LISTENERS = 20
+CUTS = 200
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Feed, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(Feed, "LONGEST_PAUSE", 0.3)
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup: None, live_server: LiveServer) -> str:
+    """The address of a server that was started after the tests' database: it looks which one that is."""
+    return str(live_server.url)
+
+
+@pytest.fixture
+def nobody_left() -> Iterator[None]:
+    """Every thread that served somebody has ended when the test has."""
+    yield
+    wait_until_nobody_is_served()
+
+
+def journal(run: Run) -> list[tuple[int, str]]:
+    return list(Message.objects.filter(run=run).order_by("seq").values_list("seq", "kind"))
+
+
+def url(run: Run) -> str:
+    return f"/api/runs/{run.pk}/events"
+
+
+class Stream(Reader):
+    """A stream that is asked for one poll after the other, in the test's own thread."""
+
+    def __init__(self, user: Any, run: Run, **headers: str) -> None:
+        super().__init__()
+        client = Client()
+        if user is not None:
+            client.force_login(user)
+        self.client = client
+        self.response: Any = client.get(url(run), headers=headers)
+        assert self.response.status_code == 200, self.response.content
+        self._chunks = iter(self.response.streaming_content)
+        self.is_open = True
+        self.poll()  # retry
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Let it poll once; return the rows that came."""
+        before = len(self.events)
+        chunk = next(self._chunks, None)
+        self.is_open = chunk is not None
+        self.feed(chunk or b"")
+        return rows(self.events[before:])
+
+
+# What is sent
+
+
+def test_an_ended_run_is_its_journal_and_an_end(
+    api: Api, owner: Any, settings: Any, effects: Effects
+) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+    told = story(make_user("everybody", "view_run", "decide_approval"))
+    run = told.done
+    watcher = Api(make_user("watcher", "view_run"))
+    response = watcher.client.get(url(run))
+    assert response["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert (response["Cache-Control"], response["X-Accel-Buffering"]) == ("no-cache", "no")
+    text = response.getvalue()
+    assert leaks(text.decode()) == []
+    stream = read([text])
+    assert stream.retry.isdigit()
+    assert [event.data for event in stream.events[:-1]] == watcher.get(f"/runs/{run.pk}/messages")[1]["items"]
+    assert rows(stream.events) == journal(run)
+    assert stream.events[-1] == ("", "end", {"status": run.status})
+    assert text.count(b"event: end") == 1
+
+
+def test_it_goes_on_right_after_the_row_that_the_client_had(shop: Agent, owner: Any, api: Api) -> None:
+    run = start_run(shop, "hi", "s1", actor=owner)
+    cancel_run(run.pk, owner)
+    everything = journal(run)
+
+    def got(query: str = "", **headers: str) -> list[tuple[int, str]]:
+        return rows(read(api.client.get(url(run) + query, headers=headers)).events)
+
+    for place, (seq, _kind) in enumerate(everything, start=1):
+        assert got(**{"Last-Event-ID": str(seq)}) == got(f"?after={seq}") == everything[place:]
+    assert got("?after=0", **{"Last-Event-ID": "1"}) == everything[1:]
+    for nonsense in ("x", "-1", "", "1.5", "9" * 19, "0x1", "1 2"):
+        response = api.client.get(url(run), {"after": "0"}, headers={"Last-Event-ID": nonsense})
+        assert (response.status_code, response["Content-Type"]) == (422, "application/problem+json"), nonsense
+    assert api.get(f"/runs/{run.pk}/events", after="x")[0] == 422
+
+
+def test_who_may_not_see_the_run_gets_a_problem(shop: Agent, owner: Any) -> None:
+    run = start_run(shop, "hi", "s1", actor=owner)
+    assert Api().get(f"/runs/{run.pk}/events")[0] == 401
+    assert Api(make_user("stranger")).get(f"/runs/{run.pk}/events")[0] == 404
+    assert Api(owner).get("/runs/x/events")[0] == 404
+    assert Api(owner).request("POST", f"/runs/{run.pk}/events")[0] == 405
+
+
+def test_an_operation_like_every_other(api: Api) -> None:
+    operation = api.client.get("/api/openapi.json").json()["paths"]["/api/runs/{run_id}/events"]["get"]
+    assert {"200", "401", "404", "422"} <= set(operation["responses"])
+    assert set(operation["responses"]["200"]["content"]) == {"text/event-stream"}
+    assert {each["name"] for each in operation["parameters"]} == {"run_id", "after", "Last-Event-ID"}
+
+
+def test_nothing_compresses_it(settings: Any, shop: Agent, owner: Any) -> None:
+    settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
+    stream = Stream(owner, start_run(shop, "hi", "s1", actor=owner), **{"Accept-Encoding": "gzip"})
+    assert [kind for _seq, kind in stream.poll()] == ["run_started", "user"]
+    stream.response.close()
+
+
+# Completeness
+
+
+def test_rows_that_commit_between_polls_and_nobody_elses(shop: Agent, owner: Any, pending: Any) -> None:
+    """Each poll finds what was committed since the last one; of a session's other run it finds nothing."""
+    earlier = start_run(shop, "first", "s1", actor=owner)
+    cancel_run(earlier.pk, owner)
+    run = start_run(shop, "second", "s1", actor=owner)
+    stream, told = Stream(owner, run), Stream(owner, earlier)
+    assert stream.poll() == journal(run)
+    assert told.poll() == journal(earlier)
+    assert told.events[-1].name == "end"
+    seen = len(journal(run))
+    with transaction.atomic():
+        cancel_run(run.pk, owner)
+        assert elsewhere(stream.poll) == []  # not yet committed
+    assert stream.poll() == journal(run)[seen:]
+    assert journal(run)[seen:]
+    assert stream.events[-1].data == {"status": "cancelled"}
+    assert rows(stream.events) == journal(run)
+    assert stream.poll() == []
+    assert not stream.is_open
+
+
+def test_a_long_journal_comes_in_pages_without_a_wait(
+    owner: Any, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = shop_agent("long", *[{"tools": [call("search", query="x")] * 4}] * 12)
+    run = Run.objects.get(pk=run_agent(agent, "go", "s1", actor=owner, idempotency_key="k").run_id)
+    monkeypatch.setattr(Feed, "FIRST_PAUSE", 60.0)
+    assert len(journal(run)) > 100
+    assert rows(read(Stream(owner, run)._chunks).events) == journal(run)
+
+
+# Who may go on listening
+
+
+def lose_permission(user: Any, client: Client) -> None:
+    user.user_permissions.remove(Permission.objects.get(codename="view_run"))
+
+
+def become_inactive(user: Any, client: Client) -> None:
+    user.is_active = False
+    user.save()
+
+
+def sign_out(user: Any, client: Client) -> None:
+    client.logout()
+
+
+def change_password(user: Any, client: Client) -> None:
+    user.set_password("another")
+    user.save()
+
+
+@pytest.mark.parametrize("lose", [lose_permission, become_inactive, sign_out, change_password])
+def test_who_may_no_longer_see_the_run_hears_no_more(
+    lose: Callable[[Any, Client], None], pending: Any, settings: Any
+) -> None:
+    settings.AGENTRUNS_API_PING_SECONDS = 0
+    watcher = make_user("watcher", "view_run")
+    approval = pending()
+    stream = Stream(watcher, approval.run)
+    assert stream.poll() == journal(approval.run)
+    assert stream.poll() == []
+    assert set(stream.comments) == {"ping"}
+    lose(watcher, stream.client)
+    deny(approval.pk, make_user("decider", "decide_approval"), "no")
+    heard = len(stream.events)
+    stream.poll()
+    stream.poll()
+    assert not stream.is_open
+    assert len(stream.events) == heard
+    assert stream.client.get(url(approval.run)).status_code in (401, 404)
+
+
+def test_a_revoked_token_hears_no_more(pending: Any, owner: Any, settings: Any) -> None:
+    settings.AGENTRUNS_API_PING_SECONDS = 0
+    run = pending().run
+    token, text = tokens.create_token(owner, [ApiToken.Scope.RUNS_READ])
+    stream = Stream(None, run, Authorization=f"Bearer {text}")
+    assert stream.poll() == journal(run)
+    stream.poll()
+    assert stream.is_open
+    tokens.revoke(token.pk, owner)
+    stream.poll()
+    stream.poll()
+    assert not stream.is_open
+
+
+def test_in_somebody_elses_api_their_auth_is_asked_again(
+    urlconf: Any, pending: Any, owner: Any, settings: Any
+) -> None:
+    """Mounted twice, each time with another way in."""
+    settings.AGENTRUNS_API_PING_SECONDS = 0
+    run = pending().run
+
+    class Doorkeeper(Bearer):
+        """Lets everybody in once."""
+
+        asked = 0
+
+        def authenticate(self, request: HttpRequest, token: str) -> Any:
+            self.asked += 1
+            return super().authenticate(request, token) if self.asked == 1 else None
+
+    other = NinjaAPI(urls_namespace="other", docs_url=None)
+    other.add_router("/agents", router, auth=Bearer())
+    urlconf(path("host/", host(auth=Doorkeeper()).urls), path("other/", other.urls))
+    client = Client(headers={"Authorization": "Bearer owner"})
+    strict = client.get(f"/host/agents/runs/{run.pk}/events")
+    assert strict.status_code == 200
+    assert read(strict.streaming_content).events == []
+    kept = iter(client.get(f"/other/agents/runs/{run.pk}/events").streaming_content)
+    assert rows(read(next(kept) for _poll in range(4)).events) == journal(run)
+
+
+# Over a real connection
+
+
+def test_a_run_that_waits_for_people_goes_on_with_heartbeats(
+    server: str, pending: Any, owner: Any, settings: Any, nobody_left: None
+) -> None:
+    settings.AGENTRUNS_API_PING_SECONDS = 0.1
+    approval = pending()
+    listener = Listener(server, url(approval.run), cookies(owner))
+    listener.wait_for(lambda heard: heard.comments.count("ping") >= 3)
+    assert rows(listener.events) == journal(approval.run)
+    deny(approval.pk, make_user("decider", "decide_approval"), "no")
+    sweep()
+    events = listener.to_the_end()
+    assert rows(events) == journal(approval.run)
+    assert (events[-1].name, events[-1].data) == ("end", {"status": "completed"})
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["persistent", "pooled"])
+def test_idle_listeners_hold_no_connection_and_leave_nothing(
+    pooled: bool,
+    server: str,
+    pending: Any,
+    owner: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    nobody_left: None,
+) -> None:
+    if pooled and connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL has a connection pool")
+    approval, cookie = pending(), cookies(owner)
+    settings = connections.settings["default"]
+    monkeypatch.setitem(settings, "ATOMIC_REQUESTS", True)
+    if pooled:
+        pool = {"pool": {"min_size": 1, "max_size": 4}}
+        monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], **pool})
+    else:
+        monkeypatch.setitem(settings, "CONN_MAX_AGE", None)
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(Feed, name, 0.7)
+    known = len(journal(approval.run))
+    listeners = [Listener(server, url(approval.run), cookie) for _number in range(LISTENERS)]
+    try:
+        for listener in listeners:
+            listener.wait_for(lambda heard: len(heard.events) == known)
+        assert len(serving()) == LISTENERS
+        used = sorted(in_use(pooled) for _look in range(15) if time.sleep(0.05) is None)
+        assert used[0] == 0
+        assert used[len(used) // 2] <= 2
+    finally:
+        for listener in listeners:
+            listener.cut()
+        wait_until_nobody_is_served()
+        if pooled:
+            connection.close_pool()  # type: ignore[attr-defined]
+
+
+def in_use(pooled: bool) -> int:
+    """Return how many connections to the database others than this thread hold."""
+    if pooled:
+        pool = connection.pool.get_stats()  # type: ignore[attr-defined]
+        assert pool["requests_num"] >= LISTENERS
+        return int(pool["pool_size"] - pool["pool_available"])
+    return connected()
+
+
+class Endless:
+    """A model that has something to do until it is told that it is enough."""
+
+    def __init__(self) -> None:
+        self.enough = threading.Event()
+        self.numbers = count()
+
+    def propose(self, request: Any) -> ModelReply:
+        time.sleep(0.02)
+        if self.enough.is_set():
+            return ModelReply([{"type": "text", "text": "done"}], "end_turn")
+        number = next(self.numbers)
+        block = {"type": "tool_use", "id": f"t{number}", "name": "search", "input": {"query": "x" * 200}}
+        return ModelReply([block], "tool_use")
+
+
+def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
+    server: str, owner: Any, effects: Effects, agents: None, nobody_left: None
+) -> None:
+    chance, model = random.Random(7), Endless()
+    agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)
+    run = start_run(agent, "go", "s1", actor=owner)
+    other = start_run(agent, "go", "s2", actor=owner)
+    workers = [threading.Thread(target=work, args=(each.pk,)) for each in (run, other)]
+    cookie, got, cuts, last = cookies(owner), [], 0, ""
+    for worker in workers:
+        worker.start()
+    try:
+        while cuts < CUTS:
+            listener = Listener(server, url(run), cookie, last)
+            most, until = chance.randrange(6_000), time.monotonic() + chance.uniform(0, 0.07)
+            while most > 0 and time.monotonic() < until:
+                most -= max(0, listener.listen(until=until, most=most))
+            listener.cut()
+            cuts += 1
+            got += listener.events
+            last = listener.events[-1].id if listener.events else last
+    finally:
+        model.enough.set()
+    got += Listener(server, url(run), cookie, last).to_the_end()
+    for worker in workers:
+        worker.join()
+    assert rows(got) == journal(run)
+    assert len(journal(run)) > CUTS
+    assert got[-1].data == {"status": "completed"}
+
+
+def work(run_id: Any) -> None:
+    try:
+        sweep(run_id=run_id)
+    finally:
+        connections.close_all()

@@ -1,0 +1,138 @@
+"""AGENTRUNS_API_THROTTLE: how many requests are answered, and what is said of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+from agentruns.api import throttling
+from agentruns.api.auth import BearerAuth, needing
+from agentruns.checks import check_throttle
+from agentruns.models import ApiToken
+from agentruns.tokens import create_token
+from tests.api.http import Api
+from tests.api.test_mounting import host, urlconf
+from tests.api.test_tokens import Program
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["urlconf"]  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted() -> Iterator[None]:
+    cache.clear()
+    yield
+    cache.clear()
+
+
+def test_it_is_off_by_default(api: Api) -> None:
+    assert {api.get("/runs")[0] for _request in range(50)} == {200}
+
+
+def test_a_user_is_counted_by_session_and_token_together(owner: Any, decider: Any, settings: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "3/d"}
+    session, program = Api(owner), Program(create_token(owner, ApiToken.Scope.values)[1])
+    statuses = [session.get("/runs")[0], program.get("/runs")[0], program.post("/runs", "{")[0]]
+    assert statuses == [200, 200, 400]
+    for api in (session, program):
+        status, problem = api.get("/runs")
+        assert (status, problem["type"]) == (429, "urn:agentruns:throttled")
+        assert api.response["Retry-After"] == str(problem["retry_after"])
+        assert 1 <= problem["retry_after"] <= 86_400
+    assert Api(decider).get("/runs")[0] == 200
+    assert [Api().get("/runs")[0] for _request in range(5)] == [401] * 5
+
+
+def test_who_is_not_let_in_is_counted_by_address(owner: Any, settings: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": None, "anonymous": "2/h"}
+    nobody, guesser = Api(), Program("ar_guess")
+    assert [nobody.get("/runs")[0], guesser.get("/runs")[0]] == [401, 401]
+    assert [nobody.get("/runs")[0], guesser.get("/runs")[0]] == [429, 429]
+    assert int(guesser.response["Retry-After"]) > 0
+    # What a client says of its address does not help it, and nobody else suffers.
+    assert nobody.client.get("/api/runs", headers={"X-Forwarded-For": "192.0.2.7"}).status_code == 429
+    assert nobody.client.get("/api/runs", REMOTE_ADDR="192.0.2.7").status_code == 401
+    assert Api(owner).get("/runs")[0] == 200
+    assert [nobody.get("/health")[0] for _request in range(5)] == [200] * 5  # what asks whether we live
+
+
+def test_behind_a_proxy_the_address_is_the_one_it_saw(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"anonymous": "1/h"}
+    monkeypatch.setattr(throttling.ninja_settings, "NUM_PROXIES", 1)
+    client, statuses = Api().client, []
+    for seen in ("made-up, 192.0.2.7", "other, 192.0.2.7", "made-up, 192.0.2.8"):
+        statuses.append(client.get("/api/runs", headers={"X-Forwarded-For": seen}).status_code)
+    assert statuses == [401, 429, 401]
+
+
+def test_after_the_time_that_it_says_one_may_come_again(api: Api, settings: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/s"}
+    while api.get("/runs")[0] == 200:
+        pass
+    time.sleep(int(api.response["Retry-After"]))
+    assert api.get("/runs")[0] == 200
+
+
+def test_in_somebody_elses_api(urlconf: Any, owner: Any, settings: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/d"}
+    urlconf(path("host/", host(errors=False).urls))
+    client = Api(owner).client
+    answers = [client.get("/host/agents/runs") for _request in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert int(answers[1]["Retry-After"]) > 0
+
+
+def test_a_stream_that_asks_again_who_it_is_counts_once(owner: Any, settings: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/d"}
+    header = {"Authorization": f"Bearer {create_token(owner, ['runs:read'])[1]}"}
+
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse([BearerAuth()(copy(request)) for _again in range(3)])
+
+    assert needing(["runs:read"])(view)(RequestFactory().get("/", headers=header)).status_code == 200
+    with pytest.raises(throttling.Throttled):
+        needing(["runs:read"])(view)(RequestFactory().get("/", headers=header))
+
+
+def test_without_a_cache_nobody_is_kept_out(
+    api: Api, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/d"}
+    settings.CACHES = {"default": {"BACKEND": "tests.api.test_throttling.Gone"}}
+    assert [api.get("/runs")[0] for _request in range(3)] == [200] * 3
+    assert "The cache failed" in caplog.text
+
+
+class Gone:
+    """A cache that cannot be reached."""
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the cache is gone")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "100/m", {"users": "1/m"}, {"user": "0/m"}, {"user": "100"}, {"user": "1/w"}, {"user": 100},
+        {"user": ("1", "m")}, [],
+    ],
+)  # fmt: skip
+def test_a_setting_that_says_nothing_is_an_error_with_the_fix(settings: Any, bad: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = bad
+    (found,) = check_throttle(None)
+    assert (found.id, "'user': '100/m'" in found.hint) == ("agentruns.E013", True)
+    settings.AGENTRUNS_API_THROTTLE = {"user": "100/m", "anonymous": None}
+    assert check_throttle(None) == []

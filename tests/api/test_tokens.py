@@ -1,0 +1,258 @@
+"""Bearer tokens: who is let in, for what, and that nothing else of the request counts then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import include, path
+
+from agentruns import start_run
+from agentruns.agents import Agent
+from agentruns.api.auth import channel_of, token_of
+from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
+from agentruns.models import ApiToken, Approval, Run
+from agentruns.testing import frozen_clock
+from agentruns.tokens import authenticate, create_token, revoke
+from tests.api.http import Api, make_user
+from tests.api.test_auth import endpoints
+from tests.api.test_mounting import Bearer, host, urlconf
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["urlconf"]  # a fixture
+
+READ, WRITE, DECIDE = ApiToken.Scope.values
+Pending = Callable[..., Approval]
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {text}"}
+
+
+class Program(Api):
+    """The API as a program with a token uses it: no cookie, and CSRF is enforced."""
+
+    def __init__(self, text: str, root: str = "/api") -> None:
+        super().__init__(csrf=True, root=root)
+        self.client.defaults["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+
+
+def ask(api: Api, method: str, where: str, body: Any) -> tuple[int, Any]:
+    return api.get(where) if method == "GET" else api.post(where, body)
+
+
+def test_only_its_digest_is_stored(owner: Any) -> None:
+    token, text = create_token(owner, [WRITE, READ], name="nightly", expires_in=timedelta(days=1))
+    assert re.fullmatch(r"ar_[a-z0-9]{12}_[A-Za-z0-9_-]{43}", text)  # 43 characters of 6 bits: 256 bits
+    assert text.startswith(f"{token.prefix}_")
+    stored = ApiToken.objects.values().get()
+    assert (stored["scopes"], stored["name"], stored["owner_id"]) == ([READ, WRITE], "nightly", owner.pk)
+    assert text.removeprefix(f"{token.prefix}_") not in repr(stored)
+    assert create_token(owner, [READ])[1] != text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scopes": []}, {"scopes": ["runs:delete"]}, {"name": "x" * 101}, {"name": "a\nb"},
+        {"expires_in": timedelta()}, {"expires_in": timedelta(days=40_000)},
+    ],
+)  # fmt: skip
+def test_a_token_that_makes_no_sense_is_not_made(owner: Any, bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="A token"):
+        create_token(owner, **{"scopes": [READ], **bad})
+    assert not ApiToken.objects.exists()
+
+
+def test_it_acts_as_its_owner_without_csrf_or_a_session(shop: Agent, owner: Any) -> None:
+    program = Program(create_token(owner, [READ, WRITE])[1])
+    status, run = program.post("/runs", {"agent": "shop", "input": "hi"})
+    assert (status, run["owner"]) == (201, str(owner.pk))
+    assert program.get(f"/runs/{run['id']}")[0] == 200
+    assert program.post(f"/runs/{run['id']}/cancel")[0] == 200
+    assert Run.objects.get().status == "cancelled"
+    assert program.response.cookies == {}
+
+
+def test_the_session_beside_a_token_counts_for_nothing(shop: Agent, owner: Any, decider: Any) -> None:
+    start_run(shop, "hi", "s1", actor=owner)
+    api = Api(owner)
+    assert len(api.get("/runs")[1]["items"]) == 1
+    text = create_token(decider, [READ])[1]
+    for header, expected in (
+        (f"Bearer {text}", 200), (f"bearer  {text} ", 200), (text, 401), (f"Bearer {text}x", 401),
+        ("Bearer", 401), ("Bearer é", 401), ("", 401), ("Basic b3duZXI6", 401), (f"Token {text}", 401),
+    ):  # fmt: skip
+        response = api.client.get("/api/runs", headers={"Authorization": header})
+        assert response.status_code == expected, header
+        if expected == 200:
+            assert response.json()["items"] == []  # what the token's owner sees, not the session's user
+        else:
+            assert response["WWW-Authenticate"] == "Bearer"
+            assert response.json()["type"] == "urn:agentruns:not-authenticated"
+
+
+def test_without_credentials_the_answer_says_what_to_bring(owner: Any) -> None:
+    nobody = Api()
+    assert nobody.get("/runs")[0] == 401
+    assert nobody.response["WWW-Authenticate"] == "Bearer"
+    assert Api(owner).get("/runs")[0] == 200
+
+
+def test_who_is_not_let_in(owner: Any) -> None:
+    with frozen_clock() as clock:
+        _token, text = create_token(owner, [READ], expires_in=timedelta(hours=1))
+        program = Program(text)
+        clock.forward(minutes=59)
+        assert program.get("/runs")[0] == 200
+        clock.forward(minutes=2)
+        expired = program.get("/runs")
+        program = Program((kept := create_token(owner, [READ]))[1])
+        type(owner).objects.update(is_active=False)
+        inactive = program.get("/runs")
+        type(owner).objects.update(is_active=True)
+        assert program.get("/runs")[0] == 200
+        assert (revoke(kept[0].pk, owner), revoke(kept[0].pk, owner)) == (True, False)
+        revoked = program.get("/runs")
+        gone = Program(create_token(owner, [READ])[1])
+        owner.delete()
+    other = Program(text[:16] + "x" * 43).get("/runs")
+    assert expired == inactive == revoked == other == gone.get("/runs")
+    assert expired[0] == 401
+
+
+def test_an_unknown_token_costs_what_a_wrong_one_does(owner: Any) -> None:
+    token, text = create_token(owner, [READ])
+    costs = []
+    for wrong in (token.prefix + "_" + "x" * 43, "ar_" + "0" * 12 + text[15:]):
+        with CaptureQueriesContext(connection) as queries:
+            assert authenticate(wrong) is None
+        costs.append(len(queries))
+    assert costs == [1, 1]
+    assert authenticate("ar_x") is authenticate("") is authenticate("ar_" + "\x00" * 12 + text[15:]) is None
+
+
+def test_what_may_be_done_with_which_scope(pending: Pending) -> None:
+    approval = pending()
+    root = make_user("root", is_superuser=True)
+    programs = {scope: Program(create_token(root, [scope])[1]) for scope in ApiToken.Scope.values}
+    for method, where, body in endpoints(approval.run_id, approval.pk):
+        allowed = {READ} if method == "GET" else {WRITE}
+        if where.startswith("/approvals"):
+            allowed = {READ, DECIDE} if method == "GET" else {DECIDE}
+        for scope, program in programs.items():
+            if method == "POST" and scope in allowed:
+                continue
+            status, problem = ask(program, method, where, "{" if body else None)  # not even read
+            assert status == (200 if scope in allowed else 403), (method, where, scope)
+            if status == 403:
+                assert (problem["type"], set(problem["scopes"])) == ("urn:agentruns:scope", allowed)
+                assert all(name in problem["detail"] for name in allowed)
+    assert Approval.objects.get().status == "pending"
+    assert (Run.objects.count(), Run.objects.get().status) == (1, "awaiting-approval")
+    path = f"/approvals/{approval.pk}/approve"
+    assert programs[DECIDE].post(path, {"digest": approval.digest})[0] == 200
+
+
+def test_every_operation_but_health_takes_a_scope_and_says_so(api: Api) -> None:
+    schema = api.client.get("/api/openapi.json").json()
+    assert schema["components"]["securitySchemes"]["BearerAuth"]["scheme"] == "bearer"
+    for where, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            is_open = where == "/api/health"
+            assert ("security" not in operation) is is_open, where
+            assert is_open or {"401", "403", "429"} <= set(operation["responses"]), (method, where)
+            assert is_open or operation["security"] == [{"BearerAuth": []}, {"SessionAuth": []}]
+
+
+def test_it_may_do_what_its_owner_may_do_now(pending: Pending, decider: Any) -> None:
+    approval = pending()
+    where, body = f"/approvals/{approval.pk}/approve", {"digest": approval.digest}
+    program = Program(create_token(decider, [DECIDE])[1])
+    permissions = list(decider.user_permissions.all())
+    decider.user_permissions.clear()
+    assert program.post(where, body)[0] == 404
+    decider.user_permissions.set(permissions)
+    assert program.post(where, body)[1]["decided_by"] == str(decider.pk)
+
+
+def test_when_it_was_used_is_noted_once_a_minute(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with frozen_clock() as clock:
+        token, text = create_token(owner, [READ])
+        program, used = Program(text), []
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+        for seconds in (0, 59, 2, 61):
+            clock.forward(seconds=seconds)
+            with CaptureQueriesContext(connection) as queries:
+                assert program.get("/runs")[0] == 200
+            writes = [one for one in queries if one["sql"].startswith("UPDATE")]
+            token.refresh_from_db()
+            used.append((clock.now - token.last_used_at).seconds)
+            assert len(writes) == (0 if seconds == 59 else 1)
+    assert used == [0, 59, 0, 0]
+
+
+def test_who_may_revoke(owner: Any, decider: Any) -> None:
+    token = create_token(owner, [READ])[0]
+    with pytest.raises(PermissionDeniedError, match=token.prefix):
+        revoke(token.pk, decider)
+    type(owner).objects.filter(pk=owner.pk).update(is_active=False)
+    owner.refresh_from_db()
+    with pytest.raises(PermissionDeniedError):
+        revoke(token.pk, owner)
+    assert revoke(str(token.pk), make_user("guard", "revoke_api_token"))
+    assert revoke(create_token(owner, [READ])[0].pk, None)  # the program itself
+    with pytest.raises(DurableRunNotFoundError):
+        revoke("x", None)
+
+
+def test_what_is_open_to_everybody_can_ask_for_the_token(owner: Any) -> None:
+    token, text = create_token(owner, [READ])
+    request = RequestFactory().get("/", headers=bearer(text))
+    found = token_of(request)
+    assert (found, found.owner if found else None) == (token, owner)
+    assert channel_of(request) == "api"  # nobody acts
+    request.auth = found  # type: ignore[attr-defined]
+    assert channel_of(request) == f"api:{token.prefix}"
+    for header in ({}, bearer(text + "x"), {"Authorization": text}):
+        assert token_of(RequestFactory().get("/", headers=header)) is None
+    assert Program("nonsense").get("/health")[0] == 200
+
+
+def test_in_somebody_elses_api(shop: Agent, owner: Any, urlconf: Any) -> None:
+    text = create_token(owner, [READ])[1]
+    urlconf(path("v1/", include("agentruns.urls")), path("host/", host(errors=False).urls))
+    for root in ("/v1", "/host/agents"):
+        client = Program(text).client
+        assert client.get(f"{root}/runs").status_code == 200
+        refused = client.post(f"{root}/runs", {}, content_type="application/json")
+        assert refused.status_code == 403
+        client.defaults["HTTP_AUTHORIZATION"] += "x"
+        assert client.get(f"{root}/runs")["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_host_with_an_auth_of_its_own_knows_no_tokens_of_ours(
+    shop: Agent, owner: Any, urlconf: Any
+) -> None:
+    urlconf(path("host/", host(auth=Bearer()).urls))
+    program = Program(owner.get_username(), root="/host/agents")
+    assert program.post("/runs", {"agent": "shop", "input": "hi"})[0] == 201
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_tokens_are_where_the_journal_is(owner: Any, settings: Any) -> None:
+    settings.AGENTRUNS_DATABASE = "other"
+    token, text = create_token(owner, [READ])
+    assert (token._state.db, token.owner) == ("other", owner)
+    assert Program(text).get("/runs")[0] == 200
+    assert ApiToken.objects.using("other").get().last_used_at
+    assert not ApiToken.objects.using("default").exists()
+    assert revoke(token.pk, owner)
+    assert Program(text).get("/runs")[0] == 401
