@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "WEBHOOK_URL": "",
     "WEBHOOK_SECRET": "",
     "API_MAX_BODY": 1_048_576,  # bytes
+    "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
 }
 
@@ -49,6 +50,8 @@ class Settings:
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
     PAYLOAD_INLINE_MAX: int
+    API_MAX_BODY: int
+    API_PING_SECONDS: float
     PAYLOAD_STORAGE: str
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool

@@ -26,7 +26,7 @@ from agentruns.api import (  # noqa: F401 - importing puts endpoints on the rout
 )
 from agentruns.api.auth import SessionAuth
 from agentruns.api.caching import uncached
-from agentruns.api.docs import Docs, RunsAPI, at_its_address
+from agentruns.api.docs import GUIDE, Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors
 from agentruns.api.limits import limited
 from agentruns.api.routing import refuse_other_methods, router
@@ -45,7 +45,7 @@ def build_api() -> NinjaAPI:
     api = RunsAPI(
         title="agentruns",
         version=agentruns.__version__,
-        description="Durable agent runs, and the people who approve what they do.",
+        description=GUIDE,
         urls_namespace="agentruns",
         docs=Docs(),
         docs_decorator=at_its_address,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
+from pydantic import Field
 
 from agentruns import approvals as services
 from agentruns.api import conflicts
@@ -15,16 +16,26 @@ from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page
 from agentruns.api.permissions import find_approval, visible_approvals
 from agentruns.api.routing import router
-from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
+from agentruns.api.schemas import (
+    Answer,
+    ApprovalId,
+    ApprovalOut,
+    ApprovalPage,
+    Approve,
+    Cursor,
+    Deny,
+    Key,
+)
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
 
+OfStatus = Annotated[Approval.Status | None, Field(description="only approvals of this status")]
 DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 
 
 @router.get("/approvals", response=ApprovalPage, openapi_extra=documented(400, 401, 422))
 def list_approvals(
-    request: HttpRequest, status: Approval.Status | None = None, cursor: str | None = None
+    request: HttpRequest, status: OfStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
     """List the approvals you may see or decide, the one requested last first."""
     approvals = visible_approvals(user_of(request))
@@ -35,14 +46,14 @@ def list_approvals(
 
 
 @router.get("/approvals/{approval_id}", response=ApprovalOut, openapi_extra=documented(401, 404))
-def get_approval(request: HttpRequest, approval_id: str) -> ApprovalOut:
+def get_approval(request: HttpRequest, approval_id: ApprovalId) -> ApprovalOut:
     """Return one approval with its effective arguments and their digest."""
     return ApprovalOut.of(find_approval(user_of(request), approval_id))
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut, openapi_extra=DECISION)
 def approve(
-    request: HttpRequest, response: HttpResponse, approval_id: str, body: Approve, key: Key | None = KEY
+    request: HttpRequest, response: HttpResponse, approval_id: ApprovalId, body: Approve, key: Key | None = KEY
 ) -> Any:
     """Approve the call, with other `arguments` if given.
 
@@ -60,7 +71,7 @@ def approve(
 
 @router.post("/approvals/{approval_id}/deny", response=ApprovalOut, openapi_extra=DECISION)
 def deny(
-    request: HttpRequest, response: HttpResponse, approval_id: str, body: Deny, key: Key | None = KEY
+    request: HttpRequest, response: HttpResponse, approval_id: ApprovalId, body: Deny, key: Key | None = KEY
 ) -> Any:
     """Deny the call; the model is told that it was not executed, and why. 409 as for approve."""
 
@@ -72,7 +83,7 @@ def deny(
 
 @router.post("/approvals/{approval_id}/answer", response=ApprovalOut, openapi_extra=DECISION)
 def answer(
-    request: HttpRequest, response: HttpResponse, approval_id: str, body: Answer, key: Key | None = KEY
+    request: HttpRequest, response: HttpResponse, approval_id: ApprovalId, body: Answer, key: Key | None = KEY
 ) -> Any:
     """Give the model `text` as the result of the call, which is not executed. 409 as for approve."""
 

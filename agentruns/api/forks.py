@@ -14,7 +14,7 @@ from agentruns.api.errors import Problem, documented
 from agentruns.api.idempotency import KEY, key_of
 from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import ForkRun, Key, RunOut
+from agentruns.api.schemas import ForkRun, Key, RunId, RunOut
 from agentruns.exceptions import RunStateError
 from agentruns.models import Run
 
@@ -24,7 +24,7 @@ from agentruns.models import Run
     response={201: RunOut, 200: RunOut},
     openapi_extra=documented(400, 401, 403, 404, 409, 413, 422),
 )
-def fork_run(request: HttpRequest, run_id: str, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
+def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
 
     It gets a session of its own with a copy of the rows up to there; calls open there are settled, and no

@@ -15,6 +15,7 @@ from ninja.utils import contribute_operation_args
 
 from agentruns.api.auth import BearerAuth, SessionAuth, needed, needing
 from agentruns.api.errors import URN, Problem, as_problem, documented, marked
+from agentruns.api.examples import illustrated
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
@@ -39,6 +40,9 @@ class ScopedRouter(Router):
         extra = dict(openapi_extra or {})
         if auth is not None:
             extra["responses"] = documented(403, 429)["responses"] | extra.get("responses", {})
+        if options.get("include_in_schema", True):
+            extra = illustrated(view_func.__name__, methods[0], extra)
+            options.setdefault("operation_id", view_func.__name__)
         super().add_api_operation(path, methods, view_func, auth=auth, openapi_extra=extra, **options)
         if auth is not None:
             decorate_view(needing(needed(path, methods)))(view_func)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
 from ninja import Status
+from pydantic import Field
 
 from agentruns import runs as services
 from agentruns.agents import get_agent
@@ -18,14 +19,18 @@ from agentruns.api.idempotency import KEY, key_of, once
 from agentruns.api.permissions import find_run, require_call, visible_runs
 from agentruns.api.routing import router
 from agentruns.api.schemas import (
+    After,
     AgentName,
+    CallId,
     CancelRun,
+    Cursor,
     Key,
     MessageOut,
     MessagePage,
     PauseRun,
     Resolve,
     ResumeRun,
+    RunId,
     RunOut,
     RunPage,
     Seq,
@@ -45,6 +50,8 @@ from agentruns.states import record, state_at
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
 ONE = documented(401, 404)
 ONE["responses"][304] = {"description": "What you have is what it is"}
+Row = Annotated[Seq, Field(description="`seq` of the row")]
+At = Annotated[Seq | None, Field(description="`seq` of the row; without it what the run is now")]
 _BYTES = {"type": "string", "format": "binary"}
 CONTENT = documented(401, 403, 404, 422, 500)
 CONTENT["responses"][200] = {
@@ -80,10 +87,10 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
 @router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))
 def list_runs(
     request: HttpRequest,
-    status: Run.Status | None = None,
-    agent: AgentName | None = None,
-    session: Key | None = None,
-    cursor: str | None = None,
+    status: Annotated[Run.Status | None, Field(description="only runs of this status")] = None,
+    agent: Annotated[AgentName | None, Field(description="only runs of this agent")] = None,
+    session: Annotated[Key | None, Field(description="only runs of the session of this key")] = None,
+    cursor: Cursor = None,
 ) -> RunPage:
     """List the runs you may see, the one that changed last first."""
     wanted = {"status": status, "agent": agent, "session__key": session}
@@ -95,7 +102,7 @@ def list_runs(
 
 
 @router.get("/runs/{run_id}", response=RunOut, openapi_extra=ONE)
-def get_run(request: HttpRequest, response: HttpResponse, run_id: str) -> Any:
+def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     """Return one run. Asked for with its `ETag` as `If-None-Match`: 304 while nothing has changed."""
     run = find_run(user_of(request), run_id)
     headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
@@ -107,7 +114,7 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: str) -> Any:
 
 
 @router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
-def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessagePage:
+def list_messages(request: HttpRequest, run_id: RunId, after: After = 0) -> MessagePage:
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
     run = find_run(user_of(request), run_id, "definition")
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
@@ -117,7 +124,7 @@ def list_messages(request: HttpRequest, run_id: str, after: Seq = 0) -> MessageP
 
 
 @router.get("/runs/{run_id}/messages/{seq}/content", openapi_extra=CONTENT)
-def get_content(request: HttpRequest, run_id: str, seq: Seq) -> StreamingHttpResponse:
+def get_content(request: HttpRequest, run_id: RunId, seq: Row) -> StreamingHttpResponse:
     """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
 
     404 if the row is not there or holds its content itself; 403 without agentruns.reveal_arguments if it may
@@ -129,7 +136,7 @@ def get_content(request: HttpRequest, run_id: str, seq: Seq) -> StreamingHttpRes
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
-def get_state(request: HttpRequest, run_id: str, at: Seq | None = None) -> dict[str, Any]:
+def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
     """Return what the run was right after the row `at`, or is now. 409 if it has no such row."""
     run = find_run(user_of(request), run_id, "definition")
     seq = at if at is not None else run.messages.latest("seq").seq
@@ -141,7 +148,7 @@ def get_state(request: HttpRequest, run_id: str, at: Seq | None = None) -> dict[
 def resume_run(
     request: HttpRequest,
     response: HttpResponse,
-    run_id: str,
+    run_id: RunId,
     body: ResumeRun | None = None,
     key: Key | None = KEY,
 ) -> Any:
@@ -157,7 +164,7 @@ def resume_run(
 def cancel_run(
     request: HttpRequest,
     response: HttpResponse,
-    run_id: str,
+    run_id: RunId,
     body: CancelRun | None = None,
     key: Key | None = KEY,
 ) -> Any:
@@ -173,7 +180,7 @@ def cancel_run(
 def pause_run(
     request: HttpRequest,
     response: HttpResponse,
-    run_id: str,
+    run_id: RunId,
     body: PauseRun | None = None,
     key: Key | None = KEY,
 ) -> Any:
@@ -189,8 +196,8 @@ def pause_run(
 def resolve_orphan(
     request: HttpRequest,
     response: HttpResponse,
-    run_id: str,
-    call_id: str,
+    run_id: RunId,
+    call_id: CallId,
     body: Resolve,
     key: Key | None = KEY,
 ) -> Any:

@@ -74,6 +74,15 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
 
+# Parameters. What is no id of a run is the 404 of one that is not there.
+_ID = WithJsonSchema({"type": "string", "format": "uuid"})
+RunId = Annotated[str, _ID, Field(description="`id` of a run")]
+ApprovalId = Annotated[str, _ID, Field(description="`id` of an approval")]
+CallId = Annotated[str, Field(description="`call_id` of a row or an approval")]
+SessionKey = Annotated[str, Field(description="the caller's own key, percent-encoded; slashes are allowed")]
+Cursor = Annotated[str | None, Field(description="`next` of the page before; without it the first page")]
+After = Annotated[Seq, Field(description="only rows with a greater `seq`")]
+
 
 class Request(BaseModel):
     """A body. A member nobody knows is refused: a mistyped `arguments` would approve the unedited ones."""

@@ -9,11 +9,11 @@ from agentruns.api.errors import documented
 from agentruns.api.pagination import page
 from agentruns.api.permissions import find_session, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import RunOut, RunPage, SessionOut
+from agentruns.api.schemas import Cursor, RunOut, RunPage, SessionKey, SessionOut
 
 
 @router.get("/sessions/{path:key}", response=SessionOut, openapi_extra=documented(400, 401, 403, 404, 422))
-def get_session(request: HttpRequest, key: str, cursor: str | None = None) -> SessionOut:
+def get_session(request: HttpRequest, key: SessionKey, cursor: Cursor = None) -> SessionOut:
     """Return a session and its runs, the one changed last first; `cursor` is `next` of its runs.
 
     The key is percent-encoded and may hold slashes.

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from asgiref.sync import SyncToAsync, sync_to_async
-from django.conf import settings as django_settings
 from django.contrib.auth import SESSION_KEY, get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
@@ -32,7 +31,7 @@ from agentruns.api.errors import documented
 from agentruns.api.pagination import PAGE
 from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import MessageOut, Seq
+from agentruns.api.schemas import After, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.read import run_rows
@@ -41,7 +40,7 @@ from agentruns.querysets import ENDED
 from agentruns.redaction import get_logger
 
 RETRY = 2_000  # milliseconds until a client that was cut off comes back
-PING_SECONDS = 15.0
+LAST = "`id` of the last event that you have; it counts more than `after`"
 NOTHING = ":\n"  # a comment
 PING = ": ping\n\n"
 HEADERS = {
@@ -108,9 +107,9 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
 @decorate_view(_entered)
 def stream_events(
     request: HttpRequest,
-    run_id: str,
-    after: Seq = 0,
-    last_event_id: Annotated[Seq | None, Header(alias="Last-Event-ID")] = None,
+    run_id: RunId,
+    after: After = 0,
+    last_event_id: Annotated[Seq | None, Header(alias="Last-Event-ID", description=LAST)] = None,
 ) -> StreamingHttpResponse:
     """Send the run's journal rows as Server-Sent Events, those to come as well, until the run has ended.
 
@@ -138,7 +137,7 @@ class Feed:
         self._run_id = run_id
         self._after = after
         self._pause = self.FIRST_PAUSE
-        self._ping_at = time.monotonic() + _ping_seconds()
+        self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def poll(self) -> str:
         """Return what is new, or nothing; no connection of this thread stays open."""
@@ -155,13 +154,13 @@ class Feed:
 
     def pause(self) -> float:
         """Return how many seconds to wait until the next poll."""
-        return max(0.0, min(self._pause, self._ping_at - time.monotonic()))
+        return min(self._pause, max(self.FIRST_PAUSE, self._ping_at - time.monotonic()))
 
     def _ping(self) -> str:
         if time.monotonic() < self._ping_at:
             return ""
         self._user = self._entrance.again()
-        self._ping_at = time.monotonic() + _ping_seconds()
+        self._ping_at = time.monotonic() + settings.API_PING_SECONDS
         return PING
 
     def _news(self) -> str:
@@ -187,9 +186,8 @@ class Feed:
 
 
 def _event(message: MessageOut) -> str:
-    return (
-        f"id: {message.seq}\nevent: {message.kind}\ndata: {json.dumps(message.model_dump(mode='json'))}\n\n"
-    )
+    data = json.dumps(message.model_dump(mode="json"))
+    return f"id: {message.seq}\nevent: {message.kind}\ndata: {data}\n\n"
 
 
 def _synchronous(feed: Feed) -> Iterator[str]:
@@ -225,7 +223,3 @@ def _let_go_of_the_thread() -> None:
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         SyncToAsync.context_to_thread_executor.pop(context, None)
-
-
-def _ping_seconds() -> float:
-    return float(getattr(django_settings, "AGENTRUNS_API_PING_SECONDS", PING_SECONDS))

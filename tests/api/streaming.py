@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django.test import Client
 
+from agentruns.models import Message, Run
 from tests.api.http import strict_json
 
 PATIENCE = 10  # seconds
@@ -157,3 +158,36 @@ def connected() -> int:
             " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         return int(cursor.fetchone()[0])
+
+
+def journal(run: Run) -> list[tuple[int, str]]:
+    """Return seq and kind of each of a run's rows."""
+    return list(Message.objects.filter(run=run).order_by("seq").values_list("seq", "kind"))
+
+
+def url(run: Run) -> str:
+    return f"/api/runs/{run.pk}/events"
+
+
+class Stream(Reader):
+    """A stream that is asked for one poll after the other, in the test's own thread."""
+
+    def __init__(self, user: Any, run: Run, **headers: str) -> None:
+        super().__init__()
+        client = Client()
+        if user is not None:
+            client.force_login(user)
+        self.client = client
+        self.response: Any = client.get(url(run), headers=headers)
+        assert self.response.status_code == 200, self.response.content
+        self._chunks = iter(self.response.streaming_content)
+        self.is_open = True
+        self.poll()  # retry
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Let it poll once; return the rows that came."""
+        before = len(self.events)
+        chunk = next(self._chunks, None)
+        self.is_open = chunk is not None
+        self.feed(chunk or b"")
+        return rows(self.events[before:])

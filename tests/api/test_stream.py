@@ -22,17 +22,19 @@ from agentruns import ModelReply, cancel_run, deny, run_agent, start_run, tokens
 from agentruns.agents import Agent
 from agentruns.api import router
 from agentruns.api.stream import Feed
-from agentruns.models import ApiToken, Message, Run
+from agentruns.models import ApiToken, Run
 from agentruns.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
     Listener,
-    Reader,
+    Stream,
     connected,
     cookies,
+    journal,
     read,
     rows,
     serving,
+    url,
     wait_until_nobody_is_served,
 )
 from tests.api.test_mounting import Bearer, host, urlconf
@@ -66,38 +68,6 @@ def nobody_left() -> Iterator[None]:
     """Every thread that served somebody has ended when the test has."""
     yield
     wait_until_nobody_is_served()
-
-
-def journal(run: Run) -> list[tuple[int, str]]:
-    return list(Message.objects.filter(run=run).order_by("seq").values_list("seq", "kind"))
-
-
-def url(run: Run) -> str:
-    return f"/api/runs/{run.pk}/events"
-
-
-class Stream(Reader):
-    """A stream that is asked for one poll after the other, in the test's own thread."""
-
-    def __init__(self, user: Any, run: Run, **headers: str) -> None:
-        super().__init__()
-        client = Client()
-        if user is not None:
-            client.force_login(user)
-        self.client = client
-        self.response: Any = client.get(url(run), headers=headers)
-        assert self.response.status_code == 200, self.response.content
-        self._chunks = iter(self.response.streaming_content)
-        self.is_open = True
-        self.poll()  # retry
-
-    def poll(self) -> list[tuple[int, str]]:
-        """Let it poll once; return the rows that came."""
-        before = len(self.events)
-        chunk = next(self._chunks, None)
-        self.is_open = chunk is not None
-        self.feed(chunk or b"")
-        return rows(self.events[before:])
 
 
 # What is sent
@@ -160,6 +130,14 @@ def test_nothing_compresses_it(settings: Any, shop: Agent, owner: Any) -> None:
     stream = Stream(owner, start_run(shop, "hi", "s1", actor=owner), **{"Accept-Encoding": "gzip"})
     assert [kind for _seq, kind in stream.poll()] == ["run_started", "user"]
     stream.response.close()
+
+
+@pytest.mark.django_db(transaction=False)
+def test_a_test_case_of_a_host_keeps_its_transaction(shop: Agent, owner: Any, api: Api) -> None:
+    run = start_run(shop, "hi", "s1", actor=owner)
+    cancel_run(run.pk, owner)
+    assert rows(read([api.client.get(url(run)).getvalue()]).events) == journal(run)
+    assert connection.in_atomic_block
 
 
 # Completeness

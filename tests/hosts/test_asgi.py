@@ -16,10 +16,10 @@ from django.db import connections
 
 from agentruns import deny
 from agentruns.api.stream import Feed
-from agentruns.models import Approval, Message, Run
+from agentruns.models import Approval, Run
 from agentruns.sweep import sweep
 from tests.api.conftest import decider, owner, pending, shop
-from tests.api.streaming import Reader, connected, cookies, rows
+from tests.api.streaming import Reader, connected, cookies, journal, rows
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -128,7 +128,3 @@ async def look() -> tuple[int, int]:
 def decide(approval: Approval, decider: Any) -> None:
     deny(approval.pk, decider, "no")
     sweep()
-
-
-def journal(run: Run) -> list[tuple[int, str]]:
-    return list(Message.objects.filter(run=run).order_by("seq").values_list("seq", "kind"))
