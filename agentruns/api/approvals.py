@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from pydantic import Field
 
 from agentruns import approvals as services
 from agentruns.api import conflicts
@@ -14,28 +13,19 @@ from agentruns.api.auth import channel_of, user_of
 from agentruns.api.errors import Problem, documented
 from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page
+from agentruns.api.parameters import ApprovalId, Cursor, OfApprovalStatus
 from agentruns.api.permissions import find_approval, visible_approvals
 from agentruns.api.routing import router
-from agentruns.api.schemas import (
-    Answer,
-    ApprovalId,
-    ApprovalOut,
-    ApprovalPage,
-    Approve,
-    Cursor,
-    Deny,
-    Key,
-)
+from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
 
-OfStatus = Annotated[Approval.Status | None, Field(description="only approvals of this status")]
 DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 
 
 @router.get("/approvals", response=ApprovalPage, openapi_extra=documented(400, 401, 422))
 def list_approvals(
-    request: HttpRequest, status: OfStatus = None, cursor: Cursor = None
+    request: HttpRequest, status: OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
     """List the approvals you may see or decide, the one requested last first."""
     approvals = visible_approvals(user_of(request))
@@ -53,7 +43,11 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId) -> ApprovalOut:
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut, openapi_extra=DECISION)
 def approve(
-    request: HttpRequest, response: HttpResponse, approval_id: ApprovalId, body: Approve, key: Key | None = KEY
+    request: HttpRequest,
+    response: HttpResponse,
+    approval_id: ApprovalId,
+    body: Approve,
+    key: Key | None = KEY,
 ) -> Any:
     """Approve the call, with other `arguments` if given.
 

@@ -19,26 +19,27 @@ from agentruns.api.errors import CONTENT_TYPE
 GUIDE = """\
 Durable agent runs, and the people who approve what they do.
 
-**Who acts.** Send `Authorization: Bearer ar_…` (a token of `manage.py create_api_token`), or use the session of
-a signed-in person; a POST then needs the CSRF cookie's value as `X-CSRFToken`. Nothing in a body says who acts.
+**Who acts.** Send `Authorization: Bearer ar_…` (a token of `manage.py create_api_token`), or use the session
+of a signed-in person; a POST then needs the CSRF cookie's value as `X-CSRFToken`. No body says who acts.
 
-**Start and wait.** `POST /runs` queues a run, a worker drives it. Ask `GET /runs/{run_id}` with `If-None-Match`
-until `status` is `completed`, `failed` or `cancelled`, or listen to `GET /runs/{run_id}/events`.
-`awaiting-approval`, `orphaned` and `paused` wait for a person.
+**Start and wait.** `POST /runs` queues a run, a worker drives it. Ask `GET /runs/{run_id}` with
+`If-None-Match` until `status` is `completed`, `failed` or `cancelled`, or listen to
+`GET /runs/{run_id}/events`. `awaiting-approval`, `orphaned` and `paused` wait for a person.
 
-**Decide.** `GET /approvals?status=pending` lists the calls that wait. Show `title`, `arguments` and `risk`, then
-POST to `approve`, `deny` or `answer` with the `digest` that you showed. 409 says who decided meanwhile, and when.
+**Decide.** `GET /approvals?status=pending` lists the calls that wait. Show `title`, `arguments` and `risk`,
+then POST to `approve`, `deny` or `answer` with the `digest` that you showed. 409 says who decided, and when.
 
 **Repeat safely.** Give each POST an `Idempotency-Key`, and send it again as often as you like.
 
-**Errors** are `application/problem+json`; go by `type`, which is stable, not by the text. Every operation may
-answer 405 to another method, with `Allow` and the type `urn:agentruns:method-not-allowed`.
+**Errors** are `application/problem+json`; go by `type`, which is stable, not by the text. Every path answers
+other methods with 405, `Allow` and the type `urn:agentruns:method-not-allowed`.
 
-**Lists** are `{"items": […], "next": …}`; pass `next` as `cursor` (of a journal: as `after`) until it is null.
+**Lists** are `{"items": […], "next": …}`: pass `next` as `cursor` (of a journal: as `after`) until it is
+null.
 
 **Values.** Ids are strings, times are ISO 8601 in UTC. Members may be added: ignore those you do not know. A
-member of a request that is not documented is refused. What a model or a tool wrote, a title too, is untrusted:
-show it as text, never as HTML.
+member of a request that is not documented is refused. What a model or a tool wrote, a title too, is not to
+be trusted: show it as text, never as HTML.
 """
 
 _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
@@ -56,8 +57,8 @@ class RunsAPI(NinjaAPI):
         schemas = document["components"]["schemas"]
         for operations in document["paths"].values():
             for operation in operations.values():
-                for status, answer in operation["responses"].items():
-                    operation["responses"][status] = _referring(answer, schemas)
+                answers = sorted(operation["responses"].items())
+                operation["responses"] = {status: _referring(answer, schemas) for status, answer in answers}
         document["components"]["schemas"] = dict(sorted(schemas.items()))
         return document
 

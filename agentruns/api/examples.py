@@ -23,7 +23,7 @@ STARTED, ASKED, DECIDED = (f"2026-11-03T14:05:{second}.120000Z" for second in ("
 ANN, MARIA = {"owner": "7", "owner_name": "ann"}, {"decided_by": "3", "decided_by_name": "maria"}
 ARGUMENTS = {"order": "1004", "cents": 34900}
 
-RUN = {
+RUN: dict[str, Any] = {
     "id": RUN_ID,
     "session": "ticket-4",
     **ANN,
@@ -203,7 +203,11 @@ SAYINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "permission-denied": ("", "The user ann may not do this: a permission is missing.", {}),
     "not-found": ("", f"There is no run {FORK_ID}.", {}),
     "session-not-found": ("", "There is no session 'ticket-5'.", {}),
-    "session-busy": ("", "The session is busy with another run; wait until it has ended.", {"run_id": RUN_ID}),
+    "session-busy": (
+        "",
+        "The session is busy with another run; wait until that has ended.",
+        {"run_id": RUN_ID},
+    ),
     "run-state": (
         "",
         f"Run {RUN_ID} has ended (completed); it cannot be changed any more.",
@@ -251,6 +255,8 @@ SAYINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "unavailable": ("Unavailable", "The database cannot be reached.", {}),
 }
 
+ONCE = ("resume_run", "cancel_run", "pause_run", "resolve_orphan", "approve", "deny", "answer")
+PERMITTED = (*ONCE, "fork_run", "get_content")
 EVERYWHERE = {
     400: ["malformed"],
     401: ["not-authenticated"],
@@ -283,8 +289,6 @@ TYPES: dict[str, dict[int, list[str]]] = {
     "deny": DECIDING,
     "answer": DECIDING,
 }
-PERMITTED = ("resume_run", "cancel_run", "pause_run", "resolve_orphan", "fork_run", "get_content")
-PERMITTED += ("approve", "deny", "answer")
 
 
 def _header(description: str, example: str) -> dict[str, Any]:
@@ -297,7 +301,6 @@ HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": _header("how to authenticate", "Bearer")},
     429: {"Retry-After": _header("in how many seconds to send the next one", "12")},
 }
-ONCE = ("resume_run", "cancel_run", "pause_run", "resolve_orphan", "approve", "deny", "answer")
 HEADERS_OF: dict[str, dict[int, dict[str, Any]]] = {
     "get_run": {200: TAG, 304: TAG},
     **{name: {200: AGAIN} for name in ONCE},

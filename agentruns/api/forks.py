@@ -12,9 +12,10 @@ from agentruns.api import conflicts
 from agentruns.api.auth import user_of
 from agentruns.api.errors import Problem, documented
 from agentruns.api.idempotency import KEY, key_of
+from agentruns.api.parameters import RunId
 from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import ForkRun, Key, RunId, RunOut
+from agentruns.api.schemas import ForkRun, Key, RunOut
 from agentruns.exceptions import RunStateError
 from agentruns.models import Run
 

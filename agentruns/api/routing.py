@@ -42,7 +42,7 @@ class ScopedRouter(Router):
             extra["responses"] = documented(403, 429)["responses"] | extra.get("responses", {})
         if options.get("include_in_schema", True):
             extra = illustrated(view_func.__name__, methods[0], extra)
-            options.setdefault("operation_id", view_func.__name__)
+            options["operation_id"] = options.get("operation_id") or view_func.__name__
         super().add_api_operation(path, methods, view_func, auth=auth, openapi_extra=extra, **options)
         if auth is not None:
             decorate_view(needing(needed(path, methods)))(view_func)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
 from ninja import Status
-from pydantic import Field
 
 from agentruns import runs as services
 from agentruns.agents import get_agent
@@ -16,21 +15,27 @@ from agentruns.api.auth import channel_of, user_of
 from agentruns.api.caching import REVALIDATED, is_known, tag_of
 from agentruns.api.errors import Problem, documented
 from agentruns.api.idempotency import KEY, key_of, once
+from agentruns.api.parameters import (
+    AFTER,
+    At,
+    CallId,
+    Cursor,
+    OfAgent,
+    OfRunStatus,
+    OfSession,
+    RowSeq,
+    RunId,
+)
 from agentruns.api.permissions import find_run, require_call, visible_runs
 from agentruns.api.routing import router
 from agentruns.api.schemas import (
-    After,
-    AgentName,
-    CallId,
     CancelRun,
-    Cursor,
     Key,
     MessageOut,
     MessagePage,
     PauseRun,
     Resolve,
     ResumeRun,
-    RunId,
     RunOut,
     RunPage,
     Seq,
@@ -50,8 +55,6 @@ from agentruns.states import record, state_at
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
 ONE = documented(401, 404)
 ONE["responses"][304] = {"description": "What you have is what it is"}
-Row = Annotated[Seq, Field(description="`seq` of the row")]
-At = Annotated[Seq | None, Field(description="`seq` of the row; without it what the run is now")]
 _BYTES = {"type": "string", "format": "binary"}
 CONTENT = documented(401, 403, 404, 422, 500)
 CONTENT["responses"][200] = {
@@ -87,9 +90,9 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
 @router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))
 def list_runs(
     request: HttpRequest,
-    status: Annotated[Run.Status | None, Field(description="only runs of this status")] = None,
-    agent: Annotated[AgentName | None, Field(description="only runs of this agent")] = None,
-    session: Annotated[Key | None, Field(description="only runs of the session of this key")] = None,
+    status: OfRunStatus = None,
+    agent: OfAgent = None,
+    session: OfSession = None,
     cursor: Cursor = None,
 ) -> RunPage:
     """List the runs you may see, the one that changed last first."""
@@ -114,7 +117,7 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
 
 
 @router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
-def list_messages(request: HttpRequest, run_id: RunId, after: After = 0) -> MessagePage:
+def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
     run = find_run(user_of(request), run_id, "definition")
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
@@ -124,7 +127,7 @@ def list_messages(request: HttpRequest, run_id: RunId, after: After = 0) -> Mess
 
 
 @router.get("/runs/{run_id}/messages/{seq}/content", openapi_extra=CONTENT)
-def get_content(request: HttpRequest, run_id: RunId, seq: Row) -> StreamingHttpResponse:
+def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHttpResponse:
     """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
 
     404 if the row is not there or holds its content itself; 403 without agentruns.reveal_arguments if it may

@@ -73,15 +73,11 @@ Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
-
-# Parameters. What is no id of a run is the 404 of one that is not there.
-_ID = WithJsonSchema({"type": "string", "format": "uuid"})
-RunId = Annotated[str, _ID, Field(description="`id` of a run")]
-ApprovalId = Annotated[str, _ID, Field(description="`id` of an approval")]
-CallId = Annotated[str, Field(description="`call_id` of a row or an approval")]
-SessionKey = Annotated[str, Field(description="the caller's own key, percent-encoded; slashes are allowed")]
-Cursor = Annotated[str | None, Field(description="`next` of the page before; without it the first page")]
-After = Annotated[Seq, Field(description="only rows with a greater `seq`")]
+# Their classes have one name, and components of an OpenAPI document are found by theirs.
+RunStatus = Annotated[Run.Status, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
+ApprovalStatus = Annotated[
+    Approval.Status, WithJsonSchema({"type": "string", "enum": Approval.Status.values})
+]
 
 
 class Request(BaseModel):
@@ -180,7 +176,7 @@ class RunOut(BaseModel):
     version: str
     definition: str
     idempotency_key: str
-    status: Run.Status
+    status: RunStatus
     input: str
     origin: str | None = Field(description="the run that this one repeats or was forked from")
     origin_seq: int | None = Field(description="the row that it was forked at")
@@ -297,7 +293,7 @@ class ApprovalOut(BaseModel):
     title: str
     why: str
     risk: str
-    status: Approval.Status
+    status: ApprovalStatus
     approvers: str
     required: int
     approved_count: int

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 from asgiref.sync import SyncToAsync, sync_to_async
@@ -22,16 +22,16 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, connections
 from django.http import HttpRequest, StreamingHttpResponse
-from ninja import Header
 from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError
 
 from agentruns.api.auth import user_of
 from agentruns.api.errors import documented
 from agentruns.api.pagination import PAGE
+from agentruns.api.parameters import AFTER, LastEventId, RunId
 from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import After, MessageOut, RunId, Seq
+from agentruns.api.schemas import MessageOut, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.read import run_rows
@@ -40,7 +40,6 @@ from agentruns.querysets import ENDED
 from agentruns.redaction import get_logger
 
 RETRY = 2_000  # milliseconds until a client that was cut off comes back
-LAST = "`id` of the last event that you have; it counts more than `after`"
 NOTHING = ":\n"  # a comment
 PING = ": ping\n\n"
 HEADERS = {
@@ -51,12 +50,22 @@ HEADERS = {
 }
 _ENTRANCE = "_agentruns_entrance"
 
+_JSON = {"type": "string", "contentMediaType": "application/json"}
+EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "`seq` of the row; `end` has none"},
+        "event": {"type": "string", "description": "kind of the row, or `end`"},
+        "data": {**_JSON, "description": "the row as /messages has it; of `end` the run's status"},
+    },
+}
 STREAM = documented(401, 404, 422)
 STREAM["responses"][200] = {
     "description": "The rows, one event each, until the run has ended",
     "content": {
         "text/event-stream": {
-            "schema": {"type": "string"},
+            "schema": EVENT,  # before OpenAPI 3.2 it describes each event
             "example": f"retry: {RETRY}\n\n"
             'id: 1\nevent: run_started\ndata: {"seq": 1, "kind": "run_started"}\n\n'
             ': ping\n\nevent: end\ndata: {"status": "completed"}\n\n',
@@ -108,8 +117,8 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
 def stream_events(
     request: HttpRequest,
     run_id: RunId,
-    after: After = 0,
-    last_event_id: Annotated[Seq | None, Header(alias="Last-Event-ID", description=LAST)] = None,
+    after: Seq = AFTER,
+    last_event_id: LastEventId = None,
 ) -> StreamingHttpResponse:
     """Send the run's journal rows as Server-Sent Events, those to come as well, until the run has ended.
 

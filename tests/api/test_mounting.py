@@ -56,9 +56,9 @@ def test_docs_and_openapi(api: Api, settings: Any, installed: bool) -> None:
         settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "ninja"]
     page = api.client.get("/api/docs")
     assert page.status_code == 200
-    assert b'"url": "openapi.json"' in page.content
+    assert (b'"url": "openapi.json"' if installed else b'href="openapi.json"') in page.content
     assert b'data-api-csrf="true"' in page.content or not installed
-    assert (b"https://cdn" in page.content) is not installed
+    assert b"://" not in page.content
     schema = api.client.get("/api/openapi.json").json()
     assert set(schema["paths"]) == {
         "/api/runs", "/api/runs/{run_id}", "/api/runs/{run_id}/messages", "/api/runs/{run_id}/resume",

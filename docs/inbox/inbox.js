@@ -1,0 +1,117 @@
+// An approval inbox made of the OpenAPI document of agentruns and nothing else.
+const POLL = 3000; // milliseconds
+const find = (selector, within = document) => within.querySelector(selector);
+const cards = new Map(); // id of an approval -> {element, approval, isOver}
+const runs = new Map(); // id of a run -> what is known of it
+
+async function ask(path, body) {
+  const response = await fetch(find("meta[name=api]").content + path, {
+    method: body ? "POST" : "GET",
+    headers: { Authorization: `Bearer ${sessionStorage.token}`, "Content-Type": "application/json" },
+    body: body && JSON.stringify(body),
+  });
+  const data = await response.json();
+  if (response.status === 401) signOut();
+  return { ok: response.ok, status: response.status, data };
+}
+
+// What a model wrote may hold characters that nobody sees, or that turn the line around.
+const visible = (text) =>
+  text.replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
+const put = (element, selector, text) => (find(selector, element).textContent = visible(text));
+
+function age(moment) {
+  const minutes = Math.floor((Date.now() - Date.parse(moment)) / 60000);
+  if (minutes < 120) return minutes < 1 ? "just now" : `${minutes} minutes ago`;
+  return minutes < 2880 ? `${Math.floor(minutes / 60)} hours ago` : `${Math.floor(minutes / 1440)} days ago`;
+}
+
+async function requester(approval) {
+  if (!runs.has(approval.run)) runs.set(approval.run, await ask(`/runs/${approval.run}`));
+  const { ok, data } = runs.get(approval.run); // a token may see an approval, but not its run
+  return ok ? `${data.owner_name || "the program"} (agent ${data.agent})` : "somebody else";
+}
+
+async function show(approval) {
+  const card = cards.get(approval.id) ?? { element: find("template").content.cloneNode(true).firstElementChild };
+  const { element } = card;
+  const by = `${approval.risk} risk, requested by ${await requester(approval)}, ${age(approval.requested_at)}`;
+  const agreed = approval.required > 1 ? `, ${approval.approved_count} of ${approval.required} agreed` : "";
+  put(element, ".about", by + agreed);
+  if (card.approval?.digest !== approval.digest) {
+    put(element, "h2", approval.title || approval.tool_name);
+    put(element, "pre", JSON.stringify(approval.arguments, null, 2));
+    put(element, ".outcome", card.approval ? "Somebody changed the arguments: look again." : "");
+    element.className = approval.risk;
+  }
+  if (!card.approval) {
+    element.addEventListener("submit", (event) => decide(event, card));
+    find("main").append(element);
+  }
+  card.approval = approval; // what is shown is what is decided: its digest goes with the decision
+  cards.set(approval.id, card);
+}
+
+async function decide(event, card) {
+  event.preventDefault();
+  const given = Object.fromEntries(new FormData(event.target));
+  const path = `/approvals/${card.approval.id}/${event.target.dataset.verb}`;
+  try {
+    const { ok, status, data } = await ask(path, { digest: card.approval.digest, ...given });
+    if (ok && data.status === "pending") await show(data);
+    else if (ok) close(card, `You decided: ${data.status}. A worker does the rest.`);
+    else if (status === 409 && (data.approval_status ?? "pending") !== "pending")
+      close(card, settled(data.approval_status, data));
+    else put(card.element, ".outcome", data.detail);
+  } catch (error) {
+    put(card.element, ".outcome", `Not sent: ${error.message}. Try again.`);
+  }
+}
+
+const settled = (status, { decided_by_name, decided_at }) =>
+  `It is ${status}` +
+  (decided_by_name ? ` by ${decided_by_name}` : "") +
+  (decided_at ? `, ${new Date(decided_at).toLocaleString()}.` : ".");
+
+function close(card, text) {
+  card.isOver = true;
+  card.element.querySelectorAll("form").forEach((form) => form.remove());
+  put(card.element, ".outcome", text);
+}
+
+async function refresh() {
+  const waiting = new Set();
+  for (let next = ""; next !== null; ) {
+    const { ok, data } = await ask(`/approvals?status=pending${next && `&cursor=${encodeURIComponent(next)}`}`);
+    if (!ok) throw new Error(data.detail);
+    for (const approval of data.items) {
+      waiting.add(approval.id);
+      await show(approval);
+    }
+    next = data.next;
+  }
+  for (const [id, card] of cards) {
+    if (card.isOver || waiting.has(id)) continue;
+    const { ok, data } = await ask(`/approvals/${id}`);
+    if (ok && data.status !== "pending") close(card, settled(data.status, data));
+  }
+  return waiting.size ? `${waiting.size} waiting` : "Nothing waits.";
+}
+
+async function poll() {
+  if (sessionStorage.token) put(document, "#status", await refresh().catch((error) => error.message));
+  setTimeout(poll, POLL);
+}
+
+function signOut() {
+  delete sessionStorage.token;
+  find("#sign-in").hidden = false;
+}
+
+find("#sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.token = find("#sign-in input").value.trim();
+  location.reload();
+});
+find("#sign-in").hidden = Boolean(sessionStorage.token);
+poll();

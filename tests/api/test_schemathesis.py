@@ -1,0 +1,120 @@
+"""Every operation of the OpenAPI document, with whatever schemathesis thinks of, on runs of every state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+import schemathesis
+from django.core.handlers.wsgi import WSGIHandler
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+from agentruns import cancel_run, pause_run, run_agent, start_run, tool
+from agentruns.journal import events
+from agentruns.models import Approval, Message, Run
+from agentruns.providers.base import ModelRequest, ProviderError
+from agentruns.querysets import ENDED
+from agentruns.tokens import create_token
+from tests.admin.people import user
+from tests.api.snapshot import FILE
+from tests.effects import Effects
+from tests.files import fetched, folder
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+EXAMPLES = 6
+
+
+@tool
+def lose(text: str) -> str:
+    """Take its worker along."""
+    raise MemoryError(text)
+
+
+def refuse(request: ModelRequest) -> dict[str, Any]:
+    raise ProviderError("The key is not valid.", type="authentication_error")
+
+
+def tell(actor: Any) -> None:
+    """Make a run of each state, with approvals of one digest, a call in doubt, and a content in a file."""
+    asking = shop_agent("asking", {"tools": [call("refund", cents=5000)]})
+    posting = shop_agent("posting", {"tools": [call("post", text="hi")]})
+    for number in range(3):
+        run_agent(asking, "refund it", f"asking-{number}", actor=actor)
+    run_agent(posting, "post it", "posting", actor=actor)
+    run_agent(shop_agent("refused", refuse), "say it", "refused", actor=actor)
+    run_agent(
+        shop_agent("losing", {"tools": [call("lose", text="x")]}, tools=[lose]), "go", "losing", actor=actor
+    )
+    _queued, paused, cancelled = (
+        start_run(posting, "later", f"later-{number}", actor=actor) for number in "123"
+    )
+    pause_run(paused.pk, actor)
+    cancel_run(cancelled.pk, actor)
+    fetched(70_000, actor=actor)
+    assert set(Run.objects.values_list("status", flat=True)) == {*Run.Status.values} - {"running"}
+
+
+known: dict[str, list[str]] = {}
+api = schemathesis.openapi.from_dict(json.loads(FILE.read_text()))
+api.app = WSGIHandler()
+
+
+def existing(given: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
+    """Return what was thought of, with ids and names of what is there."""
+    return {name: chosen(value, names.get(name, [])) for name, value in given.items()}
+
+
+def chosen(value: Any, names: list[str]) -> Any:
+    if not names or not isinstance(value, str):
+        return value
+    return names[crc32(value.encode(errors="replace")) % len(names)]
+
+
+@pytest.fixture
+def token(effects: Effects, agents: None, folder: Path, settings: Any) -> str:
+    settings.ALLOWED_HOSTS = ["localhost"]
+    actor = user("superuser")
+    tell(actor)
+    known.update(
+        run_id=[str(each) for each in Run.objects.values_list("pk", flat=True)],
+        ended=[str(each) for each in Run.objects.filter(status__in=ENDED).values_list("pk", flat=True)],
+        approval_id=[str(each) for each in Approval.objects.values_list("pk", flat=True)],
+        digest=list(Approval.objects.values_list("digest", flat=True)[:1]),
+        call_id=[row.call_id for row in Message.objects.filter(kind=events.ORPHAN_FOUND)],
+        agent=["posting"],
+        key=["posting"],
+    )
+    return create_token(actor, ["runs:read", "runs:write", "approvals:decide"])[1]
+
+
+@api.parametrize()
+@examples(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_operation_does_what_its_description_says(case: Any, token: str) -> None:
+    if case.path_parameters:
+        # The stream of a run that goes on would not end.
+        names = {**known, "run_id": known["ended"]} if case.path.endswith("/events") else known
+        case.path_parameters = existing(case.path_parameters, names)
+    if isinstance(case.body, dict):
+        case.body = existing(case.body, known)
+    # No schema says which cursors there are, or that a key in header and body is one and the same.
+    # HTTP ignores headers and parameters that nobody knows; of a body every member has to be known.
+    excluded = [] if case.meta.is_negative_at(ParameterLocation.BODY) else [negative_data_rejection]
+    case.call_and_validate(
+        headers={"Authorization": f"Bearer {token}"}, excluded_checks=[positive_data_acceptance, *excluded]
+    )

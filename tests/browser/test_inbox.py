@@ -1,0 +1,106 @@
+"""docs/inbox: an inbox that knows only the OpenAPI document, under the strictest policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.urls import path
+from django.views.static import serve
+from playwright.sync_api import Locator, Route
+
+from agentruns import approve
+from agentruns.tokens import create_token, revoke
+from tests.admin.people import user
+from tests.browser.desk import CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitor, Visitors, decided
+from tests.urls import urlpatterns as of_the_tests
+
+FOLDER = Path(__file__).parents[2] / "docs" / "inbox"
+LIST = "**/api/approvals?status=pending"
+HOSTILE = "Fine <img src=x onerror=alert(1)> \u202etoday"
+
+urlpatterns = [*of_the_tests, path("inbox/<path:path>", serve, {"document_root": FOLDER})]
+
+
+@pytest.fixture
+def inbox(visit: Visitors, settings: Any) -> Visitor:
+    """Somebody without a session, in front of the inbox."""
+    settings.ROOT_URLCONF = __name__
+    visitor = visit("anonymous")
+    visitor.open("/inbox/index.html")
+    return visitor
+
+
+def card(inbox: Visitor, title: str) -> Locator:
+    return inbox.page.locator("article").filter(has=inbox.page.get_by_role("heading", name=title))
+
+
+def hold_polls(inbox: Visitor) -> Route:
+    """Return a poll that waits until it is continued: until then the page learns nothing by itself."""
+    held: list[Route] = []
+    inbox.page.route(LIST, lambda route: held.append(route))
+    while not held:
+        inbox.page.wait_for_timeout(50)
+    return held[0]
+
+
+def test_an_inbox_of_another_language(inbox: Visitor, desk: Desk) -> None:
+    superuser, page = user("superuser"), inbox.page
+    refund, ticket, mail, _question = desk.ask(REFUND, TICKET, MAIL, QUESTION, actor=superuser)
+    hostile = desk.one({"name": "send_mail", "input": {"to": "x@y.z", "subject": HOSTILE, "body": "Hi"}})
+    token, text = create_token(superuser, ["runs:read", "approvals:decide"])
+
+    with inbox.refused(401):
+        page.get_by_label("API token").fill("ar_mistyped")
+        page.get_by_role("button", name="Open").click()
+    inbox.wait_for("not that of a valid token")
+    page.get_by_label("API token").fill(text)
+    page.get_by_role("button", name="Open").click()
+    inbox.wait_for("5 waiting")
+    assert page.evaluate("Object.keys(localStorage).length") == 0
+    assert_sound(page)
+
+    first = card(inbox, "Refund 349.00 EUR for order 1004")
+    assert "high risk, requested by superuser (agent helpdesk), just now" in first.inner_text()
+    assert '"cents": 34900' in first.locator("pre").inner_text()
+    first.get_by_role("button", name="Approve").click()
+    inbox.wait_for("You decided: approved. A worker does the rest.")
+    assert decided(refund) == ("approved", "superuser")
+
+    second = card(inbox, "Close ticket 4")
+    second.get_by_label("Reason").fill("It is still open.")
+    second.get_by_role("button", name="Deny").click()
+    inbox.wait_for("You decided: denied.")
+    assert (decided(ticket), ticket.reason) == (("denied", "superuser"), "It is still open.")
+
+    asked = page.locator("article").filter(has_text="Do we send one?")
+    asked.get_by_label("Its result").fill("Yes, a new one")
+    asked.get_by_role("button", name="Answer").click()
+    inbox.wait_for("You decided: answered.")
+
+    held = hold_polls(inbox)
+    approve(mail.pk, user("decider"))
+    with inbox.refused(409):
+        card(inbox, "Mail to david").get_by_role("button", name="Approve").click()
+    inbox.wait_for("It is approved by decider, ")
+    held.continue_()
+    page.unroute(LIST)
+
+    # What a model wrote is a text, and shows what it hides.
+    assert "<img src=x onerror=alert(1)> \\u{202e}today" in card(inbox, "Mail to x@y.z").inner_text()
+
+    credit = desk.one(CREDIT, actor=superuser)
+    approve(hostile.pk, user("decider"))
+    two = card(inbox, "Credit 150.00 EUR")
+    two.get_by_role("button", name="Approve").click()
+    inbox.wait_for("1 of 2 agreed")
+    assert decided(credit)[0] == "pending"
+    card(inbox, "Mail to x@y.z").get_by_text("It is approved by decider").wait_for()
+
+    with inbox.refused(401):
+        revoke(token.pk, superuser)
+    page.get_by_label("API token").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
