@@ -39,6 +39,7 @@ from tests.properties.faults import (
     scripts,
     surviving,
 )
+from tests.settings import DATABASE
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 
@@ -119,7 +120,7 @@ NUMBER = itertools.count()
 
 
 @settings(
-    max_examples=1000 if os.environ.get("AGENTRUNS_LONG") else 60,
+    max_examples=1000 if os.environ.get("AGENTRUNS_LONG") else 60 if DATABASE == "sqlite" else 30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
