@@ -41,6 +41,7 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
 
     visitor.open(approval.run)
     visitor.click(visitor.link("Look back, or fork from a row"))
+    visitor.wait_for("Fork from here")
     visitor.choose("Fork", **{"What the agent is told then": "Was it charged twice?"})
     visitor.wait_for("A worker takes it up.")
     fork = Run.objects.get(origin=approval.run)
