@@ -97,7 +97,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, "given another definition")
-        agent = _registered(run)
+        agent = agent_again(run)
         if not batch.epoch:
             raise RunStateError(f"Run {run.pk} is live in another process; pause it first.")
         if agent.definition_hash == run.definition_id:
@@ -109,7 +109,8 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
     return transitions.write(run.pk, change, takes_lease=True)
 
 
-def _registered(run: Run) -> Agent:
+def agent_again(run: Run) -> Agent:
+    """Return the agent of a run's version, or the one registered last. Raises UnknownAgentError."""
     try:
         return get_agent(run.agent, run.version)
     except UnknownAgentError:

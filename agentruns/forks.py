@@ -12,8 +12,9 @@ from django.db import connections
 from agentruns import payloads, people, recovery, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
+from agentruns.control import agent_again
 from agentruns.dispatch import ring_on_commit
-from agentruns.exceptions import RunStateError, SessionBusyError, UnknownAgentError
+from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -98,14 +99,6 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
         again=run,
     )
     return place(order).run
-
-
-def agent_again(run: Run) -> Agent:
-    """Return the agent of a run's version, or the one registered last. Raises UnknownAgentError."""
-    try:
-        return get_agent(run.agent, run.version)
-    except UnknownAgentError:
-        return get_agent(run.agent)
 
 
 def fate(call: Call) -> str:

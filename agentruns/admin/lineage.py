@@ -21,6 +21,7 @@ from agentruns.admin.text import plain, short_id, visible
 from agentruns.admin.times import age
 from agentruns.agents import registered
 from agentruns.conf import settings
+from agentruns.control import agent_again
 from agentruns.exceptions import (
     JournalConflictError,
     PermissionDeniedError,
@@ -28,7 +29,7 @@ from agentruns.exceptions import (
     SessionBusyError,
     UnknownAgentError,
 )
-from agentruns.forks import PERMISSION, agent_again, fork_run, run_again
+from agentruns.forks import PERMISSION, fork_run, run_again
 from agentruns.ids import uuid7
 from agentruns.models import Run
 
