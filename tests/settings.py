@@ -42,6 +42,7 @@ if name := os.environ.get("AGENTRUNS_TEST_DB_NAME"):
     DATABASES["default"]["NAME"] = name
 
 SECRET_KEY = "only for tests"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the others are slow on purpose
 USE_TZ = True
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "static/"

@@ -24,6 +24,10 @@ def requests_commit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     return str(request.param)
 
 
+# Pages only read, and refusals of the form: a transaction around the request makes no difference.
+ONCE = pytest.mark.parametrize("requests_commit", ["autocommit"], indirect=True)
+
+
 @pytest.fixture
 def world(effects: Effects, agents: None, db: None) -> Iterator[World]:
     """Runs in every state that a person meets."""

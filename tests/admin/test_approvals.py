@@ -15,7 +15,7 @@ from agentruns import approve, cancel_run, deny, run_agent, tool
 from agentruns.approvals import expire_due
 from agentruns.models import Approval
 from agentruns.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
 from tests.effects import Effects
@@ -69,6 +69,7 @@ def test_denying_needs_a_reason_and_tells_it_to_the_model(world: World, effects:
     assert "She was refunded by phone." in told["content"]
 
 
+@ONCE
 def test_the_index_says_what_was_decided_lately(world: World) -> None:
     approval = world.waiting()
     decide(approval, "deny", reason="Not today.")
@@ -77,6 +78,7 @@ def test_the_index_says_what_was_decided_lately(world: World) -> None:
     assert "Not today." in entry.get_change_message()
 
 
+@ONCE
 @pytest.mark.parametrize("digest", ["0" * 64, "", None, "x" * 65])
 @pytest.mark.parametrize("verb", ["approve", "deny"])
 def test_a_card_that_is_not_the_one_shown_is_refused(world: World, verb: str, digest: str | None) -> None:
@@ -201,6 +203,7 @@ def test_the_requester_may_not_approve_where_the_project_says_so(world: World, s
     assert decided(approval) == ("pending", "")
 
 
+@ONCE
 def test_the_card_shows_what_is_decided_on(world: World) -> None:
     approval = world.waiting(actor=user("decider"))
     response = browser("decider").get(url(approval))
@@ -212,6 +215,7 @@ def test_the_card_shows_what_is_decided_on(world: World) -> None:
     assert page.text.index(approval.title) < page.text.index("5000") < page.text.index("Your decision")
 
 
+@ONCE
 def test_the_list_that_one_came_from_is_kept(world: World) -> None:
     approval = world.waiting()
     client = browser("superuser")
@@ -246,6 +250,7 @@ def test_two_people_at_once_are_one_decision(world: World) -> None:
     assert decided(approval)[0] == {"approve": "approved", "deny": "denied"}[won]
 
 
+@ONCE
 def test_ages_and_expiry_in_the_list(world: World) -> None:
     approval = world.waiting()
     Approval.objects.filter(pk=approval.pk).update(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     card,
     doubtful,
@@ -50,6 +50,7 @@ def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> N
     assert effects.count() == 1
 
 
+@ONCE
 @pytest.mark.parametrize("returns", ["42", "null", None, True, "a\u202eb\nc", "", [1.5, "x" * 200]])
 def test_what_is_left_as_it_was_filled_in_is_stored_exactly(
     world: World, effects: Effects, returns: Any

@@ -19,7 +19,7 @@ from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import ROLES, browser, user
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def ask(run: Run, role: str = "superuser", **query: Any) -> Any:

@@ -16,7 +16,7 @@ from agentruns.admin.times import exact
 from agentruns.models import Approval, Run
 from agentruns.recovery import AFTER_UNKNOWN, UNKNOWN
 from agentruns.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     Late,
@@ -39,6 +39,7 @@ from tests.shop.agents import call
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
 
 
+@ONCE
 def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effects: Effects) -> None:
     run = held(call("post", text="later"))
     page = card(run)
@@ -68,6 +69,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effec
     assert set(page.forms) >= {url(run, "resolve", doubtful(run)), url(run, "cancel")}
 
 
+@ONCE
 def test_what_reconcile_said_stands_on_the_card(world: World) -> None:
     def ask(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
         return Unknown("the bank is closed")
@@ -88,6 +90,7 @@ def test_what_reconcile_said_stands_on_the_card(world: World) -> None:
     assert "each further call of pay" not in page.text
 
 
+@ONCE
 def test_a_call_that_was_approved_says_by_whom_and_has_its_title(world: World) -> None:
     @tool(requires_approval=True, describe=lambda args: f"Pay {args['cents']} cents")
     def pay(ctx: ToolContext, cents: int) -> str:
@@ -104,6 +107,7 @@ def test_a_call_that_was_approved_says_by_whom_and_has_its_title(world: World) -
     assert url(approval) in page.links
 
 
+@ONCE
 def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     run = held()
     target = url(run, "call", doubtful(run))
@@ -115,6 +119,7 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     assert "A call of wire is in doubt" in listing.text
 
 
+@ONCE
 def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
     client = browser("superuser")
 
@@ -132,6 +137,7 @@ def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
     assert cost(long) == short <= 14
 
 
+@ONCE
 def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> None:
     @tool(sensitive=["token"])
     def charge_card(ctx: ToolContext, token: str, cents: int) -> str:
@@ -153,6 +159,7 @@ def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> Non
     assert call_id in LogEntry.objects.get().get_change_message()
 
 
+@ONCE
 def test_looking_changes_nothing(world: World) -> None:
     run, client = held(), browser("superuser")
     before = snapshot()
@@ -163,6 +170,7 @@ def test_looking_changes_nothing(world: World) -> None:
     assert snapshot() == before
 
 
+@ONCE
 @pytest.mark.parametrize("call_id", ["x", "018f0000-0000-7000-8000-000000000000", "a\x00b", "9" * 99, "'--"])
 def test_a_call_that_is_not_there(world: World, call_id: str) -> None:
     run = held()
@@ -170,11 +178,13 @@ def test_a_call_that_is_not_there(world: World, call_id: str) -> None:
         assert browser("superuser").post(url(run, action, call_id), {}).status_code == 404
 
 
+@ONCE
 def test_a_call_of_another_run_is_not_there(world: World) -> None:
     run, other = held(), held(session="s2")
     assert browser("superuser").get(url(other, "call", doubtful(run))).status_code == 404
 
 
+@ONCE
 def test_a_call_that_is_not_in_doubt_is_shown_and_not_decided(world: World, effects: Effects) -> None:
     run = world.completed()
     call_id = payload(run, "assistant")["calls"][0]["id"]
@@ -189,6 +199,7 @@ def test_a_call_that_is_not_in_doubt_is_shown_and_not_decided(world: World, effe
     assert snapshot() == before
 
 
+@ONCE
 def test_a_call_that_waits_for_approval_has_a_page_too(world: World) -> None:
     approval = world.waiting()
     page = read(browser("superuser").get(url(approval.run, "call", approval.call_id)))
@@ -234,6 +245,7 @@ def test_a_verdict_needs_the_token_of_the_page(world: World, effects: Effects) -
     assert client.post(target, {**data, "csrfmiddlewaretoken": token}).status_code == 302
 
 
+@ONCE
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_every_field_of_the_card(world: World, effects: Effects, name: str) -> None:
     text = HOSTILE[name]
@@ -260,6 +272,7 @@ def test_every_field_of_the_card(world: World, effects: Effects, name: str) -> N
         assert escape(text) in browser("superuser").get(url(other, "call", doubtful(other))).content.decode()
 
 
+@ONCE
 def test_the_projects_own_redaction_holds_on_the_card(world: World, effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = "tests.admin.test_orphans.without_numbers"
     run, late = timed_out("card 4111 was charged")

@@ -16,7 +16,7 @@ from agentruns.leases import claim
 from agentruns.models import Message, Run
 from agentruns.runs import resume_run
 from agentruns.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot
 from tests.admin.people import browser, user
 from tests.effects import Effects
@@ -130,6 +130,7 @@ def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFi
     assert all(problems(run.session_id) == [] for run in runs)
 
 
+@ONCE
 @pytest.mark.parametrize("role", ["anonymous", "outsider", "staff", "viewer", "operator", "superuser"])
 @pytest.mark.parametrize("verb", ["resume", "pause", "cancel"])
 def test_who_may(world: World, role: str, verb: str) -> None:

@@ -14,7 +14,7 @@ from agentruns.leases import claim
 from agentruns.models import Control, Run
 from agentruns.providers.base import model_identity
 from agentruns.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
 from tests.effects import Effects
@@ -38,6 +38,7 @@ def status(run: Run) -> str:
     return run.status
 
 
+@ONCE
 def test_a_completed_run_has_nothing_to_do(world: World) -> None:
     run = world.completed()
     shown = page(run)
@@ -59,6 +60,7 @@ def test_a_completed_run_has_nothing_to_do(world: World) -> None:
     assert snapshot() == before
 
 
+@ONCE
 def test_the_cost_stands_beside_the_tokens(world: World, settings: Any) -> None:
     agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
     settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
@@ -166,6 +168,7 @@ def test_a_back_off_can_be_ended(world: World) -> None:
     assert (run.status, run.not_before) == ("queued", None)
 
 
+@ONCE
 def test_a_queued_run_says_whether_anybody_works(world: World) -> None:
     run = world.queued()
     assert "No worker has ever been seen here." in page(run).text
@@ -194,6 +197,7 @@ def test_a_reason_that_is_too_long_is_refused_in_words(world: World) -> None:
     assert snapshot() == before
 
 
+@ONCE
 def test_a_failed_run_says_why(world: World) -> None:
     agent = shop_agent("spender", {"tools": [call("post", text="x")]}, max_steps=1)
     run = Run.objects.get(pk=run_agent(agent, "spend", "failed").run_id)
@@ -202,6 +206,7 @@ def test_a_failed_run_says_why(world: World) -> None:
     assert "To redo the task, start a new run." in shown.text
 
 
+@ONCE
 def test_a_run_that_is_not_served_here_says_so(world: World) -> None:
     run = world.queued()
     Run.objects.filter(pk=run.pk).update(blocked_reason="Run cannot go on here: <no agent>")
@@ -209,6 +214,7 @@ def test_a_run_that_is_not_served_here_says_so(world: World) -> None:
     assert "Run cannot go on here: <no agent>" in page(run).text
 
 
+@ONCE
 def test_the_journal_says_who_decided(world: World) -> None:
     approval = world.waiting(actor=user("decider"))
     approve(approval.pk, user("superuser"), digest=approval.digest, reason="Looks right.")
@@ -219,6 +225,7 @@ def test_the_journal_says_who_decided(world: World) -> None:
     assert url(approval) in shown.links
 
 
+@ONCE
 def test_the_journal_comes_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentruns.admin.paging.page.__defaults__", (4,))
     run = world.completed()  # seven rows
@@ -235,6 +242,7 @@ def test_the_journal_comes_in_pages(world: World, monkeypatch: pytest.MonkeyPatc
     assert "Journal" in page(run, query="?after=99999").text
 
 
+@ONCE
 def test_a_long_result_is_cut_with_a_way_to_all_of_it(world: World) -> None:
     from agentruns import tool
 
@@ -255,6 +263,7 @@ def test_a_long_result_is_cut_with_a_way_to_all_of_it(world: World) -> None:
     assert "x" * 50_000 + " end" in whole.content.decode()
 
 
+@ONCE
 def test_sensitive_arguments_are_masked_on_the_run_and_shown_on_the_card(world: World) -> None:
     from agentruns import tool
 
@@ -282,6 +291,7 @@ def test_a_cancel_that_raced_the_end_of_the_run_is_told(world: World) -> None:
     assert "cancelled" in read(response).text
 
 
+@ONCE
 def test_two_runs_of_a_session_keep_their_rows_apart(world: World) -> None:
     first = world.completed("shared")
     agent = shop_agent("second", {"tools": [call("post", text="second")]})

@@ -10,7 +10,7 @@ from django.db import connection
 from django.utils.html import escape
 
 from agentruns import cancel_run, resume_run
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     doubtful,
@@ -97,6 +97,7 @@ def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects)
         assert snapshot() == before
 
 
+@ONCE
 @pytest.mark.parametrize("seen", [0, -1, "", "x", "٣", 10**30])
 def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) -> None:
     run, before = held(), snapshot()
@@ -106,6 +107,7 @@ def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) 
     assert snapshot() == before
 
 
+@ONCE
 @pytest.mark.parametrize(
     ("verdict", "changed", "said"),
     [

@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 
 from agentruns.recovery import AFTER_UNKNOWN, UNKNOWN
 from agentruns.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     card,
@@ -52,6 +52,7 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     assert url(run, "resolve", doubtful(run)) not in page.forms
 
 
+@ONCE
 @pytest.mark.parametrize(
     ("typed", "stored"),
     [
