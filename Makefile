@@ -42,7 +42,7 @@ test: $(VENV)/dev
 	$(BIN)/$(PYTEST) $(addprefix --ignore=,$(ON_POSTGRESQL))
 	$(BIN)/python -m tests.servers $(PYTEST) $(addprefix --ignore=,$(ON_SQLITE))
 	$(REBUILD)
-	$(BIN)/pytest -n 4 tests/e2e tests/browser
+	$(BIN)/pytest -n 4 --dist worksteal tests/e2e tests/browser
 
 test-fast: $(VENV)/dev
 	$(BIN)/$(PYTEST) --ignore=tests/crash --ignore=tests/properties

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -51,18 +52,28 @@ PATIENCE = 5  # seconds
 # What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
 LONG = (
     "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
-    "test_readme", "test_odd_results", "test_claims", "test_races", "test_mixed_replies",
+    "test_readme", "test_odd_results", "test_claims", "test_races", "test_mixed_replies", "tests/e2e",
+    "test_history",
 )  # fmt: skip
+TOGETHER = ("e2e/test_demo", "e2e/test_console")  # share what takes long to make
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal the long tests out to the beginnings of the parts that xdist's worksteal gives each process."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = [item for item in items if any(name in item.nodeid for name in LONG)]
-    rest = [item for item in items if not any(name in item.nodeid for name in LONG)]
+    long: dict[str, list[pytest.Item]] = {}
+    rest: list[pytest.Item] = []
+    for item in items:
+        if any(name in item.nodeid for name in LONG):
+            key = next((name for name in TOGETHER if name in item.nodeid), item.nodeid)
+            long.setdefault(key, []).append(item)
+        else:
+            rest.append(item)
     items[:] = [
-        item for number in range(processes) for item in (*long[number::processes], *rest[number::processes])
+        item
+        for number in range(processes)
+        for item in (*chain(*list(long.values())[number::processes]), *rest[number::processes])
     ]
 
 
