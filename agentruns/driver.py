@@ -10,13 +10,14 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from agentruns.agents import Agent
+from agentruns.clocks import uptime
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurableError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import RunState
-from agentruns.leases import Lease, uptime
+from agentruns.leases import Lease
 from agentruns.models import Message, Run
 from agentruns.redaction import get_logger
 from agentruns.retries import close_stale

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from agentruns import gate, handlers, recovery, transactional
+from agentruns.clocks import uptime
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
 from agentruns.exceptions import LeaseLostError
@@ -17,7 +18,6 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.calls import Call
 from agentruns.late import offload_of, store_late_result
-from agentruns.leases import uptime
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 
 NOT_AS_APPROVED = "Not executed: {why}. Nothing happened."

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.models import Case, DateTimeField, ExpressionWrapper, F, IntegerField, Q, Value, When
+from django.db.models import Case, F, IntegerField, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from agentruns import draining
+from agentruns.clocks import later, uptime
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.ids import uuid7
@@ -26,17 +26,6 @@ from agentruns.retries import in_transaction
 logger = get_logger("agentruns.leases")
 
 FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
-
-
-def uptime() -> float:
-    """Return seconds on a clock that counts suspend, so that a laptop's sleep ages a lease."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def later(seconds: float) -> ExpressionWrapper[Any]:
-    """Return the database's clock plus `seconds`."""
-    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
 
 
 @dataclass(slots=True)
@@ -92,7 +81,7 @@ class Lease:
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Take the lease of a runnable run, or return None: live elsewhere, waiting, in back-off or ended.
+    """Take the lease of a runnable run; None: live elsewhere, waiting, in back-off, ended, or draining here.
 
     An expired lease is taken over, which counts as an attempt.
     """
@@ -124,7 +113,7 @@ def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> tuple[UUID, 
     expired = Q(lease_expires_at__isnull=False)
     taken = (
         runs.runnable()
-        .filter(pk=run_id)
+        .filter(~draining.asked(alias), pk=run_id)
         .update(
             status="running",
             lease_owner=owner,

@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Coalesce, Now
 
 if TYPE_CHECKING:
-    from agentruns.models import Approval, Message, Run  # noqa: F401
+    from agentruns.models import Approval, Control, Message, Run  # noqa: F401
 
 SEES_ALL_APPROVALS = ("view_approval", "view_run", "decide_approval")
 ENDED = ("completed", "failed", "cancelled")
@@ -42,6 +42,12 @@ class MessageQuerySet(models.QuerySet["Message"]):
     def own(self) -> Self:
         """Rows of a run's own life: without the history that a fork has from its origin."""
         return self.filter(seq__gt=Coalesce("run__origin_seq", 0))
+
+
+class ControlQuerySet(models.QuerySet["Control"]):
+    def sweepers(self) -> Self:
+        """Sweepers, without what is no process: the stamp of a drain."""
+        return self.exclude(name="draining")
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from django.db import connections
 
-from agentruns import payloads, people, transitions
+from agentruns import draining, payloads, people, transitions
 from agentruns.agents import Agent
+from agentruns.clocks import later, uptime
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
 from agentruns.dispatch import ring_on_commit
@@ -17,7 +18,7 @@ from agentruns.exceptions import NotDurableError, RunStateError, SessionAccessDe
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.leases import Lease, later, uptime
+from agentruns.leases import Lease
 from agentruns.models import Run, Session, Tombstone
 from agentruns.models.definition import store_definition
 from agentruns.retries import in_transaction
@@ -68,7 +69,8 @@ def place(order: Order, *, leased: bool = False) -> Placed:
     for what, name in (("session", order.session), ("idempotency key", order.key)):
         check_name(what, name)
     people.require_somebody(order.actor)
-    alias, owner = settings.DATABASE, uuid7().hex if leased else ""
+    alias = settings.DATABASE
+    owner = uuid7().hex if leased and not draining.is_asked(alias) else ""
     order = _put_away(alias, order)
 
     def action() -> Placed:

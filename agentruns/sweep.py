@@ -11,20 +11,20 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from agentruns import approvals
+from agentruns import approvals, draining
 from agentruns.agents import registered
 from agentruns.conf import settings
 from agentruns.control import hold_run
 from agentruns.dispatch import ring_on_commit
 from agentruns.driver import require_no_transaction
-from agentruns.exceptions import DurableConfigMismatchError, RunStateError, SessionBusyError
+from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.models import Control, Run
 from agentruns.notifications import deliver_due
 from agentruns.querysets import RunQuerySet
 from agentruns.redaction import get_logger
 from agentruns.retries import in_transaction
 from agentruns.runs import surface_orphans
-from agentruns.worker import advance, agent_for
+from agentruns.worker import advance, block
 
 logger = get_logger("agentruns.sweep")
 
@@ -91,7 +91,8 @@ def sweep(
     """Do one sweep. What one run raises is logged and counted, and the others go on.
 
     Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
-    that the outcome of their calls is unknown, with the actor `resume_runs`.
+    that the outcome of their calls is unknown, with the actor `resume_runs`. A process that was asked to
+    drain drives none.
     """
     alias = settings.DATABASE
     require_no_transaction(alias)
@@ -101,11 +102,12 @@ def sweep(
         lambda: Control.objects.using(alias).update_or_create(name=name, defaults={"seen_at": Now()}),
     )
     for run in unserved(run_id):
-        swept.blocked += _block(run, alias)
+        swept.blocked += block(run, alias)
     if surfaces:
         swept.surfaced = _surface(alias, name, run_id)
     deliver_due(alias, should_stop)
-    for run in candidates(run_id, limit):
+    claims = not drives or not draining.is_asked(alias)
+    for run in candidates(run_id, limit) if claims else ():
         if should_stop():
             break
         swept.found += 1
@@ -162,14 +164,3 @@ def _is_reachable(alias: str) -> bool:
         return connections[alias].is_usable()
     except (DatabaseError, InterfaceError):
         return False
-
-
-def _block(run: Run, alias: str) -> int:
-    """Say why a run is not claimed here; it costs no attempt, and a process that serves it may claim it."""
-    try:
-        agent_for(run, alias)
-    except DurableConfigMismatchError as error:
-        rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
-        reason = str(error)
-        return in_transaction(alias, lambda: rows.update(blocked_reason=reason))
-    return 0

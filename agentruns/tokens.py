@@ -19,9 +19,9 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from agentruns import people
+from agentruns.clocks import later
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
-from agentruns.leases import later
 from agentruns.models import ApiToken
 from agentruns.redaction import get_logger
 

@@ -8,12 +8,12 @@ from typing import Any
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from agentruns import handlers
+from agentruns.clocks import uptime
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
 from agentruns.exceptions import LeaseLostError
 from agentruns.handlers import Interrupted, Observation
 from agentruns.journal.calls import Call
-from agentruns.leases import uptime
 from agentruns.redaction import get_logger
 from agentruns.retries import read_committed
 from agentruns.tools import Tool, ToolContext

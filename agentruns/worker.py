@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
+from agentruns import draining
 from agentruns.agents import Agent, definition_difference, get_agent
 from agentruns.driver import Driver, require_no_transaction
 from agentruns.engine import drive
@@ -16,7 +17,7 @@ from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease, claim
 from agentruns.models import Definition, Run, Session
 from agentruns.redaction import get_logger
-from agentruns.retries import reading
+from agentruns.retries import in_transaction, reading
 from agentruns.stores import DatabaseStore, Store
 
 logger = get_logger("agentruns.worker")
@@ -64,6 +65,20 @@ def advance(
     return True
 
 
+def block(run: Run, alias: str) -> int:
+    """Say why a run is not claimed here; it costs no attempt, and a process that serves it may claim it.
+
+    Returns how many runs that was.
+    """
+    try:
+        agent_for(run, alias)
+    except DurableConfigMismatchError as error:
+        rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
+        reason = str(error)
+        return in_transaction(alias, lambda: rows.update(blocked_reason=reason))
+    return 0
+
+
 def drive_claimed(
     run: Run,
     agent: Agent,
@@ -86,7 +101,15 @@ def drive_claimed(
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
         lease.release()
         return
-    driver = Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=should_stop)
+    drains = draining.Look(lease.alias)
+    driver = Driver(
+        agent,
+        store,
+        state,
+        lease=lease,
+        session_key=session_key,
+        should_stop=lambda: should_stop() or drains(),
+    )
     try:
         drive(driver, caller=caller, asked=asked)
     except LeaseLostError as error:

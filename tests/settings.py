@@ -82,6 +82,12 @@ TEMPLATES = [
     },
 ]
 
+# A Celery worker of a test, and the test itself where it rings one.
+CELERY_BROKER_URL = os.environ.get("AGENTRUNS_TEST_BROKER", "redis+socket:///nowhere")
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+if os.environ.get("AGENTRUNS_TEST_BROKER"):
+    AGENTRUNS_DISPATCHER = "agentruns.tasks.CeleryDispatcher"
+
 # Short enough that a test may wait for a dead worker's lease to run out.
 AGENTRUNS_LEASE_SECONDS = float(os.environ.get("AGENTRUNS_TEST_LEASE", "60"))
 AGENTRUNS_HEARTBEAT_SECONDS = AGENTRUNS_LEASE_SECONDS / 4

@@ -108,7 +108,7 @@ def uncleared(alias: str, run: Run) -> list[Reason]:
 def sweeper_seen(alias: str) -> datetime | None:
     """Return when a worker's sweep was last seen."""
     seen: datetime | None = (
-        Control.objects.using(alias).order_by("-seen_at").values_list("seen_at", flat=True).first()
+        Control.objects.using(alias).sweepers().order_by("-seen_at").values_list("seen_at", flat=True).first()
     )
     return seen
 

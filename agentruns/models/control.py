@@ -3,12 +3,18 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.querysets import ControlQuerySet
+
 
 class Control(models.Model):
-    """One row per sweeper: when it was last seen, by the database clock."""
+    """When each sweeper was last seen, and when draining was asked for: by the database clock."""
+
+    DRAINING = "draining"
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))
+
+    objects = ControlQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("control")

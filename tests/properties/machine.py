@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from agentruns import ToolContext, tool
+from agentruns.clocks import uptime
 from agentruns.conf import settings
 from agentruns.driver import Driver
 from agentruns.engine import drive
@@ -22,7 +23,7 @@ from agentruns.handlers import call as enter
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease, uptime
+from agentruns.leases import Lease
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError
 from agentruns.sweep import sweep

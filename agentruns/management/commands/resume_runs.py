@@ -9,7 +9,8 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
-from agentruns import get_run
+from agentruns import draining, get_run
+from agentruns.conf import settings
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import as_json, shortened, table
@@ -79,14 +80,27 @@ class Command(AgentRunsCommand):
     def _watch(self, which: dict[str, Any], stop: Stop, interval: float, *, json: bool) -> None:
         if not json:
             self.say(f"Process {os.getpid()} watches for runs that can go on.")
+        said = False
         while not stop():
             swept = self._survive(which, stop)
+            if not said and (said := self._is_drained()):
+                logger.warning("Draining pid=%s: claims no run any more", os.getpid())
+                if not json:
+                    self.say(
+                        "Draining: this process claims no run any more. Stop it when the new code is up."
+                    )
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, json=json)
             if not swept.driven:
                 _wait(interval, stop)
         if not json:
             self.say("Stopped.")
+
+    def _is_drained(self) -> bool:
+        try:
+            return draining.is_asked(settings.DATABASE)
+        except (DatabaseError, InterfaceError):
+            return False
 
     def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
         """Sweep once; a database that is away now is asked again at the next sweep."""

@@ -1,0 +1,130 @@
+"""Real Celery workers and a real broker: the message is only a doorbell, whatever becomes of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from agentruns import approve, start_run
+from agentruns.models import Approval, Run
+from agentruns.sweep import sweep
+from agentruns.tasks import advance_run, sweep_runs
+from tests.celery_app import app
+from tests.crash.processes import expire_lease, wait_for
+from tests.db.helpers import outcomes
+from tests.effects import Effects
+from tests.servers import Broker
+from tests.workers.conftest import Workers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ended(run: Run, status: str = "completed") -> bool:
+    """Whether a run has come to a status."""
+    return Run.objects.filter(pk=run.pk, status=status).exists()
+
+
+def test_a_message_is_sent_on_commit_and_one_too_many_does_nothing(
+    broker: Broker, worker: Workers, effects: Effects
+) -> None:
+    with transaction.atomic():
+        run = start_run("calls-refund", "do it", "s1", idempotency_key="k1")
+        for _ in range(4):
+            advance_run.delay(str(run.pk))  # too early: the row is not committed
+    for _ in range(4):
+        advance_run.delay(str(run.pk))
+    worker("--concurrency=2")
+    wait_for(lambda: ended(run, "awaiting-approval"), "the gate")
+    approve(Approval.objects.get().pk, None)
+    wait_for(lambda: ended(run), "the end")
+    advance_run.delay(str(run.pk))
+    assert [line["tool"] for line in effects.lines()] == ["refund"]
+
+
+def test_while_the_broker_is_away_nobody_notices_and_the_sweep_delivers(
+    broker: Broker, worker: Workers, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.stop()
+    began = time.monotonic()
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    assert time.monotonic() - began < 5
+    assert "on_commit" in caplog.text
+    assert ended(run, "queued")
+    broker.start()
+    worker()
+    assert sweep_runs() == sweep(drives=False, run_id=run.pk).as_dict() | {"found": 1, "rung": 1}
+    wait_for(lambda: ended(run), "the end")
+    assert effects.count() == 1
+
+
+@pytest.mark.parametrize("limit", ["--time-limit=2", "--soft-time-limit=2"])
+def test_a_time_limit_leaves_an_orphan_and_no_error(
+    limit: str, worker: Workers, effects: Effects, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    worker(limit, SHOP_SLOW="post:after", SHOP_GATE=str(gate))
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    wait_for(lambda: effects.count("at:post:after") == 1, "the call")
+    if "soft" not in limit:
+        expire_lease(run)
+        sweep_runs()
+    wait_for(lambda: ended(run, "orphaned"), "the limit")
+    assert (outcomes(run), len(effects.lines())) == ([], 2)
+
+
+def test_a_warm_shutdown_finishes_the_call_and_another_worker_goes_on(
+    worker: Workers, effects: Effects, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    first = worker(SHOP_SLOW="post:after", SHOP_GATE=str(gate))
+    run = start_run("posts-in-the-middle", "do it", "s1", idempotency_key="k1")
+    wait_for(lambda: effects.count("at:post:after") == 1, "the call")
+    first.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    gate.unlink()
+    assert first.wait(30) == 0
+    assert (ended(run, "queued"), outcomes(run)) == (True, ["ok", "ok"])
+    assert Run.objects.get().attempts == 0
+    worker()  # rung by the first as it left
+    wait_for(lambda: ended(run), "the end")
+    assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post", "charge"]
+
+
+def test_no_tool_runs_inside_the_process_that_rings(broker: Broker, effects: Effects) -> None:
+    app.conf.task_always_eager = True
+    try:
+        run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    finally:
+        app.conf.task_always_eager = False
+    assert (ended(run, "queued"), effects.lines()) == (True, [])
+
+
+def test_a_run_of_other_code_is_left_and_says_why(broker: Broker, agents: Any, effects: Effects) -> None:
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    Run.objects.update(version="2")
+    advance_run(str(run.pk))
+    run.refresh_from_db()
+    assert (run.status, run.attempts, effects.lines()) == ("queued", 0, [])
+    assert "version" in run.blocked_reason
+
+
+def test_what_a_drive_raises_is_logged_and_the_run_given_back(
+    broker: Broker, effects: Effects, agents: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.shop.agents import shop_agent
+
+    def confused(request: object) -> None:
+        raise ZeroDivisionError("a bug in the model's own class")
+
+    run = start_run(shop_agent("confused", confused), "do it", "s1", idempotency_key="k1")
+    advance_run(str(run.pk))
+    run.refresh_from_db()
+    assert (run.status, run.attempts) == ("queued", 1)
+    assert "Drive failed" in caplog.text
