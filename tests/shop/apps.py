@@ -7,6 +7,7 @@ class ShopConfig(AppConfig):
 
     def ready(self) -> None:
         from tests import rebuild  # it imports models
+        from tests.shop import releases  # noqa: F401 - agents of one release, where a process is asked for it
 
         if rebuild.ALWAYS:  # here, so that a test's child processes do it too
             rebuild.always()
