@@ -32,11 +32,7 @@ def started_at(alias: str) -> datetime:
 
 def drain(alias: str) -> None:
     """Let every process that is running now claim nothing any more, and stop at its next boundary."""
-    stamp = {"seen_at": Now()}
-    in_transaction(
-        alias,
-        lambda: Control.objects.using(alias).update_or_create(name=Control.DRAINING, defaults=stamp),
-    )
+    in_transaction(alias, lambda: Control.objects.using(alias).stamp(Control.DRAINING))
 
 
 def driven(alias: str) -> dict[UUID, int]:

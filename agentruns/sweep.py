@@ -9,7 +9,6 @@ from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
-from django.db.models.functions import Now
 
 from agentruns import approvals, draining
 from agentruns.agents import registered
@@ -97,10 +96,7 @@ def sweep(
     alias = settings.DATABASE
     require_no_transaction(alias)
     swept = Swept(expired=approvals.expire_due())
-    in_transaction(
-        alias,
-        lambda: Control.objects.using(alias).update_or_create(name=name, defaults={"seen_at": Now()}),
-    )
+    in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
         swept.blocked += block(run, alias)
     if surfaces:

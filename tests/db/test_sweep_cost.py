@@ -1,0 +1,105 @@
+"""What a sweep costs beside very many runs that need nothing: it reads partial indexes and nothing else.
+
+AGENTRUNS_LONG=1 takes a million ended runs and ten thousand that wait, and prints how long a sweep takes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from django.db import connection, models
+from django.test.utils import CaptureQueriesContext
+
+from agentruns import run_agent, start_run
+from agentruns.models import Approval, Run, Session
+from agentruns.sweep import sweep
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = bool(os.environ.get("AGENTRUNS_LONG"))
+ENDED, WAITING, RESUMABLE = (1_000_000, 10_000, 10) if LONG else (5000, 2000, 10)
+SERIES = {
+    "postgresql": "generate_series(1, {}) AS series(n)",
+    "sqlite": "(WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {})"
+    " SELECT n FROM counted) AS series",
+}
+ID = {"postgresql": "lpad(to_hex({}), 32, '0')::uuid", "sqlite": "printf('%032x', {})"}
+
+
+def multiply(model: type[models.Model], times: int, **columns: str) -> None:
+    """Insert copies of the only row of a model, but for some columns, of which `n` is the number."""
+    names = [field.column for field in model._meta.concrete_fields]
+    values = [columns.get(name, f'"{name}"') for name in names]
+    quoted = ", ".join(f'"{name}"' for name in names)
+    table, series = model._meta.db_table, SERIES[connection.vendor].format(times)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} ({quoted}) SELECT {', '.join(values)} "
+            f"FROM (SELECT * FROM {table} ORDER BY id DESC LIMIT 1) AS model, {series}"
+        )
+
+
+def fill() -> None:
+    """Let there be very many runs that ended, and many that wait for a person, each with its card."""
+    made = ID[connection.vendor].format
+    run_agent("calls-refund", "do it", "waiting", idempotency_key="")
+    multiply(Session, WAITING, id=made("n"), key="'waiting-' || n")
+    multiply(Run, WAITING, id=made("n"), session_id=made("n"))
+    multiply(Approval, WAITING, id=made("n"), run_id=made("n"))
+    run_agent("calls-post", "do it", "ended")
+    multiply(Run, ENDED, id=made(f"n + {WAITING}"))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+
+
+def plan(query: str) -> str:
+    """Return how the database answers a query."""
+    explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
+    with connection.cursor() as cursor:
+        cursor.execute(explain + query)
+        return "\n".join(str(row[-1]) for row in cursor.fetchall())
+
+
+def swept() -> list[dict[str, Any]]:
+    """Do a sweep; return its queries."""
+    with CaptureQueriesContext(connection) as queries:
+        assert sweep(drives=False).found == RESUMABLE
+    return queries.captured_queries
+
+
+def test_a_sweep_reads_partial_indexes_however_much_there_is(effects: Effects) -> None:
+    for number in range(RESUMABLE):
+        start_run("calls-post", "do it", f"s{number}", idempotency_key=f"k{number}")
+    sweep(drives=False)  # the first there ever was
+    before = len(swept())
+    alone = min(timed() for _ in range(5))
+    fill()
+    queries = swept()
+    assert len(queries) == before
+    beside = min(timed() for _ in range(5))
+    if LONG:
+        print(
+            f"a sweep: {alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside {ENDED} and {WAITING} runs"
+        )
+    assert beside < 3 * alone + 0.01
+    for query in queries:
+        about_many = any(table in query["sql"] for table in ('"agentruns_run"', '"agentruns_approval"'))
+        if query["sql"].startswith("SELECT") and about_many:
+            used = plan(query["sql"])
+            assert "agentruns_runnable" in used or "agentruns_pending" in used, used
+            lines = used.splitlines()
+            assert not [line for line in lines if "Scan on agentruns_run" in line and "Index" not in line], (
+                used
+            )
+            assert not [line for line in lines if "SCAN" in line and "USING INDEX" not in line], used
+
+
+def timed() -> float:
+    """Return how many seconds a sweep takes."""
+    began = time.perf_counter()
+    sweep(drives=False)
+    return time.perf_counter() - began
