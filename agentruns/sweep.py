@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,6 +31,7 @@ from agentruns.worker import advance, block
 logger = get_logger("agentruns.sweep")
 
 BATCH = 100
+SEVERAL = 10
 
 
 @dataclass(slots=True)
@@ -85,26 +89,31 @@ def sweep(
     limit: int | None = None,
     drives: bool = True,
     surfaces: bool = False,
+    seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
     """Do one sweep. What one run raises is logged and counted, and the others go on.
 
     Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
     that the outcome of their calls is unknown, with the actor `resume_runs`. A process that was asked to
-    drain drives none.
+    drain drives none. After `seconds` it begins with no further run: what else is due must not wait for it.
     """
-    alias = settings.DATABASE
+    alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
     swept = Swept(expired=approvals.expire_due())
-    in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
+    claims = not drives or not draining.is_asked(alias)
+    if claims:  # one that drives nothing any more must not look like a worker
+        in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
         swept.blocked += block(run, alias)
     if surfaces:
         swept.surfaced = _surface(alias, name, run_id)
     deliver_due(alias, should_stop)
-    claims = not drives or not draining.is_asked(alias)
-    for run in candidates(run_id, limit) if claims else ():
-        if should_stop():
+    found = candidates(run_id, limit) if claims else []
+    if len(found) > SEVERAL:
+        random.shuffle(found)  # or all workers would go for the same ones
+    for run in found:
+        if should_stop() or (swept.driven and time.monotonic() > until):
             break
         swept.found += 1
         if drives:

@@ -85,6 +85,12 @@ USE_TZ = True
 STATIC_URL = "static/"
 FIXTURE_DIRS = [BASE_DIR / "fixtures"]
 
+# With a broker Celery workers drive the runs; without one `resume_runs --watch` does.
+if BROKER_URL := os.environ.get("BROKER_URL"):
+    AGENTRUNS_DISPATCHER = "agentruns.tasks.CeleryDispatcher"
+    CELERY_BROKER_URL = BROKER_URL
+    CELERY_BEAT_SCHEDULE = {"sweep": {"task": "agentruns.sweep_runs", "schedule": 10.0}}
+
 # Mails are written to files: look at them there.
 MAIL_BACKEND, MAIL_DIR = "django.core.mail.backends.filebased.EmailBackend", DATA_DIR / "mail"
 if django.VERSION >= (6, 1):

@@ -105,8 +105,10 @@ def test_the_command_waits_for_what_is_driven_and_names_what_stays(restarted: An
     assert json.loads(out.getvalue()) == {"drained": True, "runs": []}
 
 
-def test_the_stamp_is_no_sweeper() -> None:
+def test_the_stamp_is_no_sweeper(restarted: Any) -> None:
     draining.drain("default")
-    assert not Control.objects.sweepers().exists()
+    sweep()
+    assert not Control.objects.sweepers().exists(), "a drained worker is none"
+    restarted()
     sweep()
     assert list(Control.objects.sweepers().values_list("name", flat=True)) == ["resume_runs"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from agentruns.models import Approval, Run
 from agentruns.sweep import sweep
 from agentruns.tasks import advance_run, sweep_runs
 from tests.celery_app import app
-from tests.crash.processes import wait_for
+from tests.crash.processes import ROOT, wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.servers import Broker
@@ -92,6 +95,28 @@ def test_a_warm_shutdown_finishes_the_call_and_another_worker_goes_on(
     worker()  # rung by the first as it left
     wait_for(lambda: ended(run), "the end")
     assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post", "charge"]
+
+
+def test_the_demo_project_has_both_tasks_and_a_schedule(tmp_path: Path) -> None:
+    code = (
+        "import django; django.setup(); from project import celery as app; app.loader.import_default_modules()\n"
+        "print([name for name in app.tasks if 'agentruns' in name], app.conf.beat_schedule['sweep'])"
+    )
+    environment = {
+        "BROKER_URL": "redis://localhost",
+        "DJANGO_SETTINGS_MODULE": "project.settings",
+        "AGENTRUNS_DEMO_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for word in ("agentruns.advance_run", "agentruns.sweep_runs", "'schedule': 10.0"):
+        assert word in done.stdout
 
 
 def test_no_tool_runs_inside_the_process_that_rings(broker: Broker, effects: Effects) -> None:

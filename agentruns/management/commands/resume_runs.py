@@ -19,6 +19,8 @@ from agentruns.sweep import Swept, candidates, hold_all, sweep
 
 logger = get_logger("agentruns.sweep")
 
+EAGER = 8  # how much sooner a sweep follows one that found something
+ROUND = 10.0  # seconds after which a sweep looks again at what else is due
 MOMENT = 0.1  # seconds until a signal is noticed while nothing is to do
 
 
@@ -33,7 +35,7 @@ class Command(AgentRunsCommand):
             type=_seconds,
             default=1.0,
             metavar="S",
-            help="Seconds between sweeps that find nothing (1).",
+            help="At most so many seconds between sweeps that find nothing (1).",
         )
         parser.add_argument("--limit", type=_count, metavar="N", help="At most N runs a sweep.")
         parser.add_argument("--run", metavar="ID", help="Only this run.")
@@ -80,7 +82,8 @@ class Command(AgentRunsCommand):
     def _watch(self, which: dict[str, Any], stop: Stop, interval: float, *, json: bool) -> None:
         if not json:
             self.say(f"Process {os.getpid()} watches for runs that can go on.")
-        said = False
+        which |= {"seconds": ROUND}
+        said, pause = False, interval / EAGER
         while not stop():
             swept = self._survive(which, stop)
             if not said and (said := self._is_drained()):
@@ -91,8 +94,11 @@ class Command(AgentRunsCommand):
                     )
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, json=json)
-            if not swept.driven:
-                _wait(interval, stop)
+            if swept.driven:
+                pause = interval / EAGER  # more may be on its way
+            else:
+                _wait(pause, stop)
+                pause = min(2 * pause, interval)
         if not json:
             self.say("Stopped.")
 
