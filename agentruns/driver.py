@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
+from agentruns import telemetry
 from agentruns.agents import Agent
 from agentruns.clocks import uptime
 from agentruns.conf import settings
@@ -176,6 +177,7 @@ class Driver:
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
         self.released = batch.releases
+        telemetry.stored(batch, self.lease.alias if self.lease else None)
 
     def _require_lease(self) -> Lease:
         if self.lease is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from agentruns import budgets, executor, gate, outputs, recovery
+from agentruns import budgets, executor, gate, outputs, recovery, telemetry
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
 from agentruns.driver import Driver
@@ -27,7 +27,7 @@ from agentruns.providers.base import (
     model_identity,
     resolve,
 )
-from agentruns.redaction import get_logger
+from agentruns.redaction import bound, get_logger
 from agentruns.retries import close_stale
 
 logger = get_logger("agentruns.engine")
@@ -48,6 +48,15 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
     nothing are then told to the model instead of being held for staff. A drive that fails by an exception
     gives the lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
     """
+    epoch = driver.lease.epoch if driver.lease else 0
+    with bound(driver.run.run_id, epoch), telemetry.span("drive", lambda: _facts(driver)) as told:
+        try:
+            _drive(driver, caller, asked)
+        finally:
+            told.update(status=driver.run.status, steps=driver.run.step)
+
+
+def _drive(driver: Driver, caller: Any, asked: bool) -> None:
     if driver.lease is None:
         _loop(driver)
         return
@@ -139,7 +148,9 @@ def _model_step(driver: Driver) -> None:
         return
     reached("before_model")
     try:
-        reply = call_model(resolve(driver.agent.model), request)
+        with telemetry.span("model", lambda: _facts(driver)) as told:
+            reply = call_model(resolve(driver.agent.model), request)
+            told.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
     except ProviderError as error:
         _provider_failed(driver, error)
         return
@@ -165,6 +176,24 @@ def _model_step(driver: Driver) -> None:
         reached("before_finish")
     driver.commit(build)
     reached("after_finish" if ends else "after_reply")
+
+
+def _facts(driver: Driver) -> dict[str, Any]:
+    """Return what a listener is told of a drive and of a request to the model."""
+    agent, run, lease = driver.agent, driver.run, driver.lease
+    model = agent.model
+    provider = "anthropic" if isinstance(model, str) else getattr(model, "provider", type(model).__name__)
+    return {
+        "run_id": str(run.run_id),
+        "session_key": driver.session_key,
+        "epoch": lease.epoch if lease else 0,
+        "took_over": lease.took_over if lease else False,
+        "agent": agent.name,
+        "version": agent.version,
+        "model": model_identity(model),
+        "provider": provider,
+        "step": run.step,
+    }
 
 
 def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:

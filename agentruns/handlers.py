@@ -10,9 +10,10 @@ from typing import Any
 
 from django.db import connections
 
+from agentruns import telemetry
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.batch import Batch, Offload
-from agentruns.redaction import get_logger
+from agentruns.redaction import driven, get_logger
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 
 logger = get_logger("agentruns.executor")
@@ -53,6 +54,20 @@ class Observation:
 
 def call(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
     """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
+    with telemetry.span("tool", lambda: _facts(tool, context)) as told:
+        observation = _enter(tool, context, arguments, told)
+        told["outcome"] = "error" if observation.is_error else "ok"
+    return observation
+
+
+def _facts(tool: Tool, context: ToolContext) -> dict[str, Any]:
+    run_id, epoch = driven()
+    about = {"run_id": context.run_id, "epoch": epoch if run_id == context.run_id else 0}
+    call = {"call_id": context.call_id, "attempt": context.attempt, "declares": tool.recovery}
+    return {**about, "tool": tool.name, **call}
+
+
+def _enter(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: dict[str, Any]) -> Observation:
     began = time.perf_counter()
     try:
         output = tool.invoke(context, arguments)
@@ -63,6 +78,7 @@ def call(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observa
     except BaseException as error:
         if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
+        told["error"] = type(error).__name__
         text = described(error)
         if tool.recovery in ("nothing", "reconcile"):
             text += MAY_HAVE_HAPPENED
@@ -87,16 +103,18 @@ def _is_time_limit(error: BaseException) -> bool:
 def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Future[Observation]:
     """Enter a handler in a thread of its own, which closes its database connections."""
     future: Future[Observation] = Future()
+    carried = telemetry.carried()
 
     def target() -> None:
-        try:
-            observation = call(tool, context, arguments)
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(observation)
-        finally:
-            connections.close_all()
+        with carried:
+            try:
+                observation = call(tool, context, arguments)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(observation)
+            finally:
+                connections.close_all()
 
     if connections[alias].in_atomic_block:  # a TestCase: another connection would see nothing
         try:
@@ -118,14 +136,16 @@ def reconcile(
         finally:
             mend_connection(alias)
     answer: Future[Occurred | NotOccurred | Unknown] = Future()
+    carried = telemetry.carried()
 
     def target() -> None:
-        try:
-            answer.set_result(tool.run_reconcile(context, arguments))
-        except BaseException as error:
-            answer.set_exception(error)
-        finally:
-            connections.close_all()
+        with carried:
+            try:
+                answer.set_result(tool.run_reconcile(context, arguments))
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                connections.close_all()
 
     threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
     try:

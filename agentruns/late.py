@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
+from agentruns import telemetry
 from agentruns.driver import Driver
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
@@ -51,6 +52,7 @@ def store_late_result(
                 offload=offload,
             )
             driver.store.append(batch, closed=True)
+            telemetry.stored(batch, lease.alias)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

@@ -20,7 +20,7 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.models import Message, Run
-from agentruns.redaction import get_logger
+from agentruns.redaction import bound, get_logger
 from agentruns.retries import in_transaction
 
 logger = get_logger("agentruns.leases")
@@ -162,7 +162,7 @@ class Heartbeat:
     def __enter__(self) -> Self:
         connection = connections[self.lease.alias]
         if not connection.in_atomic_block:  # inside a TestCase another connection would see nothing
-            self._thread = threading.Thread(target=self._beat, name="agentruns-heartbeat", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="agentruns-heartbeat", daemon=True)
             self._thread.start()
         return self
 
@@ -171,6 +171,10 @@ class Heartbeat:
         self.lease.wake.set()
         if self._thread is not None:
             self._thread.join()
+
+    def _run(self) -> None:
+        with bound(self.lease.run_id, self.lease.epoch):
+            self._beat()
 
     def _beat(self) -> None:
         try:

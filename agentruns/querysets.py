@@ -19,9 +19,9 @@ UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 class Constant(models.Value):
     """A text of our own, written into the SQL: planners use a partial index only for what they can read."""
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[str | int, ...]]:
         """Return it as SQL has it."""
-        return f"'{self.value}'", []
+        return f"'{self.value}'", ()
 
 
 ACTIVE = [Constant("queued"), Constant("running")]

@@ -1,19 +1,35 @@
 """AGENTRUNS_REDACT: what the project takes out of every text that is shown, exported or logged.
 
 The journal, the model and the tools have the true values; only what a reader is shown comes through here.
+Log records come through here too, and get the run they are about.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 
 from agentruns.conf import settings
 
 FAILED = "[not shown: AGENTRUNS_REDACT failed]"
+
+
+class Driven(NamedTuple):
+    """The run that a thread works on; the epoch is that of its lease, 0 without one."""
+
+    run_id: str = ""
+    epoch: int = 0
+
+
+NOTHING = Driven()
+
+_driven: ContextVar[Driven] = ContextVar("agentruns_driven", default=NOTHING)
 
 logger = logging.getLogger("agentruns.redaction")  # says nothing that would have to be redacted
 
@@ -34,18 +50,44 @@ def redacted(value: Any) -> Any:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger whose messages and tracebacks are redacted before any handler gets them."""
+    """Return a logger whose records name their run, and are redacted before any handler gets them."""
     made = logging.getLogger(name)
     if not any(isinstance(each, RedactingFilter) for each in made.filters):
         made.addFilter(RedactingFilter())
     return made
 
 
-class RedactingFilter(logging.Filter):
+def driven() -> Driven:
+    """Return the run that this thread works on."""
+    return _driven.get()
+
+
+@contextmanager
+def bound(run_id: UUID | str, epoch: int = 0) -> Iterator[None]:
+    """Let the log records of this thread be about a run."""
+    token = _driven.set(Driven(str(run_id), epoch))
+    try:
+        yield
+    finally:
+        _driven.reset(token)
+
+
+class RunFilter(logging.Filter):
+    """Gives a record `run_id` and `epoch`, unless it has its own: "" and 0 where there is no run."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record through."""
+        if not hasattr(record, "run_id"):
+            record.run_id, record.epoch = driven()
+        return True
+
+
+class RedactingFilter(RunFilter):
     """Leaves of a record nothing but redacted text: no arguments and no exception with its variables."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
+        super().filter(record)
         try:
             if not is_on():
                 return True

@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 
-from agentruns import approvals, draining
+from agentruns import approvals, draining, telemetry
 from agentruns.agents import registered
 from agentruns.conf import settings
 from agentruns.control import hold_run
@@ -121,6 +121,7 @@ def sweep(
         else:
             ring_on_commit(alias, run.pk)
             swept.rung += 1
+    telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
 
 

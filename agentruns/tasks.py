@@ -38,7 +38,7 @@ class CeleryDispatcher:
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits; one that cannot be claimed now is somebody else's, or the sweep's."""
+    """Drive a run until it ends or waits; one that cannot be claimed now is another's, or the sweep's."""
     alias = settings.DATABASE
     close_stale(alias)
     run = Run.objects.using(alias).runnable().filter(pk=run_id).first()

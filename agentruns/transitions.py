@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db.models import F, Q
 
+from agentruns import telemetry
 from agentruns.conf import settings
 from agentruns.dispatch import ring_on_commit
 from agentruns.exceptions import DurableRunNotFoundError
@@ -14,6 +15,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.leases import take
 from agentruns.models import Message, Run, Session
+from agentruns.redaction import bound
 from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
@@ -46,9 +48,10 @@ def write(
     """
     alias = settings.DATABASE
     tried: list[str] = []
-    return in_transaction(
-        alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
-    )
+    with bound(run_id):
+        return in_transaction(
+            alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
+        )
 
 
 def lock_session(alias: str, session_id: UUID) -> None:
@@ -80,6 +83,7 @@ def _write(
     if batch.rows:
         tried.append(batch.rows[0].hash)
         store.append(batch, guard=guard, closed=closed)
+        telemetry.stored(batch, alias)
     elif epoch:
         raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
     if batch.state.run.status == "active":

@@ -16,7 +16,7 @@ from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, Unk
 from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease, claim
 from agentruns.models import Definition, Run, Session
-from agentruns.redaction import get_logger
+from agentruns.redaction import bound, get_logger
 from agentruns.retries import in_transaction, reading
 from agentruns.stores import DatabaseStore, Store
 
@@ -90,7 +90,20 @@ def drive_claimed(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Drive a run whose lease this process holds. A lease lost on the way is logged: another one goes on."""
-    store = store or DatabaseStore(lease.alias)
+    with bound(lease.run_id, lease.epoch):
+        driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop)
+        if driver is None:
+            return
+        try:
+            drive(driver, caller=caller, asked=asked)
+        except LeaseLostError as error:
+            logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)
+
+
+def _driver(
+    run: Run, agent: Agent, lease: Lease, store: Store, should_stop: Callable[[], bool]
+) -> Driver | None:
+    """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
         state, session_key = _read(store, lease)
     except BaseException:
@@ -100,9 +113,9 @@ def drive_claimed(
     if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
         lease.release()
-        return
+        return None
     drains = draining.Look(lease.alias)
-    driver = Driver(
+    return Driver(
         agent,
         store,
         state,
@@ -110,10 +123,6 @@ def drive_claimed(
         session_key=session_key,
         should_stop=lambda: should_stop() or drains(),
     )
-    try:
-        drive(driver, caller=caller, asked=asked)
-    except LeaseLostError as error:
-        logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)
 
 
 def _read(store: Store, lease: Lease) -> tuple[SessionState, str]:

@@ -1,0 +1,318 @@
+"""OpenTelemetry spans and metrics: AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
+
+The names are those of the semantic conventions for generative AI, as strings: the package of their constants
+still changes. Nothing of what was said, asked or returned is in a span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import Min
+from django.db.models.functions import Coalesce, Greatest, Now
+from opentelemetry import context as contexts
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TracerProvider,
+)
+
+from agentruns import __version__
+from agentruns.conf import settings
+from agentruns.exceptions import LeaseLostError
+from agentruns.handlers import Interrupted
+from agentruns.models import Run
+from agentruns.providers.base import ProviderError
+from agentruns.redaction import get_logger, redact
+from agentruns.telemetry import Facts
+
+logger = get_logger("agentruns.opentelemetry")
+
+SCOPE = "agentruns"
+LONGEST = 200  # characters of an attribute; some are a provider's words
+SECONDS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 300, 3600,
+)  # fmt: skip
+TOKENS = tuple(4**power for power in range(14))
+PROVIDERS = {"AnthropicModel": "anthropic"}
+OPERATIONS = {"drive": "invoke_agent", "model": "chat", "tool": "execute_tool"}
+
+# Attribute -> the fact that it is of. Metrics are by names and kinds only: each value makes a time series.
+RUN = {"agentruns.run.id": "run_id", "agentruns.epoch": "epoch"}
+AGENT = {"gen_ai.agent.name": "agent"}
+TOOL = {"gen_ai.tool.name": "tool"}
+MODEL = {"gen_ai.provider.name": "provider", "gen_ai.request.model": "model"}
+CALL = {**TOOL, "gen_ai.tool.call.id": "call_id", "agentruns.attempt": "attempt"}
+AT_THE_END = {
+    "gen_ai.response.model": "response_model",
+    "agentruns.status": "status",
+    "agentruns.outcome": "outcome",
+}
+BEGINS = {
+    "drive": {**RUN, **AGENT, **MODEL, "gen_ai.agent.version": "version", "agentruns.took_over": "took_over"},
+    "model": {**RUN, **AGENT, **MODEL, "agentruns.step": "step"},
+    "tool": {**RUN, **CALL},
+}
+MEASURED = {
+    "drive": {**AGENT, "agentruns.status": "status"},
+    "model": {**MODEL, "gen_ai.response.model": "response_model"},
+    "tool": {**TOOL, "agentruns.outcome": "outcome"},
+}
+CACHED = {
+    "gen_ai.usage.cache_read.input_tokens": "cache_read_input_tokens",
+    "gen_ai.usage.cache_creation.input_tokens": "cache_creation_input_tokens",
+}
+DURATIONS = {
+    "drive": ("agentruns.drive.duration", "From a run's claim to its release"),
+    "step": ("agentruns.step.duration", "A model's reply and its calls"),
+    "model": ("gen_ai.client.operation.duration", "A request to the model"),
+    "tool": ("gen_ai.execute_tool.duration", "A tool's handler"),
+}
+# Event -> its counter, what it counts, and by what.
+COUNTED = {
+    "ended": ("agentruns.runs.ended", "Runs that ended", {**AGENT, "agentruns.status": "status"}),
+    "decision": ("agentruns.decisions", "Decisions on approvals", {**TOOL, "agentruns.verb": "verb"}),
+    "orphan": ("agentruns.orphans", "Calls of unknown outcome", {**TOOL, "agentruns.action": "action"}),
+    "verdict": ("agentruns.verdicts", "Verdicts on them", {**TOOL, "agentruns.verdict": "verdict"}),
+    "late_result": ("agentruns.late_results", "Results that came too late to count", TOOL),
+    "lease_lost": ("agentruns.leases.lost", "Drives that lost their lease", AGENT),
+    "sweep": ("agentruns.sweeps", "Sweeps", {"agentruns.sweeper": "name"}),
+}
+DRIVE = contexts.create_key("agentruns-drive")
+
+
+@dataclass(slots=True)
+class _Drive:
+    """What the spans inside a drive need of it."""
+
+    agent: str
+    step_began: float | None = None
+
+
+class OpenTelemetry:
+    """Makes spans and metrics with the process's own providers, or those given.
+
+    A subclass with `session_key = True` adds the session's key to spans: it may be personal data.
+    """
+
+    session_key = False
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracer_provider = tracer_provider
+        meter = metrics.get_meter(SCOPE, __version__, meter_provider)
+        self._durations = {name: _histogram(meter, *about) for name, about in DURATIONS.items()}
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Tokens of requests and replies",
+            explicit_bucket_boundaries_advisory=TOKENS,
+        )
+        self._counters = {
+            event: meter.create_counter(name, description=text) for event, (name, text, _) in COUNTED.items()
+        }
+        meter.create_observable_gauge(
+            "agentruns.queue.age",
+            callbacks=[queue_age],
+            unit="s",
+            description="How long the oldest run that a worker could claim has waited",
+        )
+
+    @contextmanager
+    def span(self, name: str, facts: Facts) -> Iterator[None]:
+        """Surround a drive, a request to the model or a tool's handler with a span, and measure it."""
+        facts["provider"] = PROVIDERS.get(str(facts.get("provider")), facts.get("provider"))
+        title, attributes = self._heading(name, facts)
+        above, links = contexts.get_current(), list[Link]()
+        if name == "drive":
+            if facts["epoch"]:  # a stateless run stays in its caller's trace
+                above, links = self._trace_of(facts["run_id"], title, attributes)
+            above = contexts.set_value(DRIVE, _Drive(facts["agent"]), above)
+        elif name == "model":
+            self._next_step(time.perf_counter())
+        kind = SpanKind.CLIENT if name == "model" else SpanKind.INTERNAL
+        began = time.perf_counter()
+        tracer = trace.get_tracer(SCOPE, __version__, self._tracer_provider)
+        span = tracer.start_span(title, above, kind, attributes, links)
+        token = contexts.attach(trace.set_span_in_context(span, above))
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            try:
+                if name == "drive":
+                    self._next_step(None)
+                self._end(span, name, facts, error, time.perf_counter() - began)
+            finally:
+                contexts.detach(token)
+                span.end()
+
+    def event(self, name: str, facts: Facts) -> None:
+        """Count what happened, and note it in the span it happened in."""
+        if name not in COUNTED:
+            return
+        attributes = _named(COUNTED[name][2], facts)
+        self._counters[name].add(1, attributes)
+        trace.get_current_span().add_event(f"agentruns.{name}", {**_named(RUN, facts), **attributes})
+
+    def carried(self) -> AbstractContextManager[None]:
+        """Return what makes another thread part of the span open in this one."""
+        return _within(contexts.get_current())
+
+    def _heading(self, name: str, facts: Facts) -> tuple[str, dict[str, Any]]:
+        """Return a span's name and what is known as it begins."""
+        attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
+        if name == "tool":
+            attributes["gen_ai.tool.type"] = "function"
+        if self.session_key and facts.get("session_key"):
+            attributes["agentruns.session.key"] = redact(facts["session_key"])[:LONGEST]
+        of = facts[{"drive": "agent", "model": "model", "tool": "tool"}[name]]
+        return f"{OPERATIONS[name]} {of}"[:LONGEST], attributes
+
+    def _trace_of(self, run_id: str, title: str, attributes: dict[str, Any]) -> tuple[Context, list[Link]]:
+        """Return the run's own trace to be in, and a link to the span that it was called from."""
+        caller = trace.get_current_span().get_span_context()
+        links = [Link(caller)] if caller.is_valid else []
+        trace_id, span_id = run_trace(run_id)
+        provider = self._tracer_provider or trace.get_tracer_provider()
+        # A parent decides for its children; this one is no span, so the project's sampler is asked about it.
+        sampler = getattr(provider, "sampler", None)
+        sampled = (
+            sampler is None
+            or sampler.should_sample(
+                Context(), trace_id, title, SpanKind.INTERNAL, attributes, links
+            ).decision.is_sampled()
+        )
+        flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+        root = NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
+        return trace.set_span_in_context(root), links
+
+    def _next_step(self, now: float | None) -> None:
+        """Measure the step that ends here: from one request to the model to the next, or the drive's end."""
+        drive = contexts.get_value(DRIVE)
+        if isinstance(drive, _Drive):
+            if drive.step_began is not None:
+                seconds = time.perf_counter() - drive.step_began
+                self._durations["step"].record(seconds, {"gen_ai.agent.name": drive.agent})
+            drive.step_began = now
+
+    def _end(self, span: Span, name: str, facts: Facts, error: BaseException | None, seconds: float) -> None:
+        if name == "tool":
+            facts.setdefault("outcome", "unknown")
+        attributes = _named(AT_THE_END, facts)
+        if facts.get("stop_reason"):
+            attributes["gen_ai.response.finish_reasons"] = [str(facts["stop_reason"])[:LONGEST]]
+        usage = _usage(facts.get("usage") or getattr(error, "usage", None)) if name == "model" else {}
+        kind = _error_type(facts, error)
+        failed = {"error.type": kind} if kind else {}
+        span.set_attributes({**attributes, **usage, **failed})
+        if kind:
+            span.set_status(Status(StatusCode.ERROR))
+        by = {"gen_ai.operation.name": OPERATIONS[name], **_named(MEASURED[name], facts)}
+        self._durations[name].record(seconds, {**by, **failed})
+        for of in ("input", "output") if usage else ():
+            self._tokens.record(usage[f"gen_ai.usage.{of}_tokens"], {**by, "gen_ai.token.type": of})
+        if isinstance(error, LeaseLostError):
+            self.event("lease_lost", facts)
+
+
+@contextmanager
+def _within(context: Context) -> Iterator[None]:
+    token = contexts.attach(context)
+    try:
+        yield
+    finally:
+        contexts.detach(token)
+
+
+def run_trace(run_id: str | UUID) -> tuple[int, int]:
+    """Return the id of a run's trace, and of the span that all its drives are below and that nobody sends."""
+    # Not the run's id itself: it begins with a time, and samplers take a trace's id for evenly spread.
+    digest = hashlib.sha256(f"agentruns:{run_id}".encode()).digest()
+    return int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")
+
+
+def queue_age(options: CallbackOptions) -> Iterable[Observation]:
+    """Observe how long the oldest run that a worker could claim has waited, by the database's clock."""
+    alias = settings.DATABASE
+    connection = connections[alias]
+    if connection.in_atomic_block:  # somebody's transaction, which an error here would break
+        return []
+    was_open = connection.connection is not None
+    since = Min(
+        Greatest(
+            "updated_at", Coalesce("not_before", "updated_at"), Coalesce("lease_expires_at", "updated_at")
+        )
+    )
+    runs = Run.objects.using(alias).runnable().filter(blocked_reason="")
+    try:
+        age = runs.aggregate(age=Now() - since)["age"]
+    except (DatabaseError, InterfaceError):
+        logger.info("The age of the queue is not known.", exc_info=True)
+        return []
+    finally:
+        if not was_open:  # the reader's own thread: nobody else would close it
+            connection.close()
+    return [Observation(max(0.0, age.total_seconds()) if age else 0.0)]
+
+
+def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
+    """Return the facts that there are, by the names of their attributes."""
+    found = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
+    return {
+        name: value if isinstance(value, int | float) else str(value)[:LONGEST]
+        for name, value in found.items()
+    }
+
+
+def _error_type(facts: Facts, error: BaseException | None) -> str:
+    """Return the kind of an error: a provider's own word for it, or the name of a class; never its text."""
+    if error is None:
+        return str(facts.get("error") or "")[:LONGEST]
+    if isinstance(error, Interrupted) and error.__cause__ is not None:
+        error = error.__cause__
+    word = error.type if isinstance(error, ProviderError) else ""
+    return str(word or type(error).__name__)[:LONGEST]
+
+
+def _usage(usage: Any) -> dict[str, int]:
+    """Return tokens as the conventions count them: what the cache gave or took is part of the input."""
+    if not isinstance(usage, dict):
+        return {}
+    cached = {name: _count(usage, key) for name, key in CACHED.items() if key in usage}
+    return {
+        "gen_ai.usage.input_tokens": _count(usage, "input_tokens") + sum(cached.values()),
+        "gen_ai.usage.output_tokens": _count(usage, "output_tokens"),
+        **cached,
+    }
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else 0
+
+
+def _histogram(meter: Meter, name: str, description: str) -> metrics.Histogram:
+    return meter.create_histogram(
+        name, unit="s", description=description, explicit_bucket_boundaries_advisory=SECONDS
+    )
