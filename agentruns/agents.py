@@ -16,6 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
 from agentruns import canonical
+from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.outputs import schema_of
 from agentruns.prices import amount
@@ -36,10 +37,11 @@ _registry: dict[tuple[str, str], Agent] = {}
 class Agent:
     """An agent, registered by (name, version) when it is made; treat it as immutable.
 
-    `tools` maps names to tools. `token_budget` counts input and output; `deadline` leaves out the time
-    spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the
-    provider with every request (`max_tokens` there is the limit of one reply). `output_type`: a pydantic
-    model that the text of the last reply has to fit; it is what `RunResult.output` then is.
+    `tools` maps names to tools. Without `model` it is AGENTRUNS_DEFAULT_MODEL, as it is when the agent is
+    made. `token_budget` counts input and output; `deadline` leaves out the time spent waiting for people.
+    `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the provider with every request
+    (`max_tokens` there is the limit of one reply). `output_type`: a pydantic model that the text of the last
+    reply has to fit; it is what `RunResult.output` then is.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Agent:
         *,
         instructions: str,
         tools: Iterable[Tool] = (),
-        model: Model | str,
+        model: Model | str | None = None,
         version: str = "1",
         max_steps: int = 50,
         token_budget: int | None = None,
@@ -62,7 +64,9 @@ class Agent:
         self.version = _checked_name("version", version)
         self.instructions = instructions
         self.tools = _tools(name, tools)
-        self.model = model
+        # Here and not at each use: the definition, which it is a part of, is never another one.
+        given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
+        self.model: Model | str = given
         self.max_steps = max_steps
         self.token_budget = token_budget
         self.cost_budget = _amount(name, cost_budget)
@@ -135,6 +139,11 @@ class Agent:
         where = f"Agent {self.name!r}"
         if not isinstance(self.instructions, str):
             raise TypeError(f"{where}: instructions must be a string, not {self.instructions!r}.")
+        if self.model is None:
+            raise TypeError(
+                f"{where} has no model: give it a model name or an object with propose(), "
+                "or set AGENTRUNS_DEFAULT_MODEL."
+            )
         is_object = callable(getattr(self.model, "propose", None)) and not isinstance(self.model, type)
         if not is_object and not (isinstance(self.model, str) and self.model):
             raise TypeError(

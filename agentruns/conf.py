@@ -22,8 +22,10 @@ DEFAULTS: dict[str, Any] = {
     "APPROVAL_EXPIRES": None,
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
+    "DEFAULT_MODEL": None,
     "PRICES": {},
     "REDACT": None,
+    "TELEMETRY": None,
     "ADMIN": True,
     "NOTIFIERS": [],
     "BASE_URL": "",
@@ -55,6 +57,7 @@ class Settings:
     PAYLOAD_STORAGE: str
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
+    DEFAULT_MODEL: Any  # a Claude model's name, or an object with propose()
     PRICES: dict[str, dict[str, Any]]
     REDACT: str | None
     ADMIN: bool

@@ -27,7 +27,7 @@ from agentruns.journal.read import rows_until
 from agentruns.models import Run, Session
 from agentruns.models.definition import store_definition
 from agentruns.retries import in_transaction
-from agentruns.starting import NAME_LENGTH, Order, check_name, place
+from agentruns.starting import NAME_LENGTH, Order, check_name, place, refuse_pruned
 from agentruns.stores import DatabaseStore
 
 PERMISSION = "agentruns.fork_run"
@@ -149,6 +149,9 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
     found = _made_before(alias, fork)
     if found is not None:
         return found
+    # Pruned meanwhile it would leave a fork whose files are deleted as nobody's.
+    transitions.lock_session(alias, fork.origin.session_id)
+    transitions.find_run(fork.origin.pk)
     session = Session(id=fork.session_id, key=name, **fork.owner())
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
@@ -184,7 +187,10 @@ def _made_before(alias: str, fork: _Fork) -> Run | None:
     runs = Run.objects.using(alias)
     found = runs.filter(pk=fork.run_id).first()
     if found is None and fork.key:
-        found = runs.filter(owner_id=fork.owner()["owner_id"], idempotency_key=fork.key).first()
+        owner_id = fork.owner()["owner_id"]
+        found = runs.filter(owner_id=owner_id, idempotency_key=fork.key).first()
+        if found is None:
+            refuse_pruned(alias, fork.key, owner_id)
     if found is None:
         return None
     if (found.origin_id, found.origin_seq) != (fork.origin.pk, fork.at):

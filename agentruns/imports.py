@@ -20,9 +20,10 @@ from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.verify import History, check
-from agentruns.models import Approval, Definition, Message, Run, Session
+from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.payloads import Stored
 from agentruns.retries import in_transaction
+from agentruns.starting import refuse_pruned
 
 CHUNK = 500
 ACTOR = "import_run"
@@ -140,6 +141,8 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     session = found.session
     if Session.objects.using(alias).filter(pk=session.pk, created_at__in=tried).exists():
         return Run.objects.using(alias).get(pk=found.run_id)  # only the commit's acknowledgement was lost
+    if Tombstone.objects.using(alias).filter(pk=session.pk).exists():
+        raise RunStateError(f"Session {session.pk} was pruned here; nothing was imported.")
     session.owner_name = runs[0].owner_name
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     tried.append(session.created_at)
@@ -170,6 +173,8 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
 
 def _refuse_known_keys(alias: str, runs: list[Run]) -> None:
     keys = {run.idempotency_key for run in runs} - {""}
+    for key in keys:
+        refuse_pruned(alias, key, None)
     taken = Run.objects.using(alias).filter(owner=None, idempotency_key__in=keys).first()
     if taken is not None:
         raise RunStateError(

@@ -44,8 +44,9 @@ def sensitive_in(run: Run) -> dict[str, tuple[str, ...]]:
     Also those that a fork has from its origin, whose rows are copied into its session.
     """
     alias = settings.DATABASE
-    found = Definition.objects.using(alias).filter(pk__in=definitions_of(alias, run.session_id))
-    return sensitive_of_all([run.definition.body, *found.values_list("body", flat=True)])
+    hashes = {run.definition_id, *definitions_of(alias, run.session_id)}
+    found = Definition.objects.using(alias).filter(pk__in=hashes)
+    return sensitive_of_all(found.values_list("body", flat=True))
 
 
 def definitions_of(alias: str, session_id: UUID) -> set[str]:

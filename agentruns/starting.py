@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
+from django.db.models import Q
 
 from agentruns import draining, payloads, people, transitions
 from agentruns.agents import Agent
@@ -19,8 +20,9 @@ from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.leases import Lease
-from agentruns.models import Run, Session, Tombstone
+from agentruns.models import PrunedKey, Run, Session
 from agentruns.models.definition import store_definition
+from agentruns.models.tombstone import forgotten
 from agentruns.retries import in_transaction
 from agentruns.stores import DatabaseStore
 
@@ -166,7 +168,8 @@ def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:
         return None
     run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=order.key).first()
     if run is None:
-        _refuse_pruned(alias, order)
+        # Whose a pruned session was the program cannot look up any more; anybody else is told of theirs only.
+        refuse_pruned(alias, order.key, owner_id, order.session if order.actor is None else "")
         return None
     if not order.is_for(run):
         raise RunStateError(
@@ -176,12 +179,16 @@ def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:
     return run
 
 
-def _refuse_pruned(alias: str, order: Order) -> None:
-    tombstone = Tombstone.objects.using(alias).filter(key=order.session).first()
-    pruned = tombstone.idempotency_keys.get(order.key) if tombstone else None
-    if pruned:
+def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> None:
+    """Raise RunStateError for a key of a run that was pruned: the owner's, or one of the session named."""
+    same = Q(owner_id=owner_id)
+    if session:
+        same |= Q(tombstone__key__in=[session, forgotten(session)])
+    keys = PrunedKey.objects.using(alias).filter(same, key__in=[key, forgotten(key)])
+    pruned = keys.values_list("run_id", flat=True).first()
+    if pruned is not None:
         raise RunStateError(
-            f"Idempotency key {order.key!r} belongs to run {pruned}, which was pruned. Its task was done; "
+            f"Idempotency key {key!r} belongs to run {pruned}, which was pruned. Its task was done; "
             "use a new key for a new task."
         )
 

@@ -23,9 +23,10 @@ Change = Callable[[Run, Batch], None]
 
 
 def find_run(run_id: UUID | str) -> Run:
-    """Return a run, or raise DurableRunNotFoundError."""
+    """Return a run with its session, or raise DurableRunNotFoundError."""
     try:
-        return Run.objects.using(settings.DATABASE).get(pk=UUID(str(run_id)))
+        # With its session: asked for later, a project's router might send that question to a replica.
+        return Run.objects.using(settings.DATABASE).select_related("session").get(pk=UUID(str(run_id)))
     except (Run.DoesNotExist, ValueError):
         raise DurableRunNotFoundError(f"There is no run {run_id}.") from None
 

@@ -26,6 +26,7 @@ from agentruns.journal import events
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Run
+from agentruns.models.definition import definition_body
 
 
 class RunLimits(RunOverview):
@@ -51,7 +52,8 @@ class RunLimits(RunOverview):
 
     def sections(self, request: HttpRequest, run: Run) -> dict[str, Any]:
         """Add the budgets, whether the worker is silent, the definition, and the buttons."""
-        definition, situation = run.definition.body, self.situation(request, run)
+        situation = self.situation(request, run)
+        definition = definition_body(settings.DATABASE, run.definition_id)
         found = meters(definition, run.step, run.usage, _elapsed(run, definition))
         return {
             **super().sections(request, run),
@@ -74,7 +76,7 @@ class RunLimits(RunOverview):
             with transaction.atomic(using=settings.DATABASE):
                 transitions.lock_session(settings.DATABASE, run.session_id)
                 run = transitions.find_run(run.pk)
-                found = drift(run, run.definition.body)
+                found = drift(run, definition_body(settings.DATABASE, run.definition_id))
                 action = advice.adopt(self.situation(request, run), found)
                 if action.forbidden:
                     raise PermissionDeniedError(action.why_not)
@@ -91,7 +93,7 @@ class RunLimits(RunOverview):
         return self._act(request, object_id, act, _("Adopted another definition from the console."))
 
     def _definition(self, request: HttpRequest, run: Run, situation: advice.Situation) -> dict[str, Any]:
-        found = drift(run, run.definition.body)
+        found = drift(run, definition_body(settings.DATABASE, run.definition_id))
         seen = {"hash": found.hash, "seq": str(paging.last_seq(settings.DATABASE, run.pk))}
         return {
             "drift": found,

@@ -16,9 +16,11 @@ from django.utils.translation import gettext as _
 
 from agentruns.admin.text import plain
 from agentruns.admin.times import ago
+from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.copies import happened_at
 from agentruns.models import Approval, Control, Message, Run
+from agentruns.models.definition import definition_body
 
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 MAY_HOLD = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
@@ -98,7 +100,7 @@ def uncleared(alias: str, run: Run) -> list[Reason]:
     found: dict[str, Reason] = {}
     fields = ("run_id", "kind", "call_id", "tool_name", "payload", "created_at")
     for row in rows.order_by("seq").values(*fields):
-        if row["kind"] == events.ORPHAN_RESOLVED and row["payload"]["verdict"] != "unknown":
+        if row["kind"] == events.ORPHAN_RESOLVED and row["payload"]["verdict"] in events.CLEARING:
             found.pop(row["call_id"], None)
         elif row["kind"] == events.TOOL_RESULT and row["payload"]["outcome"] == "unknown":
             found[row["call_id"]] = _uncleared(run, row)
@@ -152,7 +154,8 @@ def _orphan(row: dict[str, Any]) -> Reason:
 def _uncleared(run: Run, row: dict[str, Any]) -> Reason:
     tool = plain(row["tool_name"])
     text = _("A call of %(tool)s was told to the model as unknown; nobody has cleared it.")
-    policy = run.definition.body.get("tools", {}).get(row["tool_name"])
+    body = definition_body(settings.DATABASE, run.definition_id)
+    policy = body.get("tools", {}).get(row["tool_name"])
     if policy is not None and not any(policy.get(name) for name in EXEMPT):
         text += " " + _("Until then each further call of %(tool)s asks a person.")
     since = happened_at(row["payload"], row["created_at"])

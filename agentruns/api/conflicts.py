@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
+from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.querysets import MessageQuerySet
 from agentruns.redaction import redact
 
 
 def of_run(run: Run, call_id: str = "") -> dict[str, Any]:
     """Return where a run stands; who ended or paused it, who resolved the call in doubt, and when."""
-    rows = run.messages.own().order_by("-seq")
+    rows = _rows(run.pk).own()
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
     facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
     if run.status == Run.Status.PAUSED:
@@ -24,7 +27,7 @@ def of_run(run: Run, call_id: str = "") -> dict[str, Any]:
 
 def of_approval(approval: Approval) -> dict[str, Any]:
     """Return where an approval stands, and who decided, edited or cancelled it last."""
-    rows = approval.run.messages.order_by("-seq")
+    rows = _rows(approval.run_id)
     if approval.status == Approval.Status.CANCELLED:
         last = rows.filter(kind__in=events.CLOSING).first()
     else:
@@ -36,6 +39,10 @@ def of_approval(approval: Approval) -> dict[str, Any]:
         "run_id": str(approval.run_id),
         **_who_and_when("decided", last),
     }
+
+
+def _rows(run_id: UUID) -> MessageQuerySet:
+    return Message.objects.using(settings.DATABASE).filter(run_id=run_id).order_by("-seq")
 
 
 def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:

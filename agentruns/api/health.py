@@ -12,6 +12,7 @@ from agentruns.api.auth import HEADER, token_of
 from agentruns.api.errors import URN, Problem, documented
 from agentruns.api.routing import router
 from agentruns.api.schemas import Health
+from agentruns.checks import sweeper
 from agentruns.conf import settings
 from agentruns.models import ApiToken, Control, Run
 
@@ -43,6 +44,7 @@ def _details(alias: str) -> Health:
     return Health(
         status="ok",
         database=connections[alias].vendor,
-        sweeper_seen_at=Control.objects.using(alias).aggregate(seen=Max("seen_at"))["seen"],
+        sweeper=sweeper(alias),
+        sweeper_seen_at=Control.objects.using(alias).sweepers().aggregate(seen=Max("seen_at"))["seen"],
         oldest_queued_at=waiting.order_by("updated_at").values_list("updated_at", flat=True).first(),
     )

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, SessionAccessDeniedError
-from agentruns.models import Approval, Run, Session
+from agentruns.models import Approval, Message, Run, Session
 from agentruns.starting import NAME_LENGTH
 
 SHOWN = 50  # characters of an id that is none
@@ -55,5 +55,6 @@ def find_session(user: Any, key: str) -> Session:
 
 def require_call(run: Run, call_id: str) -> None:
     """Raise DurableRunNotFoundError unless the run has such a call."""
-    if not call_id.isprintable() or not run.messages.filter(call_id=call_id).exclude(call_id="").exists():
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
+    if not call_id.isprintable() or not rows.exclude(call_id="").exists():
         raise DurableRunNotFoundError(f"Run {run.pk} has no call {call_id[:SHOWN]}.")

@@ -48,7 +48,7 @@ from agentruns.exports import download, find_content, read_content
 from agentruns.ids import uuid7
 from agentruns.journal.read import run_rows
 from agentruns.masking import sensitive_in
-from agentruns.models import Run
+from agentruns.models import Message, Run
 from agentruns.starting import Order, place
 from agentruns.states import record, state_at
 
@@ -142,7 +142,8 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
     """Return what the run was right after the row `at`, or is now. 409 if it has no such row."""
     run = find_run(user_of(request), run_id, "definition")
-    seq = at if at is not None else run.messages.latest("seq").seq
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
+    seq = at if at is not None else rows.latest("seq").seq
     state: dict[str, Any] = legal(record(state_at(run.pk, seq), sensitive_in(run)))
     return state
 

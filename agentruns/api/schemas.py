@@ -161,6 +161,9 @@ class Health(BaseModel):
 
     status: str
     database: str | None = Field(default=None, description="its kind, as Django calls it")
+    sweeper: Literal["ok", "never", "late"] | None = Field(
+        default=None, description="whether a worker swept within ten minutes, never, or longer ago"
+    )
     sweeper_seen_at: Moment | None = Field(default=None, description="when a worker last swept; null: never")
     oldest_queued_at: Moment | None = Field(
         default=None, description="since when the run waits that waits longest for a worker; null: none does"

@@ -7,7 +7,7 @@ from agentruns.models.notification import Notification
 from agentruns.models.run import Run
 from agentruns.models.session import Session
 from agentruns.models.token import ApiToken
-from agentruns.models.tombstone import Tombstone
+from agentruns.models.tombstone import PrunedKey, Tombstone
 
 __all__ = [
     "ApiToken",
@@ -17,6 +17,7 @@ __all__ = [
     "IdempotencyRecord",
     "Message",
     "Notification",
+    "PrunedKey",
     "Run",
     "Session",
     "Tombstone",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -31,3 +31,9 @@ def store_definition(alias: str, agent: Agent) -> None:
     """Keep what an agent is now, unless the same is kept already."""
     definition = Definition(hash=agent.definition_hash, body=agent.definition())
     Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)
+
+
+def definition_body(alias: str, digest: str) -> dict[str, Any]:
+    """Return a definition by its digest; `run.definition` might be read from a replica."""
+    body: dict[str, Any] = Definition.objects.using(alias).values_list("body", flat=True).get(pk=digest)
+    return body

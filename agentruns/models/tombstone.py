@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import hashlib
+
+from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
 from agentruns.redaction import redact
+
+FORGOTTEN = "sha256:"
 
 
 class Tombstone(models.Model):
@@ -23,3 +28,37 @@ class Tombstone(models.Model):
 
     def __str__(self) -> str:
         return redact(self.key)
+
+
+class PrunedKey(models.Model):
+    """An idempotency key of a pruned run: whoever gives it again, in whatever session, is refused."""
+
+    tombstone = models.ForeignKey(
+        Tombstone, on_delete=models.PROTECT, related_name="pruned_keys", db_index=False
+    )
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("owner"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        related_name="agentruns_pruned_keys",
+    )
+    key = models.CharField(_("idempotency key"), max_length=200)
+    run_id = models.UUIDField(_("run"))
+
+    class Meta:
+        verbose_name = _("pruned key")
+        verbose_name_plural = _("pruned keys")
+        default_permissions = ("view",)
+        # The key first: the program may not know whose the session was.
+        indexes = [models.Index(fields=["key", "owner"], name="agentruns_pruned_key")]
+
+    def __str__(self) -> str:
+        return redact(self.key)
+
+
+def forgotten(key: str) -> str:
+    """Return what is kept in place of a key that is to be forgotten: it is recognised by it all the same."""
+    return key if key.startswith(FORGOTTEN) else FORGOTTEN + hashlib.sha256(key.encode()).hexdigest()

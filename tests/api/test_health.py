@@ -36,6 +36,7 @@ def test_who_is_told_what(owner: Any) -> None:
     everything = {
         "status": "ok",
         "database": connection.vendor,
+        "sweeper": "never",
         "sweeper_seen_at": None,
         "oldest_queued_at": None,
     }
@@ -66,5 +67,8 @@ def test_the_figures(shop: Agent, effects: Effects) -> None:
     sweep()
     status, body = staff.get("/health")
     seen = Control.objects.get().seen_at
+    assert body["sweeper"] == "ok"
     assert body["sweeper_seen_at"] == seen.isoformat(timespec="microseconds")[:-6] + "Z"
     assert body["oldest_queued_at"] is None
+    Control.objects.update(seen_at=Now() - timedelta(minutes=11))
+    assert staff.get("/health")[1]["sweeper"] == "late"

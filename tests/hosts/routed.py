@@ -1,6 +1,6 @@
-"""A project whose router keeps agentruns, and what its tools write, in a database of their own."""
+"""A project that keeps agentruns by our router, and by its own what its tools write, in another database."""
 
 from tests.hosts.base import *  # noqa: F403
 
 AGENTRUNS_DATABASE = "other"
-DATABASE_ROUTERS = ["tests.hosts.router.Router"]
+DATABASE_ROUTERS = ["agentruns.routers.JournalRouter", "tests.hosts.router.Router"]

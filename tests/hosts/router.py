@@ -1,10 +1,10 @@
-"""Sends agentruns and the shop to one database and everything else to the other; neither has both."""
+"""Sends the shop to the journal's database and everything else to the other."""
 
 from __future__ import annotations
 
 from typing import Any
 
-ELSEWHERE = {"agentruns", "shop"}
+ELSEWHERE = {"shop"}
 
 
 class Router:

@@ -6,11 +6,33 @@ import pytest
 from django.core.checks import WARNING
 from django.db import connections
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
+from agentruns import tool
 from agentruns.agents import Agent
-from agentruns.checks import check_agents, check_database, check_settings
+from agentruns.checks import (
+    check_agents,
+    check_approvers,
+    check_database,
+    check_deployment,
+    check_dispatcher,
+    check_settings,
+    check_sweeper,
+)
 
 pytestmark = pytest.mark.django_db
+
+
+@tool(requires_approval=True, approvers="finance")
+def wire(cents: int) -> str:
+    """Wire money."""
+    return "wired"
+
+
+@tool(requires_approval=lambda args, ctx: True, approvers="auth.change_user")
+def refund(cents: int) -> str:
+    """Refund."""
+    return "refunded"
 
 
 def ids(found: Any) -> list[str]:
@@ -18,8 +40,23 @@ def ids(found: Any) -> list[str]:
 
 
 def test_the_settings_of_the_tests_are_fine() -> None:
-    assert check_settings(None) == []
+    assert [check(None) for check in (check_settings, check_deployment, check_dispatcher)] == [[], [], []]
     assert ids(check_database(None, databases=["default"])) == []
+
+
+def test_asking_a_database_is_quick(agents: None) -> None:
+    """A few questions, however much there is: the longest are about tools that two groups approve."""
+    for number in range(5):
+        Agent(f"gated-{number}", instructions="", model="claude-sonnet-5-5", tools=[wire, refund])
+    connection = connections["default"]
+    with CaptureQueriesContext(connection) as asked:
+        for check in (check_database, check_approvers, check_sweeper):
+            check(None, databases=["default"])
+    assert len(asked) <= 12, [query["sql"] for query in asked]
+    with CaptureQueriesContext(connection) as asked:
+        for check in (check_database, check_approvers, check_sweeper):
+            assert check(None, databases=None) == check(None, databases=["other"]) == []
+    assert len(asked) == 0
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_a_warm_shutdown_finishes_the_call_and_another_worker_goes_on(
 
 def test_the_demo_project_has_both_tasks_and_a_schedule(tmp_path: Path) -> None:
     code = (
-        "import django; django.setup(); from project import celery as app; app.loader.import_default_modules()\n"
+        "import django; django.setup(); from project import celery as app\n"
+        "app.loader.import_default_modules()\n"
         "print([name for name in app.tasks if 'agentruns' in name], app.conf.beat_schedule['sweep'])"
     )
     environment = {

@@ -6,9 +6,8 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.auth import get_user_model
-
 from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.people import user_named
 from agentruns.management.terminal import as_json, escaped, moment
 from agentruns.models import ApiToken
 from agentruns.tokens import LONGEST, create_token
@@ -37,7 +36,7 @@ class Command(AgentRunsCommand):
     def act(
         self, *, user: str, scope: list[str], name: str, days: int | None, json: bool, **options: Any
     ) -> None:
-        owner = self._user(user)
+        owner = user_named(user)
         if days is not None and not 0 < days <= LONGEST.days:
             usage(f"--days takes 1 to {LONGEST.days}.")
         try:
@@ -54,12 +53,3 @@ class Command(AgentRunsCommand):
         self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")
         self.say("Keep it where secrets are kept. It cannot be shown again:")
         self.stdout.write(text)  # as it is: AGENTRUNS_REDACT would make it a token that opens nothing
-
-    def _user(self, name: str) -> Any:
-        users = get_user_model()
-        user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
-        if user is None:
-            usage(f"There is no user {escaped(name)}.")
-        if not user.is_active:
-            usage(f"User {escaped(name)} is not active, so no token of theirs would be let in.")
-        return user

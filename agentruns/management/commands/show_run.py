@@ -14,7 +14,7 @@ from agentruns.management.base import AgentRunsCommand
 from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
 from agentruns.masking import masked, sensitive_in
-from agentruns.models import Run
+from agentruns.models import Approval, Run
 from agentruns.redaction import redact, redacted
 from agentruns.states import record, state_at
 
@@ -67,5 +67,6 @@ def _header(run: Run) -> Iterator[tuple[str, object]]:
         "error": run.error,
     }
     yield from ((label, value) for label, value in facts.items() if value)
-    for approval in run.approvals.pending().order_by("requested_at"):
+    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
+    for approval in approvals.order_by("requested_at"):
         yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"

@@ -20,10 +20,12 @@ from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session
 from agentruns.redaction import is_on, redact, redacted
 from agentruns.repair import Repaired, repair_session, value_of
+from agentruns.retention import revived
 
 PAGE = 200
 NO_TRIGGERS = "The database has lost triggers of the journal: it would let its rows be changed."
 INSTALLED = "The triggers of the journal were installed again."
+REVIVED = "was pruned and is there again: the database would let its rows be deleted."
 REFUSED = "not repaired: its journal itself is wrong, and nothing can be folded from it."
 
 
@@ -45,6 +47,7 @@ class Command(AgentRunsCommand):
         self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
         sessions = _every(alias) if session is None else iter([_one(alias, session)])
         self._triggers(alias, repair)
+        self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
         for session_id in sessions:
             try:
                 self._session(alias, session_id, repair)
@@ -72,6 +75,8 @@ class Command(AgentRunsCommand):
             files = [problem for problem in found.left if problem.file]
             repaired = repair_session(alias, session_id)
             found = Repaired(repaired.changed, [*repaired.left, *files])
+        if session_id in self.revived:
+            found.left.append(self.revived[session_id])
         self.counts["sessions"] += 1
         self.counts["bad_sessions"] += bool(found.changed or found.left)
         for problem in found.changed:

@@ -1,4 +1,4 @@
-"""System checks: an Error only where the promise is false, each with the fix as its hint."""
+"""AGENTRUNS_* and what of the project's settings the promise rests on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
-from agentruns import budgets, payloads
-from agentruns.agents import registered
+from agentruns import payloads
 from agentruns.conf import settings, unknown_names
 from agentruns.notifications import load_notifier
 from agentruns.prices import mistakes
@@ -64,22 +62,6 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 
 @register("agentruns")
-def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that what the agents promise can be kept."""
-    if mistakes(settings.PRICES):
-        return []
-    return [
-        Warning(
-            f"{agent!r}: {why}",
-            hint="Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused.",
-            id="agentruns.W003",
-        )
-        for agent in registered()
-        if (why := budgets.unknown(agent))
-    ]
-
-
-@register("agentruns")
 def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check that what AGENTRUNS_NOTIFIERS names can be called, and whatever each says of itself."""
     found: list[CheckMessage] = []
@@ -129,62 +111,4 @@ def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
                 id="agentruns.W005",
             )
         )
-    return found
-
-
-@register(Tags.database)
-def check_database(
-    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
-) -> Sequence[CheckMessage]:
-    """Check that the journal's database keeps what it acknowledges and lets writers queue."""
-    if settings.DATABASE not in (databases or ()):
-        return []
-    connection = connections[settings.DATABASE]
-    found: list[CheckMessage] = []
-    if connection.vendor not in ("sqlite", "postgresql"):
-        found.append(
-            Error(
-                f"The journal cannot live in {connection.vendor}: only SQLite and PostgreSQL can seal it.",
-                hint="Point AGENTRUNS_DATABASE at a PostgreSQL or SQLite database.",
-                id="agentruns.E004",
-            )
-        )
-    if not connection.settings_dict.get("AUTOCOMMIT", True):
-        found.append(
-            Error(
-                "AUTOCOMMIT is off for the journal's database, so nothing would be kept.",
-                hint="Remove AUTOCOMMIT = False.",
-                id="agentruns.E005",
-            )
-        )
-    options = connection.settings_dict.get("OPTIONS", {})
-    if connection.vendor == "sqlite" and str(options.get("transaction_mode", "")).upper() != "IMMEDIATE":
-        found.append(
-            Warning(
-                "SQLite without IMMEDIATE transactions: writers that read first die of 'database is locked'.",
-                hint="OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
-                "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'}",
-                id="agentruns.W002",
-            )
-        )
-    return [*found, *_forgetful(connection)]
-
-
-def _forgetful(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    """Find settings of the server under which an acknowledged commit may be gone after a power cut."""
-    asked = {
-        "sqlite": {"PRAGMA synchronous": ("0", "PRAGMA synchronous=FULL in OPTIONS['init_command']")},
-        "postgresql": {
-            "SHOW fsync": ("off", "fsync = on"),
-            "SHOW synchronous_commit": ("off", "synchronous_commit = on, or local, for this database"),
-        },
-    }.get(connection.vendor, {})
-    found: list[CheckMessage] = []
-    with connection.cursor() as cursor:
-        for question, (bad, fix) in asked.items():
-            cursor.execute(question)
-            if str(cursor.fetchone()[0]) == bad:
-                name = question.split()[1]
-                text = f"{name} is off for the journal's database: what it acknowledges may be lost."
-                found.append(Error(text, hint=f"Set {fix}.", id="agentruns.E006"))
     return found

@@ -1,0 +1,140 @@
+"""What agents declare: whether it can be kept, and whether there is anybody to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group, Permission, PermissionsMixin
+from django.core.checks import CheckMessage, Tags, Warning, register
+from django.db import connections, router
+from django.db.models import Q
+
+from agentruns import budgets
+from agentruns.agents import registered
+from agentruns.conf import settings
+from agentruns.prices import mistakes
+
+DECIDE = "agentruns.decide_approval"
+# With others a permission may come from anywhere, and rows say nothing about who has it.
+PLAIN_BACKENDS = {
+    f"django.contrib.auth.backends.{name}"
+    for name in ("ModelBackend", "AllowAllUsersModelBackend", "RemoteUserBackend")
+}
+
+
+@register("agentruns")
+def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that what the agents promise can be kept."""
+    agents = registered()
+    found: list[CheckMessage] = [
+        Warning(
+            f"{agent!r}: {agent.model!r} is not the name of a Claude model.",
+            hint="Correct the name; or, if a gateway knows a model by it, silence this check. For a provider "
+            "of another kind give the agent an object with propose().",
+            id="agentruns.W011",
+        )
+        for agent in agents
+        if isinstance(agent.model, str) and "claude" not in agent.model.lower()
+    ]
+    if mistakes(settings.PRICES):
+        return found
+    found += [
+        Warning(
+            f"{agent!r}: {why}",
+            hint="Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused.",
+            id="agentruns.W003",
+        )
+        for agent in agents
+        if (why := budgets.unknown(agent))
+    ]
+    return found
+
+
+@register(Tags.database)
+def check_approvers(
+    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
+) -> Sequence[CheckMessage]:
+    """Check that for each tool that asks people there is somebody who may answer."""
+    users = get_user_model()
+    alias = router.db_for_write(users)  # a replica may not know yet
+    gated = _gated()
+    if not gated or alias not in (databases or ()) or not _is_known_who_may(users):
+        return []
+    needed = {model._meta.db_table for model in (users, Group, Permission)}
+    if not needed <= {*connections[alias].introspection.table_names()}:
+        return []  # before the first migrate
+    known = _Known(users, alias, {*gated, DECIDE})
+    found: list[CheckMessage] = []
+    for approvers, tools in sorted(gated.items()):
+        if approvers and not known.permissions(approvers) and approvers not in known.groups:
+            text = f"approvers={approvers!r} of {tools} names neither a permission nor a group."
+            hint = "Correct it, or make the group; until then superusers alone may decide."
+        elif known.has_anybody and not known.has_decider(approvers):
+            who = f"may decide for {approvers!r}" if approvers else "has the permission to decide approvals"
+            text = f"No active user {who}, so calls of {tools} wait for ever."
+            hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
+        else:
+            continue
+        found.append(Warning(text, hint=hint, id="agentruns.W010"))
+    return found
+
+
+class _Known:
+    """The permissions and groups that are asked for, and who has them; a few questions for all tools."""
+
+    def __init__(self, users: Any, alias: str, names: set[str]) -> None:
+        codenames = {name.rpartition(".")[2] for name in names}
+        rows = Permission.objects.using(alias).filter(codename__in=codenames)
+        self._rows = list(rows.values_list("pk", "content_type__app_label", "codename"))
+        self.groups = {*Group.objects.using(alias).filter(name__in=names).values_list("name", flat=True)}
+        self._active = users._default_manager.using(alias).filter(is_active=True)
+        self._has_superuser = self._active.filter(is_superuser=True).exists()
+
+    @cached_property
+    def has_anybody(self) -> bool:
+        """Whether there are users: a project that is being set up has none yet."""
+        return bool(self._active.exists())
+
+    def permissions(self, name: str) -> list[int]:
+        """Return the keys of the permissions that a name means, with its app or without."""
+        return [
+            pk
+            for pk, app, codename in self._rows
+            if name == (f"{app}.{codename}" if "." in name else codename)
+        ]
+
+    def has_decider(self, approvers: str) -> bool:
+        """Whether an active user may decide what these approvers are asked."""
+        if self._has_superuser:
+            return True
+        deciders = self._active.filter(self._with(DECIDE))
+        if approvers:
+            deciders = deciders.filter(self._with(approvers) | Q(groups__name=approvers))
+        return bool(deciders.exists())
+
+    def _with(self, name: str) -> Q:
+        keys = self.permissions(name)
+        return Q(user_permissions__in=keys) | Q(groups__permissions__in=keys)
+
+
+def _gated() -> dict[str, str]:
+    """Return the tools that may ask people, by whom they ask; "" is whoever may decide."""
+    gated: dict[str, set[str]] = {}
+    for agent in registered():
+        for tool in agent.tools.values():
+            if tool.requires_approval is not False:
+                gated.setdefault(tool.approvers or "", set()).add(tool.name)
+    return {approvers: ", ".join(sorted(tools)) for approvers, tools in gated.items()}
+
+
+def _is_known_who_may(users: Any) -> bool:
+    fields = {field.name for field in users._meta.get_fields()}
+    return (
+        issubclass(users, PermissionsMixin)
+        and "is_active" in fields
+        and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
+    )

@@ -1,0 +1,164 @@
+"""What surrounds the app: web requests, the dispatcher, Celery, the sweep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections, router
+from django.db.models import Count, Q
+from django.utils.module_loading import import_string
+
+from agentruns import draining
+from agentruns.agents import registered
+from agentruns.clocks import later
+from agentruns.conf import settings
+from agentruns.models import Control, Run, Session
+
+LATE = 600  # seconds without a sweep after which something is wrong
+LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
+TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
+# Seconds after which these brokers deliver an unacknowledged message again; others wait for the connection.
+VISIBILITY = {"redis": 3600, "rediss": 3600, "sentinel": 3600, "sqs": 1800}
+
+
+@register("agentruns")
+def check_deployment(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check how web requests and routers treat the journal's database."""
+    found: list[CheckMessage] = []
+    alias = settings.DATABASE
+    if alias in connections and connections[alias].settings_dict.get("ATOMIC_REQUESTS"):
+        found.append(
+            Warning(
+                "ATOMIC_REQUESTS is on for the journal's database: run() and resume_run() raise "
+                "NotDurableError in a view. start(), decisions, the console and the API work.",
+                hint="Use start() in views, and let a worker drive the run; or decorate the view with "
+                f"transaction.non_atomic_requests(using={alias!r}). Then silence this check.",
+                id="agentruns.W007",
+            )
+        )
+    if alias in connections and (sent := _read_from(alias)) != alias:
+        found.append(
+            Warning(
+                f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}.",
+                hint="Put 'agentruns.routers.JournalRouter' first in DATABASE_ROUTERS.",
+                id="agentruns.W013",
+            )
+        )
+    return found
+
+
+@register("agentruns")
+def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that what AGENTRUNS_DISPATCHER names can ring, and that Celery lets it."""
+    path = settings.DISPATCHER
+    try:
+        dispatcher = import_string(path)()
+        if not callable(getattr(dispatcher, "ring", None)):
+            raise TypeError("it has no method ring(run_id)")
+    except Exception as error:  # a module may raise anything while it is imported
+        text = f"AGENTRUNS_DISPATCHER names {path!r}, which cannot be used: {error}"
+        hint = "'agentruns.dispatch.SweepDispatcher'; or 'agentruns.tasks.CeleryDispatcher', which needs "
+        return [Error(text, hint=hint + "`pip install agentruns[celery]`.", id="agentruns.E014")]
+    return _celery(dispatcher)
+
+
+@register("agentruns")
+def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that what AGENTRUNS_TELEMETRY names is there."""
+    path = settings.TELEMETRY
+    try:
+        if path:
+            import_string(path)
+    except Exception as error:  # a module may raise anything while it is imported
+        text = f"AGENTRUNS_TELEMETRY names {path!r}, which cannot be used: {error}"
+        hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
+        return [Error(text, hint=hint, id="agentruns.E016")]
+    return []
+
+
+def _read_from(alias: str) -> str:
+    run = Run()
+    run._state.db = alias
+    return router.db_for_read(Session, instance=run)
+
+
+def _celery(dispatcher: Any) -> list[CheckMessage]:
+    # By its settings in force, whatever the project calls them; where it is not loaded, nothing uses it.
+    celery: Any = sys.modules.get("celery")
+    if celery is None or all(one.__module__ != TASKS for one in type(dispatcher).__mro__):
+        return []
+    app, found = celery.current_app, list[CheckMessage]()
+    if app.conf.task_always_eager:
+        found.append(
+            Warning(
+                "Celery's task_always_eager is on, so the doorbell is dropped: no model and no tool is to "
+                "run inside a web request. Runs wait for the next sweep.",
+                hint="Turn it off where workers run; in tests drive runs with run_until_blocked() or "
+                "`manage.py resume_runs`.",
+                id="agentruns.W009",
+            )
+        )
+    task, visible, longest = app.tasks.get(TASK), _visibility(app.conf), _longest_call()
+    if task is not None and task.acks_late and visible is not None and visible < longest:
+        found.append(
+            Warning(
+                f"The project makes {TASK} acknowledge late, and after {visible:g} s the broker delivers "
+                f"what is not acknowledged again; a call may take {longest:g} s. Each such delivery finds "
+                "the run taken, and costs a worker's time.",
+                hint=f"Leave {TASK} out of Celery's task_annotations: it acknowledges early, and the sweep "
+                "finds what a dead worker leaves. Or raise broker_transport_options['visibility_timeout'].",
+                id="agentruns.W008",
+            )
+        )
+    return found
+
+
+def _visibility(conf: Any) -> float | None:
+    url = conf.broker_read_url or conf.broker_url or ""
+    scheme = str(url[0] if isinstance(url, list | tuple) and url else url).partition(":")[0]
+    if scheme not in VISIBILITY:
+        return None
+    given = (conf.broker_transport_options or {}).get("visibility_timeout")
+    return float(VISIBILITY[scheme] if given is None else given)
+
+
+def _longest_call() -> float:
+    timeouts = [tool.timeout or 0 for agent in registered() for tool in agent.tools.values()]
+    return max([LONGEST_REPLY, *timeouts])
+
+
+@register(Tags.database)
+def check_sweeper(
+    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
+) -> Sequence[CheckMessage]:
+    """Check that somebody sweeps while there are runs that can go on."""
+    alias = settings.DATABASE
+    if alias not in (databases or ()):
+        return []
+    connection = connections[alias]
+    if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
+        return []  # before the first migrate
+    state = sweeper(alias)
+    waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-LATE))
+    if state == "ok" or not waiting.exists():
+        return []
+    seen = "No sweep was ever seen" if state == "never" else f"No sweep was seen for {LATE // 60} minutes"
+    return [
+        Warning(
+            f"{seen}, and runs that can go on wait for one.",
+            hint="Keep `manage.py resume_runs --watch` running, or have it started every minute without.",
+            id="agentruns.W012",
+        )
+    ]
+
+
+def sweeper(alias: str) -> Literal["ok", "never", "late"]:
+    """Return whether sweeps are seen, by the database clock; one that drives a run is at work."""
+    recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
+    seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
+    if seen["lately"] or (seen["ever"] and draining.driven(alias)):
+        return "ok"
+    return "late" if seen["ever"] else "never"

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+from django.db.models.signals import pre_delete
+
+from agentruns import cancel_run, fork_run, run_agent, start_run
+from agentruns.management.commands import prune_runs
+from agentruns.models import Run, Session, Tombstone
+from tests.commands.running import run
+from tests.effects import Effects
+from tests.shop.agents import shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROWS = 4  # of a run that asks for no call
+
+
+@pytest.fixture
+def old(effects: Effects, agents: None) -> None:
+    """Three sessions that ended long ago, and one that did now."""
+    agent = shop_agent("done")
+    for number in range(4):
+        run_agent(agent, "do it", f"s{number}", idempotency_key=f"k{number}")
+    Run.objects.exclude(session__key="s3").update(updated_at=Now() - timedelta(days=91))
+
+
+def keys() -> list[str]:
+    return list(Session.objects.order_by("key").values_list("key", flat=True))
+
+
+@pytest.mark.usefixtures("old")
+def test_what_is_old_is_pruned_in_portions() -> None:
+    assert run("prune_runs", "--older-than=90", "--dry-run").out == "To be pruned: sessions 3, runs 3.\n"
+    assert len(keys()) == 4
+    outcome = run("prune_runs", "--older-than=90", "--limit=1")
+    assert (outcome.code, outcome.out) == (0, f"Pruned: sessions 1, runs 1, rows {ROWS}.\n")
+    (line,) = run("prune_runs", "--older-than=90", "--json").lines
+    assert line == {
+        "sessions": 2, "runs": 2, "rows": 2 * ROWS, "approvals": 0, "notifications": 0, "answers": 0,
+        "definitions": 0, "files": 0, "refused": [], "copies": [],
+    }  # fmt: skip
+    assert run("prune_runs", "--older-than=90").out == "Pruned: nothing.\n"
+    assert keys() == ["s3"]
+    assert run("verify_journal").code == 0
+
+
+@pytest.mark.usefixtures("old")
+def test_sigterm_ends_it_between_two_sessions() -> None:
+    def stop(**about: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    pre_delete.connect(stop, sender=Session)
+    try:
+        outcome = run("prune_runs", "--older-than=90")
+    finally:
+        pre_delete.disconnect(stop, sender=Session)
+    assert (outcome.code, outcome.out) == (0, f"Pruned: sessions 1, runs 1, rows {ROWS}.\n")
+    assert len(keys()) == 3
+    assert run("prune_runs", "--older-than=90").out.startswith("Pruned: sessions 2,")
+
+
+@pytest.mark.usefixtures("old")
+def test_a_session_is_erased() -> None:
+    fork = fork_run(Run.objects.get(session__key="s3").pk, 2, session="copy")
+    Session.objects.filter(key="copy").update(key="copy\x1b[2J")
+    started = start_run("done", "again", "s3", idempotency_key="again")
+    outcome = run("prune_runs", "--session=s3")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert f"unfinished run {started.pk} (queued). Cancel it first" in outcome.err
+    for one in (fork, started):
+        cancel_run(one.pk)
+    outcome = run("prune_runs", "--session=s3", "--forget-key")
+    assert (outcome.code, outcome.out.splitlines()[1]) == (
+        0, "Session 'copy\\x1b[2J' was forked from it and holds copies of its rows.",
+    )  # fmt: skip
+    assert outcome.out.startswith("Pruned: sessions 1, runs 2, rows ")
+    assert Tombstone.objects.get().key.startswith("sha256:")
+    assert run("prune_runs", "--session=s3").out == "Pruned: nothing.\n"
+    assert run("prune_runs", "--session=nobody's").code == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_another_database(old: None) -> None:
+    assert run("prune_runs", "--older-than=90", "--database=other").out == "Pruned: nothing.\n"
+    assert len(keys()) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--older-than=90", "--session=s1"),
+        ("--older-than=0",),
+        ("--older-than=36501",),
+        ("--older-than=90", "--limit=0"),
+        ("--older-than=90", "--forget-key"),
+        ("--session=s1", "--dry-run"),
+        ("--session=s1", "--limit=1"),
+    ],
+)
+def test_usage(options: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        prune_runs.Command().run_from_argv(["manage.py", "prune_runs", *options])
+    assert caught.value.code == 2

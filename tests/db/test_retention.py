@@ -1,0 +1,386 @@
+"""Pruning: whole ended sessions go, with all that is theirs alone; their keys stay refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.storage import FileSystemStorage
+from django.db import DatabaseError, connection, transaction
+from django.db.models.functions import Now
+from django.test import override_settings
+
+from agentruns import (
+    cancel_run,
+    fork_run,
+    payloads,
+    replay_run,
+    retention,
+    run_again,
+    run_agent,
+    start_run,
+    state_at,
+)
+from agentruns.agents import isolated_registry
+from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError
+from agentruns.exports import export_run
+from agentruns.imports import import_run
+from agentruns.journal.verify import problems
+from agentruns.masking import sensitive_in
+from agentruns.models import (
+    Approval,
+    Definition,
+    IdempotencyRecord,
+    Message,
+    Notification,
+    PrunedKey,
+    Run,
+    Session,
+    Tombstone,
+)
+from agentruns.retention import Pruned, count_ended, erase_session, prune_ended, revived
+from agentruns.sweep import sweep
+from tests.commands.running import run as command
+from tests.crash.processes import ROOT
+from tests.db.helpers import user
+from tests.db.racing import at_once
+from tests.effects import Effects
+from tests.files import MEGABYTE, fetch, fetch_secretly, fetched, folder, row_of, stored_in
+from tests.shop.agents import call, refund, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+__all__ = ["folder"]  # a fixture
+
+DAY = 86_400
+
+
+def tell(notice: Any) -> None:
+    """Tell nobody."""
+
+
+def aged(session: str, days: float = 40) -> None:
+    """Let nothing have happened in a session for so long."""
+    at = Now() - timedelta(days=days)
+    Run.objects.filter(session__key=session).update(updated_at=at)
+
+
+def ended(session: str, days: float = 40, **options: Any) -> Run:
+    """Return a run that ended so long ago, alone in its session."""
+    agent = shop_agent(f"agent-{session}")
+    result = run_agent(agent, "do it", session, idempotency_key=f"key-{session}", **options)
+    aged(session, days)
+    return Run.objects.get(pk=result.run_id)
+
+
+def keys() -> set[str]:
+    return set(Session.objects.values_list("key", flat=True))
+
+
+def answer(owner: Any, run: Run, days: float) -> IdempotencyRecord:
+    """Return what the API answered about a run so long ago."""
+    record = IdempotencyRecord.objects.create(
+        owner=owner, key=str(run.pk), fingerprint="x", status=200, body=f'{{"id":"{run.pk}"}}'
+    )
+    IdempotencyRecord.objects.filter(pk=record.pk).update(created_at=Now() - timedelta(days=days))
+    return record
+
+
+def test_nothing_is_left_but_a_tombstone(folder: Path, effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.tell"]
+    ada = user("ada")
+    with isolated_registry():
+        run = fetched(MEGABYTE, {"tools": [call("refund", cents=5000)]}, actor=ada, tools=[fetch, refund])
+        cancel_run(run.pk)
+        again = run_again(run.pk, idempotency_key="once more")
+        cancel_run(again.pk)
+        session = Session.objects.get(key="s1")
+        unfinished = start_run(shop_agent("waits"), "do it", "waits", idempotency_key="waits")
+        young = ended("young", days=29.9)
+    for key in ("s1", "waits"):
+        aged(key)
+    answer(ada, run, 41), answer(ada, young, 29)
+    rows = Message.objects.filter(session=session).count()
+    assert (Approval.objects.count(), len(stored_in(folder)), Definition.objects.count()) == (1, 1, 3)
+    told = Notification.objects.filter(run__session=session).count()
+    assert told
+    due = count_ended(30)
+    assert (due.sessions, due.runs, due.rows) == (1, 2, 0)
+
+    assert prune_ended(30) == Pruned(
+        sessions=1, runs=2, rows=rows, approvals=1, notifications=told, answers=1, definitions=1, files=1
+    )
+    assert keys() == {"waits", "young"}
+    assert set(Run.objects.values_list("pk", flat=True)) == {unfinished.pk, young.pk}
+    assert not Message.objects.filter(session_id=session.pk).exists()
+    assert not Approval.objects.exists()
+    assert not stored_in(folder) and not list(folder.iterdir())
+    assert Definition.objects.count() == 2
+    assert IdempotencyRecord.objects.get().key == str(young.pk)
+    tombstone = Tombstone.objects.get()
+    assert (tombstone.pk, tombstone.key, tombstone.head) == (session.pk, "s1", session.head)
+    assert tombstone.idempotency_keys == {"s1": str(run.pk), "once more": str(again.pk)}
+    assert set(PrunedKey.objects.values_list("owner_id", "key", "run_id")) == {
+        (ada.pk, "s1", run.pk), (ada.pk, "once more", again.pk),
+    }  # fmt: skip
+    for left in Session.objects.all():
+        assert problems(left.pk) == []
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        Message.objects.filter(run=young).delete()
+    assert prune_ended(30) == Pruned()
+    assert not revived("default")
+    Session.objects.create(pk=session.pk, key="s1")
+    assert [one.key for one in revived("default")] == ["s1"]
+    outcome = command("verify_journal")
+    assert (outcome.code, outcome.out.splitlines()[0]) == (
+        1, "Session s1: was pruned and is there again: the database would let its rows be deleted.",
+    )  # fmt: skip
+
+
+def test_a_key_stays_refused_in_every_session(effects: Effects, agents: None) -> None:
+    ada, eve = user("ada"), user("eve")
+    run, nobodys = ended("hers", actor=ada), ended("nobody's")
+    other = ended("other", days=0, actor=ada)
+    assert prune_ended(30).sessions == 2
+    why = f"belongs to run {run.pk}, which was pruned"
+
+    def start(session: str, actor: Any, key: str = "key-hers") -> Run:
+        return start_run("agent-hers", "do it", session, actor=actor, idempotency_key=key)
+
+    for forgotten in (False, True):
+        for attempt in (
+            lambda: start("hers", ada),
+            lambda: start("a new one", ada),
+            lambda: start("hers", None),  # the program does not know whose it was
+            lambda: run_agent("agent-hers", "do it", "x", actor=ada, idempotency_key="key-hers"),
+            lambda: fork_run(other.pk, 2, actor=ada, idempotency_key="key-hers"),
+            lambda: run_again(other.pk, ada, idempotency_key="key-hers"),
+        ):
+            with pytest.raises(RunStateError, match=why):
+                attempt()
+        with pytest.raises(RunStateError, match=f"belongs to run {nobodys.pk}"):
+            start("x", None, "key-nobody's")
+        if not forgotten:
+            assert keys() == {"other"}
+            erase_session("hers", forget_key=True)
+            erase_session("hers", forget_key=True)
+    kept = [*Tombstone.objects.values_list("key", "idempotency_keys"), *PrunedKey.objects.values_list("key")]
+    assert "hers" not in str(kept)
+    assert start("hers", eve).session_id != run.session_id
+    assert start("x", ada, "another key").status == "queued"
+
+
+def test_a_fork_goes_on_without_its_origin(folder: Path, effects: Effects) -> None:
+    with isolated_registry():
+        run = fetched(tools=[fetch_secretly])
+        row = row_of(run)
+        fork = fork_run(run.pk, row.seq, session="fork")
+        assert sweep().completed == 1
+        second = fork_run(fork.pk, row.seq + 1, text="And now?", session="second")
+        cancel_run(second.pk)
+    aged("s1")
+    assert prune_ended(30).sessions == 1
+    # Its only definition is named by the rows that were copied: it says what is sensitive in them.
+    assert (len(stored_in(folder)), Definition.objects.count()) == (1, 1)
+    with isolated_registry():
+        agent = shop_agent("fetcher-s1", tools=[fetch_secretly])
+        for one in (fork, second):
+            assert problems(one.session_id) == []
+            assert state_at(one.pk, row.seq + 1).status
+            assert sensitive_in(Run.objects.get(pk=one.pk)) == {"fetch": ("token",)}
+        assert replay_run(fork.pk).is_equal
+        with pytest.raises(DurableRunNotFoundError):
+            fork_run(run.pk, row.seq)
+        again = run_again(fork.pk)
+        assert (again.status, agent.name) == ("queued", again.agent)
+        cancel_run(again.pk)
+        read = payloads.of(fork.pk, row.seq, Message.objects.get(session__key="fork", seq=row.seq).payload)
+        assert read is not None and len(payloads.content_of(read)) == MEGABYTE
+    aged("fork")
+    assert (prune_ended(30).sessions, len(stored_in(folder))) == (1, 1), "the fork of the fork has it still"
+    assert erase_session("second").files == 1
+    assert not stored_in(folder)
+    assert not Session.objects.exists()
+
+
+def test_an_imported_run_keeps_the_files_that_it_shares(folder: Path, effects: Effects, agents: None) -> None:
+    run = fetched()
+    lines = list(export_run(run.pk, true_values=True))
+    with override_settings(AGENTRUNS_DATABASE="other"):
+        imported = import_run(lines)
+    aged("s1")
+    assert (prune_ended(30).sessions, len(stored_in(folder))) == (1, 1)
+    with pytest.raises(RunStateError, match="was pruned here"):
+        import_run(lines)
+    assert problems(imported.session_id, "other") == []
+    with override_settings(AGENTRUNS_DATABASE="other"):
+        assert erase_session("s1").files == 1
+
+
+def test_a_session_in_which_something_happens_meanwhile_is_left(effects: Effects, agents: None) -> None:
+    ended("busy"), ended("old")
+
+    def meanwhile() -> bool:
+        if Run.objects.filter(session__key="busy").count() == 1:
+            start_run("agent-busy", "another", "busy", idempotency_key="another")
+        return False
+
+    assert prune_ended(30, should_stop=meanwhile).sessions == 1
+    assert keys() == {"busy"}
+    with transaction.atomic(), pytest.raises(NotDurableError):
+        prune_ended(30)
+    with pytest.raises(ValueError, match="at least 1 day"):
+        prune_ended(0)
+
+
+def test_pages_limits_and_what_a_host_keeps(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PAGE", 2)
+    monkeypatch.setattr("agentruns.retries.TRIES", 2)
+    for number in range(5):
+        ended(f"s{number}", days=50 - number)
+        run_agent(f"agent-s{number}", "again", f"s{number}", idempotency_key=f"{number}")
+        aged(f"s{number}", days=50 - number)
+    assert prune_ended(30, limit=1).sessions == 1
+    assert keys() == {"s1", "s2", "s3", "s4"}, "the oldest first"
+    s2 = Session.objects.get(key="s2")
+    kind = "uuid" if connection.vendor == "postgresql" else "char(32)"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE host_ticket (session {kind} REFERENCES agentruns_session (id))")
+        try:
+            value = s2.pk if connection.vendor == "postgresql" else s2.pk.hex
+            cursor.execute("INSERT INTO host_ticket VALUES (%s)", [value])
+            pruned = prune_ended(30)
+            assert (pruned.sessions, len(pruned.refused)) == (3, 1)
+            with pytest.raises(RunStateError, match="lets nobody delete"):
+                erase_session("s2")
+        finally:
+            cursor.execute("DROP TABLE host_ticket")
+    assert keys() == {"s2"}
+    assert problems(s2.pk) == []
+    assert not Tombstone.objects.filter(pk=s2.pk).exists()
+
+
+def test_erasing(folder: Path, effects: Effects, agents: None) -> None:
+    ada = user("ada")
+    run = fetched(actor=ada)
+    fork = fork_run(run.pk, 2, actor=ada, session="fork")
+    later = start_run("fetcher-s1", "another", "s1", actor=ada, idempotency_key="another")
+    answer(ada, run, 0), answer(ada, fork, 0)
+    with pytest.raises(RunStateError, match=f"unfinished run {later.pk} .queued.. Cancel it first"):
+        erase_session("s1")
+    assert (Tombstone.objects.count(), len(stored_in(folder))) == (0, 1)
+    cancel_run(later.pk)
+    orphan = folder / str(run.session_id) / "of-a-call-that-was-lost"
+    orphan.write_text("x")
+    pruned = erase_session("s1")
+    assert (pruned.runs, pruned.answers, pruned.files, pruned.copies) == (2, 1, 2, ["fork"])
+    assert not stored_in(folder)
+    assert keys() == {"fork"}
+    assert "do it" not in str(list(Tombstone.objects.values()))
+    orphan.parent.mkdir()
+    orphan.write_text("of a process that died before it deleted the file")
+    assert erase_session("s1") == Pruned(files=1)
+    with pytest.raises(RunStateError, match="There is no session 'unheard of'"):
+        erase_session("unheard of")
+
+
+def test_files_that_no_row_names(folder: Path, effects: Effects, agents: None) -> None:
+    run = fetched()
+    waits = start_run(shop_agent("waits"), "do it", "waits", idempotency_key="waits")
+    (needed,) = stored_in(folder)
+    lost = folder / str(run.session_id) / "lost"
+    nobodys = folder / "01a20189-67e9-70a1-9b0c-1b07670a3b0b" / "input-1"
+    young = nobodys.with_name("input-2")
+    awaited = folder / str(waits.session_id) / "not-yet"
+    foreign = folder / "somebody" / "else.txt"
+    for path in (lost, nobodys, young, awaited, foreign):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    for path in (needed, lost, nobodys, awaited, foreign):
+        os.utime(path, (path.stat().st_mtime - DAY - 1,) * 2)
+    assert prune_ended(30) == Pruned(files=2)
+    assert set(stored_in(folder)) == {needed, young, awaited, foreign}
+
+
+class DeadlyStorage(FileSystemStorage):
+    """The process dies when it is to delete a file."""
+
+    def delete(self, name: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+PRUNE = """
+import os, signal, sys, django
+django.setup()
+from django.conf import settings
+from django.db.models.signals import pre_delete
+from agentruns.models import Session
+from agentruns.retention import prune_ended
+from tests.files import alias
+settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.db.test_retention.DeadlyStorage")}
+settings.DATABASES.pop("other")
+die = lambda **about: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "rows":
+    pre_delete.connect(die, sender=Session)
+prune_ended(30)
+"""
+
+
+def test_killed_in_the_middle_it_goes_on(folder: Path, effects: Effects, agents: None) -> None:
+    run = fetched()
+    aged("s1")
+    rows = Message.objects.count()
+    name = str(connection.settings_dict["NAME"])
+    environment = {
+        **os.environ,
+        "AGENTRUNS_TEST_DB_NAME": name,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+
+    def killed(at: str) -> None:
+        command = [sys.executable, "-c", PRUNE, str(folder), at]
+        child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert child.returncode == -signal.SIGKILL, child.stderr
+
+    killed("rows")  # all but the last statement are done, and nothing is committed
+    assert (Message.objects.count(), Tombstone.objects.count()) == (rows, 0)
+    assert problems(run.session_id) == []
+    killed("files")
+    assert (Message.objects.count(), Tombstone.objects.count()) == (0, 1)
+    (left,) = stored_in(folder)
+    assert prune_ended(30) == Pruned(), "too young to be sure of"
+    os.utime(left, (left.stat().st_mtime - DAY - 1,) * 2)
+    assert prune_ended(30) == Pruned(files=1)
+    assert not stored_in(folder)
+
+
+def test_beside_workers(effects: Effects, agents: None) -> None:
+    old = [f"s{number}" for number in range(6)]
+    for key in old:
+        ended(key)
+    agent = shop_agent("worker", {"tools": [call("post", text="x")]})
+
+    def go_on() -> None:
+        for key in old[::2]:
+            run_agent(agent, "more", key, idempotency_key=f"more-{key}")
+
+    def begin() -> None:
+        for number in range(3):
+            run_agent(agent, "new", f"new-{number}", idempotency_key=f"new-{number}")
+
+    pruned, *others = at_once(lambda: prune_ended(30), go_on, begin)
+    assert (pruned.refused, others) == ([], [None, None])
+    assert keys() == {*old[::2], *(f"new-{number}" for number in range(3))}
+    assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
+    assert Run.objects.filter(agent="worker").count() == effects.count() == 6
+    assert Tombstone.objects.count() == pruned.sessions
+    for session in Session.objects.all():
+        assert problems(session.pk) == []
