@@ -38,10 +38,9 @@ class DecidingCommand(AgentRunsCommand):
             facts = {"id": approval.pk, "run": approval.run_id, "status": approval.status}
             self.say_json({**facts, "approvals": approval.approved_count, "required": approval.required})
             return
-        given = (
-            f" ({approval.approved_count} of {approval.required} approvals)" if approval.required > 1 else ""
-        )
-        self.say(f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{given}.")
+        given = f" ({approval.approved_count} of {approval.required} approvals)"
+        so_far = given if approval.required > 1 else ""
+        self.say(f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
 
     def decide(self, approval_id: str, user: Any, reason: str, digest: str | None) -> Approval:
         """Decide."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.seeds.places import API_RUNS, COMMITS, DV_NEW, EXECUTOR, FAILURES, FAULTS, NEW, OUTPUT, RESULTS
+from tests.seeds.places import (
+    API_RUNS,
+    COMMITS,
+    DV_NEW,
+    EXECUTOR,
+    FAILURES,
+    FAULTS,
+    NEW,
+    OUTPUT,
+    RESULTS,
+    RETENTION,
+)
 from tests.seeds.table import (
     BAD,
     COST,
@@ -132,10 +143,11 @@ B1: dict[str, tuple[str, Shown]] = {
                 f"{E8}77_runs_are_listed_newest_first_with_what_one_needs",
                 f"{API_RUNS}list_filters",
                 f"{JOURNAL}a_tombstone_lets_one_session_be_deleted",
+                f"{RETENTION}nothing_is_left_but_a_tombstone",
                 f"{BAD}an_unowned_session_cannot_be_taken_over",
             ),
             reason=(
-                f"{MISSING}prune_runs. Ours differs: an owner never changes, rows are never re-saved, and "
+                "Ours differs: an owner never changes, rows are never re-saved, and "
                 "migrations make the tables."
             ),
         ),

@@ -15,9 +15,10 @@ from tests.seeds.places import (
     DR_NEW,
     EXECUTOR,
     FAILURES,
-    FORK,
+    FORKS,
     NEW,
     REPLAY,
+    STATES,
     VERIFY,
 )
 from tests.seeds.table import (
@@ -30,7 +31,6 @@ from tests.seeds.table import (
     JOURNAL,
     KILL,
     KINDS,
-    MISSING,
     ONE_CALL,
     STATELESS,
     TOOLS,
@@ -119,15 +119,23 @@ B2: dict[str, tuple[str, Shown]] = {
             reason="Ours differs: no write is left in flight, so there is nothing to flush or to warn of.",
         ),
     ),
-    "B2-10": ("A run is forked at a point of its past, with a link back.", Shown(reason=FORK)),
+    "B2-10": (
+        "A run is forked at a point of its past, with a link back.",
+        Shown(
+            tests=(
+                f"{FORKS}at_every_row_the_fork_is_valid_and_repeats_no_effect",
+                f"{FORKS}it_goes_on_from_there_as_a_run_of_its_own",
+            )
+        ),
+    ),
     "B2-11": (
         "One can look into a run: status, steps, pending calls, the last thing said.",
         Shown(
             tests=(
                 f"{COMMANDS}test_show_run.py::test_it_shows_where_the_run_stands_and_its_journal",
                 f"{E6}57_the_pending_set_at_every_prefix_of_the_log",
+                f"{STATES}the_state_at_every_row_is_the_fold_up_to_there",
             ),
-            reason=f"{MISSING}state_at.",
         ),
     ),
     "B2-12": (
@@ -247,8 +255,8 @@ B2: dict[str, tuple[str, Shown]] = {
                 f"{API_RUNS}messages_come_in_pages",
                 f"{API_AUTH}who_sees_which_runs",
                 f"{API_CARDS}bad_bodies",
+                "tests/api/test_stream.py::test_it_goes_on_right_after_the_row_that_the_client_had",
             ),
-            reason=f"{MISSING}the stream of server-sent events; pages of the journal exist.",
         ),
     ),
     "B2-24": (
@@ -278,12 +286,25 @@ B2: dict[str, tuple[str, Shown]] = {
     ),
     "B2-26": (
         "Recorded results are given back in a replay; what was not recorded ends it.",
-        Shown(reason=REPLAY),
+        Shown(tests=(f"{REPLAY}nothing_differs_and_nothing_happens",)),
     ),
-    "B2-27": ("Recorded replies are given back for matching requests in a replay.", Shown(reason=REPLAY)),
+    "B2-27": (
+        "Recorded replies are given back for matching requests in a replay.",
+        Shown(
+            tests=(
+                f"{REPLAY}nothing_differs_and_nothing_happens",
+                f"{REPLAY}a_mutated_observation_diverges_at_exactly_its_row",
+            )
+        ),
+    ),
     "B2-28": (
         "Hashes do not depend on the order of keys; two runs can be compared.",
-        Shown(tests=(f"{CANONICAL}the_order_of_keys_does_not_matter",), reason=f"{REPLAY}"),
+        Shown(
+            tests=(
+                f"{CANONICAL}the_order_of_keys_does_not_matter",
+                f"{REPLAY}a_model_that_decides_otherwise_shows_where",
+            )
+        ),
     ),
     "B2-29": (
         "A recorded run plays again byte by byte, and one changed result is found where it is.",
@@ -291,8 +312,9 @@ B2: dict[str, tuple[str, Shown]] = {
             tests=(
                 f"{JOURNAL}a_change_made_with_the_triggers_dropped_is_found",
                 f"{VERIFY}an_altered_journal_is_found",
+                f"{REPLAY}a_run_that_nobody_changed_is_equal",
+                f"{REPLAY}a_mutated_observation_diverges_at_exactly_its_row",
             ),
-            reason=f"{REPLAY} A changed row is found by the hash chain.",
         ),
     ),
 }

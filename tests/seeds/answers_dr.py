@@ -276,8 +276,11 @@ DR: dict[str, tuple[str, Shown]] = {
     "D-R27": (
         "What is kept for resuming cannot be replayed, and large results are cut.",
         Shown(
-            tests=(f"{ADMIN_RUNS}a_long_result_is_cut_with_a_way_to_all_of_it",),
-            reason=f"{REPLAY} The journal keeps results whole; only pages cut them.",
+            tests=(
+                f"{ADMIN_RUNS}a_long_result_is_cut_with_a_way_to_all_of_it",
+                f"{REPLAY}nothing_differs_and_nothing_happens",
+            ),
+            reason="The journal keeps results whole; only pages cut them.",
         ),
     ),
     "D-R28": (
@@ -361,7 +364,10 @@ DS: dict[str, tuple[str, Shown]] = {
         "Budgets outlive a resume.",
         Shown(tests=(f"{DV_NEW}d_v11_budgets_are_not_begun_anew_by_a_crash",)),
     ),
-    "D-S10": ("A replay is equal byte by byte and makes no network call.", Shown(reason=REPLAY)),
+    "D-S10": (
+        "A replay is equal byte by byte and makes no network call.",
+        Shown(tests=(f"{REPLAY}nothing_differs_and_nothing_happens",)),
+    ),
     "D-S11": (
         "Cancel and pause work from another process.",
         Shown(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.seeds.table import COST, MISSING
+from tests.seeds.table import COST
 
 OUTPUT = "tests/db/test_structured_output.py::test_"
 BUDGETS = "tests/db/test_budgets.py::test_"
@@ -27,5 +27,7 @@ ADMIN_RUNS = "tests/admin/test_runs.py::test_"
 COMMANDS = "tests/commands/"
 
 COMMITS = f"{COST}a_step_of_n_calls_costs_n_plus_one_commits"
-REPLAY = f"{MISSING}replay_run."
-FORK = f"{MISSING}fork_run."
+REPLAY = "tests/db/test_replay.py::test_"
+FORKS = "tests/db/test_forks.py::test_"
+STATES = "tests/db/test_states.py::test_"
+RETENTION = "tests/db/test_retention.py::test_"

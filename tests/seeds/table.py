@@ -489,8 +489,9 @@ SHOWN: dict[int, Shown] = {
             "tests/db/test_sweep.py::test_a_stop_leaves_at_a_boundary_and_costs_no_attempt",
             "tests/commands/test_resume_runs.py::"
             "TestWatchingProcess::test_sigterm_finishes_the_call_and_gives_the_run_back",
+            "tests/db/test_draining.py::test_the_command_waits_for_what_is_driven_and_names_what_stays",
+            "tests/workers/test_deploys.py::test_a_deploy",
         ),
-        reason=f"{MISSING}drain_runs, which stops all workers at once, and its time limit.",
     ),
     86: Shown(
         tests=(
