@@ -33,7 +33,8 @@ console: $(VENV)/runtime
 # Each test at least once; the engine's on both databases, with crashes, races and properties. The console's pages
 # are read on PostgreSQL, where a broken query breaks the transaction, and seen in a browser on SQLite; so are the
 # endpoints that ask nothing of a database that others do not (those of races, pages, keys and streams run on both).
-ON_POSTGRESQL = tests/admin $(foreach name,approvals auth content control docs_page errors etag forks health limits \
+# Celery workers are for PostgreSQL.
+ON_POSTGRESQL = tests/admin tests/workers $(foreach name,approvals auth content control docs_page errors etag forks health limits \
 	malformed mounting openapi redaction runs schemathesis sessions throttling tokens,tests/api/test_$(name).py)
 ON_SQLITE = tests/unit tests/packaging tests/seeds $(foreach name,create_api_token fork_run list_runs redaction \
 	run_agent show_run terminal,tests/commands/test_$(name).py)
