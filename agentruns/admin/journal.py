@@ -235,7 +235,8 @@ def _orphan_found(card: Card, payload: Payload) -> None:
 
 
 def _orphan_resolved(card: Card, payload: Payload) -> None:
-    card.title = _("Verdict: %(verdict)s") % {"verdict": _VERDICTS_GIVEN.get(payload["verdict"], "?")}
+    verdict = payload["verdict"]
+    card.title = _("Verdict: %(verdict)s") % {"verdict": _VERDICTS_GIVEN.get(verdict, plain(verdict))}
     _add(card, _("Evidence"), payload.get("evidence"))
     _add(card, _("Through"), payload.get("channel"))
     _say(card, _("Result"), payload.get("result"))

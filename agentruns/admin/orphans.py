@@ -62,7 +62,7 @@ class History:
         result = self.last(events.TOOL_RESULT)
         verdicts = self.all(events.ORPHAN_RESOLVED)
         return result is not None and any(
-            row.seq > result.seq and row.payload["verdict"] != "unknown" for row in verdicts
+            row.seq > result.seq and row.payload["verdict"] in events.CLEARING for row in verdicts
         )
 
     def all(self, *kinds: str) -> list[Row]:

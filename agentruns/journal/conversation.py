@@ -54,7 +54,7 @@ class SessionState:
             self._result(row)
         elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
             self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
-        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] != "unknown":
+        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
 
     def messages(self) -> list[dict[str, Any]]:

@@ -38,6 +38,8 @@ COPIED = "copied"  # in the payload of a fork's history: from where. It is no pa
 
 OUTPUT_INVALID = "output_invalid"  # why a `user` row is there that no user wrote
 
+CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
+
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.

@@ -16,6 +16,7 @@ from agentruns.journal.events import Row
 ACTIVE = "active"
 WAITING = ("awaiting-approval", "orphaned", "paused")
 ENDED = ("completed", "failed", "cancelled")
+VERDICTS = ("run", "ask", "refuse")  # of the gate
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ def _assistant(state: RunState, row: Row) -> None:
             arguments=call["arguments"],
             digest=call["digest"],
             parallel=call["parallel"],
-            verdict=call["verdict"],
+            verdict=call["verdict"] if call["verdict"] in VERDICTS else "refuse",  # of newer code
         )
         for ordinal, call in enumerate(payload["calls"])
     }

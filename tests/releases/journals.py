@@ -1,0 +1,79 @@
+"""Recorded journals, put back into the tables: as an older release left them, or as a newer one might."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from agentruns import canonical
+from agentruns.journal import events
+from agentruns.journal.events import Row
+from agentruns.models import Approval, Definition, Message, Run, Session
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "releases"
+HOSTILE = "<script>alert(1)</script>"
+
+Line = dict[str, Any]
+
+
+def lines_of(name: str) -> list[Line]:
+    """Return the export of a recorded run, such as "5d5e29a/orphaned"."""
+    return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
+
+
+def restored(name: str, *, newer: bool = False) -> Run:
+    """Store a recorded run as a database has it that was migrated since; `newer` adds what `_newer` says."""
+    release, _, shape = name.partition("/")
+    tables = [json.loads(line) for line in (RECORDED / release / "tables.jsonl").read_text().splitlines()]
+    (stored,) = [table for table in tables if table["name"] == shape]
+    first, *lines = lines_of(name)
+    for line in lines:
+        if "definition" in line:
+            Definition.objects.create(hash=line["definition"], body=canonical.loads(line["body"]))
+    session = Session(**stored["session"])
+    rows = [_row(line) for line in lines if "seq" in line]
+    if newer:
+        rows = list(_chained(session.pk, _newer(rows)))
+        session.next_seq, session.head = rows[-1].seq + 1, rows[-1].hash
+    session.save(force_insert=True)
+    Run.objects.bulk_create([Run(**columns) for columns in stored["runs"]])
+    Message.objects.bulk_create([Message(session_id=session.pk, **row._asdict()) for row in rows])
+    Approval.objects.bulk_create([Approval(**columns) for columns in stored["approvals"]])
+    return Run.objects.get(pk=first["run"])
+
+
+def _row(line: Line) -> Row:
+    values = {name: line.get(name) for name in Row._fields} | {"run_id": UUID(line["run"])}
+    values["created_at"] = datetime.fromisoformat(line["created_at"])
+    values["consumes"] = UUID(line["consumes"]) if line["consumes"] else None
+    return Row(**{**values, "payload": canonical.loads(line["payload"])})
+
+
+def _newer(rows: list[Row]) -> Iterator[Row]:
+    """Add what this release does not know: kinds, fields, an outcome, a verb and a verdict."""
+    for row in rows:
+        yield row._replace(payload={**row.payload, **_changed(row), "v": 2, "newer": {"deep": [HOSTILE]}})
+        said = row._replace(payload={"v": 9, "said": [HOSTILE, None]}, consumes=None)
+        yield said._replace(kind="weather_seen")
+        if row.kind == events.APPROVAL_REQUESTED:
+            payload = {"v": 2, "verb": "abstain", "digest": row.payload["digest"], "actor": None}
+            yield said._replace(kind=events.APPROVAL_DECIDED, epoch=0, payload=payload)
+        elif row.kind == events.ORPHAN_FOUND:
+            payload = {"v": 2, "verdict": "probably", "evidence": HOSTILE, "actor": None}
+            yield said._replace(kind=events.ORPHAN_RESOLVED, epoch=0, payload=payload)
+
+
+def _changed(row: Row) -> Line:
+    return {"outcome": "declined"} if row.payload.get("outcome") == "denied" else {}
+
+
+def _chained(session_id: UUID, rows: Iterator[Row]) -> Iterator[Row]:
+    head = canonical.GENESIS
+    for seq, row in enumerate(rows, start=1):
+        row = row._replace(seq=seq, prev_hash=head)
+        head = events.row_hash(session_id, row, canonical.dumps(row.payload))
+        yield row._replace(hash=head)
