@@ -64,6 +64,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from django.db.models.functions import Now
     from django.utils import timezone
 
+    from agentruns import draining
     from agentruns.journal import append
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
@@ -86,5 +87,6 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
             yield Now, name, as_sql
     yield append, "clock", append_clock
     yield timezone, "now", lambda: clock.now
+    yield draining, "_started", {}  # when this process began is not to be told by a clock that was moved
     for name in READERS:
         yield import_module(name), "datetime", Frozen
