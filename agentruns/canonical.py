@@ -84,8 +84,8 @@ def legal_text(value: Any) -> str:
     return _encode(legal(value))
 
 
-def _encode(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+# One encoder for all: json.dumps makes a new one for each value that is not encoded its own way.
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def _needs_escape(text: str) -> bool:

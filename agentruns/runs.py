@@ -89,8 +89,8 @@ def run_agent(
     order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
     run, _, lease = place(order, leased=True)
     if lease is not None:
-        drive_claimed(run, agent, lease, store=store)
-        return reading(alias, lambda: result_of(run.pk))
+        state = drive_claimed(run, agent, lease, store=store)
+        return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = people.may(actor, "agentruns.resume_run")
     # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
@@ -140,11 +140,12 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
     return runs
 
 
-def result_of(run_id: UUID) -> RunResult:
-    """Return where a run stands."""
+def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
+    """Return where a run stands; a `state` that is not the newest is read anew."""
     alias = settings.DATABASE
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
-    state = load(alias, run.session_id, run.pk)
+    if state is None or state.next_seq != run.session.next_seq:
+        state = load(alias, run.session_id, run.pk)
     pending = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
     return RunResult(
         status=run.status,

@@ -88,16 +88,21 @@ def drive_claimed(
     caller: Any = None,
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Drive a run whose lease this process holds. A lease lost on the way is logged: another one goes on."""
+) -> SessionState | None:
+    """Drive a run whose lease this process holds, and return what it knows of the session at the end.
+
+    None if another process goes on: a lease lost on the way is logged.
+    """
     with bound(lease.run_id, lease.epoch):
         driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop)
         if driver is None:
-            return
+            return None
         try:
             drive(driver, caller=caller, asked=asked)
         except LeaseLostError as error:
             logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)
+            return None
+        return driver.state
 
 
 def _driver(

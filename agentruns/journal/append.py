@@ -10,12 +10,12 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal.batch import Batch
 from agentruns.models import Message, Run, Session
+from agentruns.models.fields import CanonicalField, EscapedTextField
 
 COLUMNS = (
     "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
@@ -27,6 +27,12 @@ TYPES = (
 )  # fmt: skip
 ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
 
+# Of the folded columns the others are stored as they are.
+_PREPARE = {
+    field.attname: field.get_prep_value
+    for field in Run._meta.concrete_fields
+    if isinstance(field, CanonicalField | EscapedTextField)
+}
 _SESSION = Session._meta.db_table
 _RUN = Run._meta.db_table
 _MESSAGE = Message._meta.db_table
@@ -115,7 +121,7 @@ def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, li
     values: list[Any] = [connection.ops.adapt_datetimefield_value(batch.rows[-1].created_at)]
     for name, value in folded.items():
         sets.append(f"{name} = %s")
-        values.append(_prepared(connection, name, value))
+        values.append(_prepared(name, value))
     if not batch.epoch:
         # A service row leaves the lease alone: a live worker learns of it at its next append.
         sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
@@ -139,13 +145,13 @@ def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, li
         sets.append("attempts = 0")
     if batch.epoch:
         sets.append("blocked_reason = %s")
-        values.append(_prepared(connection, "blocked_reason", batch.state.run.paused))
+        values.append(_prepared("blocked_reason", batch.state.run.paused))
     return ", ".join(sets), values
 
 
-def _prepared(connection: BaseDatabaseWrapper, name: str, value: Any) -> Any:
-    field: Field[Any, Any] = Run._meta.get_field(name)  # type: ignore[assignment]
-    return field.get_db_prep_save(value, connection)
+def _prepared(name: str, value: Any) -> Any:
+    prepare = _PREPARE.get(name)
+    return value if prepare is None else prepare(value)
 
 
 def _id(connection: BaseDatabaseWrapper, value: Any) -> Any:
