@@ -7,6 +7,7 @@ first is still worked on (Redis after its visibility time-out) would only find t
 from __future__ import annotations
 
 import mmap
+import time
 from typing import Any
 from uuid import UUID
 
@@ -26,14 +27,25 @@ logger = get_logger("agentruns.tasks")
 _stopping = mmap.mmap(-1, 1)
 
 
+REST_SECONDS = 10.0
+_resting_until = 0.0  # a client may try for seconds to reach a broker that is away: only one caller waits
+
+
 class CeleryDispatcher:
     """Rings by a Celery message. While the broker is away nothing is sent, and the next sweep rings again."""
 
     def ring(self, run_id: UUID) -> None:
         """Send the message; dropped where tasks run at once, in the process that sends them."""
+        global _resting_until
         if advance_run.app.conf.task_always_eager:
             return  # no model and no tool ever runs inside a web request
-        advance_run.apply_async((str(run_id),), retry=False, ignore_result=True)
+        if time.monotonic() < _resting_until:
+            return
+        try:
+            advance_run.apply_async((str(run_id),), retry=False, ignore_result=True)
+        except Exception:
+            _resting_until = time.monotonic() + REST_SECONDS
+            raise
 
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)

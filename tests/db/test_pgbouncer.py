@@ -15,6 +15,7 @@ from agentruns.models import Approval, Run
 from agentruns.sweep import sweep
 from tests import pgbouncer
 from tests.commands.running import run as command
+from tests.crash import child  # noqa: F401 - declares its agents
 from tests.crash.processes import expire_lease, run_and_die, wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects
@@ -82,12 +83,10 @@ def test_a_run_with_everything(effects: Effects, agents: None, settings: Any) ->
     assert command("verify_journal").code == 0
 
 
-def test_a_crash(effects: Effects, agents: None) -> None:
+def test_a_crash(effects: Effects) -> None:
     facts = connection.settings_dict
     place = {"AGENTRUNS_TEST_PG_HOST": facts["HOST"], "AGENTRUNS_TEST_PG_PORT": facts["PORT"]}
     run_and_die("run", "every-kind", "s1", SHOP_KILL="charge:after", **place)
-    from tests.crash import child  # noqa: F401 - declares the agent
-
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1

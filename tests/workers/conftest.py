@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from agentruns import tasks
 from tests.celery_app import app
 from tests.crash.processes import ROOT
 from tests.servers import Broker
@@ -31,10 +32,11 @@ def valkey() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def broker(valkey: Broker, settings: Any) -> Broker:
+def broker(valkey: Broker, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Broker:
     """An empty broker, and this process one of those that ring by it."""
     valkey.stop()
     valkey.start()
+    monkeypatch.setattr(tasks, "_resting_until", 0.0)
     settings.AGENTRUNS_DISPATCHER = "agentruns.tasks.CeleryDispatcher"
     app.conf.broker_url = valkey.url
     return valkey
