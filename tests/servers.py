@@ -77,7 +77,7 @@ class Postgres:
         """Start it and wait until it takes connections."""
         # Only a socket in our own folder: no port to collide with, nobody else gets in.
         # fsync stays on: what the journal promises rests on it.
-        settings = ["listen_addresses=", "max_connections=200", "fsync=on"]
+        settings = ["listen_addresses=", "max_connections=200", "fsync=on", "jit=off", "max_wal_size=4GB"]
         command = [self.binaries / "postgres", "-D", self.data, "-k", self.folder]
         command += [word for setting in settings for word in ("-c", setting)]
         with self.log.open("ab") as output:

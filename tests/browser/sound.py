@@ -10,7 +10,7 @@ from tests.browser.visitor import NARROW, WIDE
 
 # No rule of the style sheet joins a width with a scheme, so that narrow and dark is nothing new; and
 # the scheme changes nothing but colours, so that in the dark only the rules of colour are asked.
-COLOUR = {"runOnly": {"type": "tag", "values": ["cat.color"]}}
+COLOUR = {"runOnly": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}}
 LOOKS: tuple[tuple[dict[str, int], str, dict[str, object]], ...] = (
     (WIDE, "light", {}),
     (WIDE, "dark", COLOUR),
