@@ -24,7 +24,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-fast test-rebuild test-browser test-browser-61 check
+.PHONY: demo console test test-fast test-rebuild test-browser test-browser-61 check bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -74,9 +74,17 @@ check: $(VENV)/dev
 		$(BIN)/python manage.py check --settings=$(settings) && \
 		$(BIN)/python manage.py makemigrations --check --dry-run --settings=$(settings) &&) true
 
+# Beside the peers that requirements-bench.txt names; --quick after `python -m benchmarks` takes a minute or two.
+bench:
+	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/bench
+	.venv-bench/bin/python -m benchmarks
+
 $(VENV)/runtime: pyproject.toml constraints.txt
 	$(call install,-c constraints.txt -e '.[all]')
 
 $(VENV)/dev: pyproject.toml constraints.txt requirements-dev.txt
 	$(call install,-r requirements-dev.txt)
 	@touch $(VENV)/runtime
+
+$(VENV)/bench: pyproject.toml requirements-bench.txt
+	$(call install,-r requirements-bench.txt)

@@ -82,7 +82,7 @@ DEFINITIONS: list[dict[str, Any]] = [{}, {"max_steps": 49}, {"tools": NEW_TOOLS}
 NUMBER = itertools.count()
 
 # A random life does the same on both databases; what is PostgreSQL's own has tests of its own.
-EXAMPLES = 10 if ALWAYS else 20 if DATABASE == "sqlite" else 12
+EXAMPLES = 8 if ALWAYS else 20 if DATABASE == "sqlite" else 8
 
 
 def having(*names: str) -> Callable[[Any], Any]:
