@@ -114,6 +114,21 @@ def test_a_watching_worker_survives_a_database_that_is_away(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_an_idle_worker_waits_twice_as_long_each_time_up_to_the_interval(
+    db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def wait(seconds: float, stop: Any) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(resume_runs, "_wait", wait)
+    assert run("resume_runs", "--watch", "--interval=0.8").code == 0
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 0.8, 0.8]
+
+
 class TestWatchingProcess:
     @pytest.fixture
     def watcher(self, effects: Effects, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:

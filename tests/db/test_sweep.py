@@ -116,11 +116,16 @@ def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects
 
 def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
     sql, parameters = Run.objects.runnable().order_by("created_at").values("pk")[:1].query.sql_with_params()
+    explain = "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
     with transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SET LOCAL enable_seqscan = off")
-            cursor.execute(f"EXPLAIN {sql}", parameters)
-            assert "agentruns_runnable" in str(cursor.fetchall())
-        else:  # SQLite cannot tell that bound parameters fit a partial index, and takes the one on status
-            cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
-            assert "SEARCH agentruns_run USING INDEX" in str(cursor.fetchall())
+        cursor.execute(f"{explain} {sql}", parameters)
+        assert "agentruns_runnable" in str(cursor.fetchall())
+
+
+def test_after_its_time_a_sweep_begins_with_no_further_run(effects: Effects, agents: None) -> None:
+    agent = shop_agent("several", {"tools": [call("post", text="x")]})
+    for number in range(3):
+        start_run(agent, "do it", f"s{number}", idempotency_key=f"k{number}")
+    assert (sweep(seconds=0).driven, sweep(seconds=0).driven, sweep().driven) == (1, 1, 1)
