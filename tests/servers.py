@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import scratch
+
 PR_SET_PDEATHSIG = 1
 READY_WITHIN = 30  # seconds
 
@@ -97,7 +99,7 @@ class Postgres:
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
     """Run a server in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="agentruns-pg-") as name:
+    with tempfile.TemporaryDirectory(prefix="agentruns-pg-", dir=scratch.folder()) as name:
         server = Postgres(Path(name))
         try:
             server.start()

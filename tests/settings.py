@@ -1,20 +1,21 @@
 """A host project that is not ours: proves that agentruns needs nothing but INSTALLED_APPS."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests import scratch
 
 DATABASE = os.environ.get("AGENTRUNS_TEST_DATABASE", "sqlite")
 
 
 def sqlite(name: str) -> dict[str, Any]:
     """Return a database in a file: threads and child processes share it, memory they cannot."""
-    scratch = Path(tempfile.gettempdir()) / f"agentruns-{os.getpid()}-{name}.sqlite3"
+    file = Path(scratch.folder()) / f"agentruns-{os.getpid()}-{name}.sqlite3"
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": ":memory:",
-        "TEST": {"NAME": str(scratch)},
+        "TEST": {"NAME": str(file)},
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
