@@ -332,7 +332,7 @@ def test_a_lost_race_at_the_release_is_no_failed_drive(effects: Effects, agents:
 def stubborn(ctx: ToolContext) -> str:
     """Return only after somebody took the run away."""
     cancel_run(ctx.run_id)
-    time.sleep(0.1)
+    time.sleep(0.7)
     cancel_run(ctx.run_id)
     return act("stubborn", ctx)
 
@@ -340,7 +340,7 @@ def stubborn(ctx: ToolContext) -> str:
 def test_evidence_is_kept_although_the_journal_was_busy(
     effects: Effects, agents: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.AGENTRUNS_LEASE_SECONDS = 0.05  # after which a second cancel does not wait for the worker
+    settings.AGENTRUNS_LEASE_SECONDS = 0.6  # after which a second cancel does not wait for the worker
     append = DatabaseStore.append
     refused: list[Any] = []
 
