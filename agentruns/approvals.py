@@ -155,7 +155,9 @@ def expire_due() -> int:
     """End every pending approval whose time is over, by the database clock; return how many."""
     alias, ended = settings.DATABASE, 0
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
-    for approval in list(due[:DUE_AT_ONCE]):
+    for approval in list(due.only("run_id", "call_id", "expires_at")):
+        if ended == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
+            break
 
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
             call = batch.state.run.calls.get(approval.call_id)
