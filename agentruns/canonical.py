@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 ESCAPE = "\x10"
@@ -53,6 +54,8 @@ def sha256(text: str) -> str:
 
 def escape_text(text: str) -> str:
     """Return `text` with NUL, DLE and lone surrogates escaped, fit for any text column."""
+    if _is_utf8(text) and "\x00" not in text and ESCAPE not in text:
+        return text
     return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
 
 
@@ -69,7 +72,7 @@ def chain_hash(prev_hash: str, row: dict[str, Any]) -> str:
 def legal(value: Any) -> Any:
     """Return `value` as strict JSON for a provider: U+FFFD for what its text cannot carry, "NaN"."""
     if isinstance(value, str):
-        return _ILLEGAL.sub("\ufffd", value)
+        return value if _is_utf8(value) and "\x00" not in value else _ILLEGAL.sub("\ufffd", value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, dict):
@@ -84,13 +87,36 @@ def legal_text(value: Any) -> str:
     return _encode(legal(value))
 
 
-# One encoder for all: json.dumps makes a new one for each value that is not encoded its own way.
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+def _encoder() -> Callable[[Any], str]:
+    """Return `JSONEncoder.encode`, without its making a new encoder in C for each value."""
+    ordinary = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # not CPython
+        return ordinary.encode
+    quote = json.encoder.encode_basestring
+    # Its arguments: markers (None: a circular value is too deep instead), default, encoder, indent,
+    # key separator, item separator, sort_keys, skipkeys, allow_nan.
+    encode = make(None, ordinary.default, quote, None, ":", ",", True, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode = _encoder()
 
 
 def _needs_escape(text: str) -> bool:
     # json.dumps writes NUL and DLE as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
-    return "\\u0000" in text or "\\u0010" in text or _UNSAFE.search(text) is not None
+    return "\\u0000" in text or "\\u0010" in text or not _is_utf8(text)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether there is no lone surrogate in a text; many times quicker than to search for one."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _escape(value: Any) -> Any:

@@ -67,12 +67,25 @@ class Settings:
     WEBHOOK_URL: str
     WEBHOOK_SECRET: str
 
+    def __init__(self) -> None:
+        self._holder: object = None  # what holds Django's settings; `override_settings` puts another there
+        self._unset: set[str] = set()  # what it was asked for in vain
+
     def __getattr__(self, name: str) -> Any:
+        if name not in DEFAULTS:
+            raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
+        # Django raises an error inside for each question about what is not set: a tenth of a step's CPU time.
+        holder, full = django_settings._wrapped, f"AGENTRUNS_{name}"  # type: ignore[misc]
+        if holder is not self._holder:
+            self._unset = set()
+            self._holder = holder
+        if name in self._unset and full not in vars(holder):
+            return DEFAULTS[name]
         try:
-            default = DEFAULTS[name]
-        except KeyError:
-            raise AttributeError(f"There is no setting AGENTRUNS_{name}.") from None
-        return getattr(django_settings, f"AGENTRUNS_{name}", default)
+            return getattr(django_settings, full)
+        except AttributeError:
+            self._unset.add(name)
+            return DEFAULTS[name]
 
     @property
     def can_decide(self) -> Callable[..., bool] | None:

@@ -107,12 +107,10 @@ def _refusal(driver: Driver, call: Call) -> str:
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
-    try:
-        arguments = tool.effective(call.arguments)
-    except InvalidArguments as error:
-        return str(error)
-    if gate.call_digest(tool.name, arguments) != call.digest:
-        return "the arguments are not the ones that were recorded"
+    entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
+    misfit = "" if entered else _misfit(tool, call)
+    if misfit:
+        return misfit
     if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
         return "the gate did not let it through"
     if call.card is not None:
@@ -120,10 +118,21 @@ def _refusal(driver: Driver, call: Call) -> str:
             return f"its approval is {call.card.status}"
         if call.card.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
-    entered = (call.id, call.attempt) in driver.started
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
     return ""
+
+
+def _misfit(tool: Tool, call: Call) -> str:
+    """Return why a tool, as it is today, does not take the arguments that were recorded, or ""."""
+    try:
+        arguments = tool.revalidated(call.arguments)
+        same = gate.call_digest(tool.name, arguments) == call.digest
+    except InvalidArguments as error:
+        return str(error)
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    return "" if same else "the arguments are not the ones that were recorded"
 
 
 def _start(driver: Driver, group: list[Call]) -> None:

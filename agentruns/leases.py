@@ -194,4 +194,4 @@ class Heartbeat:
                     logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
                     connections[self.lease.alias].close()
         finally:
-            connections[self.lease.alias].close()
+            connections.close_all()  # of this thread, if it ever beat

@@ -87,9 +87,9 @@ def run_agent(
     alias = settings.DATABASE
     require_no_transaction(alias)
     order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
-    run, _, lease = place(order, leased=True)
+    run, _, lease, placed = place(order, leased=True)
     if lease is not None:
-        state = drive_claimed(run, agent, lease, store=store)
+        state = drive_claimed(run, agent, lease, store=store, state=placed)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = people.may(actor, "agentruns.resume_run")
@@ -146,7 +146,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    pending = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
+    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
     return RunResult(
         status=run.status,
         output=_output_of(run),
@@ -154,7 +154,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         session_key=run.session.key,
         messages=state.settled_messages(),
         usage=run.usage,
-        pending=list(pending),
+        pending=[] if run.is_ended else list(cards),
         orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
         error=run.error,
     )

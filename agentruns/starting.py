@@ -19,6 +19,7 @@ from agentruns.exceptions import NotDurableError, RunStateError, SessionAccessDe
 from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
+from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease
 from agentruns.models import PrunedKey, Run, Session
 from agentruns.models.definition import store_definition
@@ -50,11 +51,15 @@ class Order:
 
 
 class Placed(NamedTuple):
-    """The run of an order: made for it, leased if that was asked, or found."""
+    """The run of an order: made for it, leased if that was asked, or found.
+
+    `state` is that of a run just made and leased: to read it again would be to read what was just written.
+    """
 
     run: Run
     is_new: bool = False
     lease: Lease | None = None
+    state: SessionState | None = None
 
 
 def place(order: Order, *, leased: bool = False) -> Placed:
@@ -113,26 +118,34 @@ def check_name(what: str, name: str) -> None:
 
 
 def _place(alias: str, order: Order, owner: str) -> Placed:
-    found = _by_key(alias, order, _owner_id(alias, order))
+    found = _by_key(alias, order, _owner_id(alias, order)) if order.key else None
     if found is not None:
         return _found(alias, found, owner)
-    session = _session(alias, order)
-    transitions.lock_session(alias, session.pk)
-    found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
+    session, is_ours = _session(alias, order)
+    if not is_ours:  # a row that this transaction inserted is locked, and nobody else has seen it
+        transitions.lock_session(alias, session.pk)
+        found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
     if found is not None:
         _forget_if_empty(alias, session)
         return _found(alias, found, owner)
     run, lease = _new_run(alias, session, order, owner)
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
-    if not Run.objects.using(alias).filter(pk=run.pk).exists():
+    may_have_lost = not is_ours or order.key
+    if may_have_lost and not Run.objects.using(alias).filter(pk=run.pk).exists():
         found = _by_key(alias, order, session.owner_id)
         if found is None:
             raise SessionBusyError(f"Session {order.session!r} was taken by another run; try again.")
         _forget_if_empty(alias, session)
         return _found(alias, found, owner)
-    _first_rows(alias, session, run, order, lease)
-    return Placed(transitions.find_run(run.pk), is_new=True, lease=lease)
+    store = DatabaseStore(alias)
+    state = SessionState(session.pk, run.pk) if is_ours else store.load(session.pk, run.pk)
+    batch = Batch(state, lease.epoch if lease else 0)
+    write_start(batch, order)
+    store.append(batch)
+    if lease is None:
+        return Placed(transitions.find_run(run.pk), is_new=True)
+    return Placed(run, is_new=True, lease=lease, state=state)
 
 
 def _found(alias: str, run: Run, owner: str) -> Placed:
@@ -193,21 +206,22 @@ def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> Non
         )
 
 
-def _session(alias: str, order: Order) -> Session:
+def _session(alias: str, order: Order) -> tuple[Session, bool]:
+    """Return the order's session, and whether it was made for it just now."""
     owner = order.actor
     name = owner.get_username() if owner is not None else ""
-    session = Session(
+    made = Session(
         id=order.session_id or uuid7(),
         key=order.session,
         owner_id=owner.pk if owner is not None else None,
         owner_name=name,
     )
     sessions = Session.objects.using(alias)
-    sessions.bulk_create([session], ignore_conflicts=True)
+    sessions.bulk_create([made], ignore_conflicts=True)
     session = sessions.get(key=order.session)
     if order.again is None and owner is not None and session.owner_id != owner.pk:
         raise SessionAccessDeniedError(f"There is no session {order.session!r}.")
-    return session
+    return session, session.pk == made.pk and order.session_id is None
 
 
 def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
@@ -232,7 +246,7 @@ def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Ru
     agent = order.agent
     store_definition(alias, agent)
     run = Run(
-        session_id=session.pk,
+        session=session,
         owner_id=session.owner_id,
         owner_name=session.owner_name,
         agent=agent.name,
@@ -256,13 +270,6 @@ def _leased_columns(owner: str) -> dict[str, Any]:
         "lease_epoch": 1,
         "lease_expires_at": later(settings.LEASE_SECONDS),
     }
-
-
-def _first_rows(alias: str, session: Session, run: Run, order: Order, lease: Lease | None) -> None:
-    store = DatabaseStore(alias)
-    batch = Batch(store.load(session.pk, run.pk), lease.epoch if lease else 0)
-    write_start(batch, order)
-    store.append(batch)
 
 
 def write_start(batch: Batch, order: Order) -> None:

@@ -88,13 +88,15 @@ def drive_claimed(
     caller: Any = None,
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    state: SessionState | None = None,
 ) -> SessionState | None:
     """Drive a run whose lease this process holds, and return what it knows of the session at the end.
 
+    `state` is where the session stands, if whoever took the lease has just written that.
     None if another process goes on: a lease lost on the way is logged.
     """
     with bound(lease.run_id, lease.epoch):
-        driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop)
+        driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop, state)
         if driver is None:
             return None
         try:
@@ -106,11 +108,16 @@ def drive_claimed(
 
 
 def _driver(
-    run: Run, agent: Agent, lease: Lease, store: Store, should_stop: Callable[[], bool]
+    run: Run,
+    agent: Agent,
+    lease: Lease,
+    store: Store,
+    should_stop: Callable[[], bool],
+    state: SessionState | None,
 ) -> Driver | None:
     """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
-        state, session_key = _read(store, lease)
+        state, session_key = (state, run.session.key) if state else _read(store, lease)
     except BaseException:
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
             lease.release(failed=True)

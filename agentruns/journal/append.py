@@ -160,12 +160,13 @@ def _id(connection: BaseDatabaseWrapper, value: Any) -> Any:
 
 def _rows(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
     session_id = _id(connection, batch.state.session_id)
+    run_id = _id(connection, batch.state.run.run_id)
     flat: list[Any] = []
     for row, text in zip(batch.rows, batch.texts, strict=True):
         flat += (
             session_id,
             row.seq,
-            _id(connection, row.run_id),
+            run_id,
             row.kind,
             row.call_id,
             row.tool_name,
@@ -175,6 +176,6 @@ def _rows(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
             connection.ops.adapt_datetimefield_value(row.created_at),
             row.prev_hash,
             row.hash,
-            _id(connection, row.consumes),
+            None if row.consumes is None else _id(connection, row.consumes),
         )
     return flat

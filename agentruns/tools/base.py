@@ -99,6 +99,13 @@ class Tool(Generic[P, R]):
         """Return the effective arguments of a model's input; raises InvalidArguments, fit for the model."""
         return tool_arguments.effective(self.signature.model, raw)
 
+    def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what recorded arguments are today: the same, unless the tool has changed.
+
+        Raises InvalidArguments.
+        """
+        return tool_arguments.dump(tool_arguments.validate(self.signature.model, arguments))
+
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
         """Return whether a person has to approve; a gate that raises or does not answer means yes."""
         gate = self.requires_approval

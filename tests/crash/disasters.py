@@ -10,9 +10,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from django.conf import settings
 from django.db import connection, connections, transaction
 from django.db.models import F
+from django.test import override_settings
 
 from agentruns import NotOccurred, Occurred, ToolContext, Unknown, crashpoints, get_run, resume_run, tool
 from agentruns.worker import advance
@@ -128,9 +128,11 @@ def perform(orders: Orders, pipe: Connection) -> None:
     """Do what a forked process is ordered to do."""
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
-    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
-    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4
-    settings.AGENTRUNS_MAX_ATTEMPTS = int(os.environ.get("DISASTER_ATTEMPTS", "5"))
+    override_settings(
+        AGENTRUNS_LEASE_SECONDS=orders.lease,
+        AGENTRUNS_HEARTBEAT_SECONDS=orders.lease / 4,
+        AGENTRUNS_MAX_ATTEMPTS=int(os.environ.get("DISASTER_ATTEMPTS", "5")),
+    ).enable()
     if commit := os.environ.get("DISASTER_COMMIT"):
         die_before_commit(int(commit))
     if orders.point:

@@ -51,3 +51,13 @@ def test_the_cost_of_a_step_does_not_grow_with_the_history(effects: Effects, age
     assert longest - longer == 36 * per_step
     limit = {"sqlite": 10, "postgresql": 6}[connection.vendor]  # two commits: BEGIN, statements, COMMIT
     assert per_step <= limit
+
+
+def test_a_run_in_a_session_of_its_own_asks_little_beyond_its_steps(effects: Effects, agents: None) -> None:
+    agent = shop_agent("cost")
+    with CaptureQueriesContext(connection) as captured:
+        assert run_agent(agent, "do it", "alone").status == "completed"
+    # Asked to drain; BEGIN, session twice, definition, run, the first rows in a savepoint, COMMIT; BEGIN, the
+    # last rows, COMMIT; the result.
+    limit = {"sqlite": 18, "postgresql": 14}[connection.vendor]
+    assert len(captured) <= limit, [query["sql"][:80] for query in captured.captured_queries]
