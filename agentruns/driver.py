@@ -46,6 +46,7 @@ class Driver:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.agent = agent
+        self.tool_schemas = [tool.provider_schema() for tool in agent.tools.values()]
         self.store = store
         self.state = state
         self.lease = lease

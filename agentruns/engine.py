@@ -233,7 +233,7 @@ def _request(driver: Driver) -> ModelRequest:
         model=model_identity(agent.model),
         system=agent.instructions,
         messages=driver.state.messages(),
-        tools=[tool.provider_schema() for tool in agent.tools.values()],
+        tools=list(driver.tool_schemas),
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),
         step=driver.run.inherited + driver.run.step,

@@ -48,5 +48,9 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
 
 def _rows(queryset: object, limit: int | None = None) -> list[Row]:
     values = queryset.order_by("seq").values_list(*FIELDS)  # type: ignore[attr-defined]
-    found = (Row(*value) for value in (values[:limit] if limit else values))
-    return [row._replace(payload=events.upcast(row.kind, row.payload)) for row in found]
+    found = [Row(*value) for value in (values[:limit] if limit else values)]
+    return [_upcast(row) for row in found] if events.UPCASTERS else found
+
+
+def _upcast(row: Row) -> Row:
+    return row._replace(payload=events.upcast(row.kind, row.payload))
