@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from agentruns import people, transitions
 from agentruns.agents import get_agent
@@ -57,8 +58,11 @@ def approve(
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         if card.only_answers:
             raise ApprovalStateError(
-                f"Approval {approval_id} is a question of {call.tool}: there is nothing to execute. "
-                "Answer it, or deny it with a reason."
+                _(
+                    "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
+                    "Answer it, or deny it with a reason."
+                )
+                % {"id": approval_id, "tool": call.tool}
             )
         payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
         who = events.actor_ref(actor) or events.PROGRAM
@@ -67,7 +71,8 @@ def approve(
             payload |= edit
         elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
-                f"{who['name']} approved {approval_id} already; it takes {card.required} people."
+                _("%(name)s approved %(id)s already; it takes %(required)d people.")
+                % {"name": who["name"], "id": approval_id, "required": card.required}
             )
         _record(batch, call, actor, reason, channel, payload)
 
@@ -85,7 +90,7 @@ def deny(
     """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
         raise ApprovalStateError(
-            "A denial needs a reason: the model is told it, so that it does not repeat the call."
+            _("A denial needs a reason: the model is told it, so that it does not repeat the call.")
         )
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
@@ -104,7 +109,7 @@ def answer(
 ) -> Approval:
     """Give the model an answer in place of executing the call. Errors as `approve`."""
     if not text.strip():
-        raise ApprovalStateError("An answer needs a text: the model gets it as the result of its call.")
+        raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         payload = {"verb": "answer", "digest": card.digest, "text": text}
@@ -129,14 +134,17 @@ def extend(
     expires, or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
-        raise ApprovalStateError("An approval is extended by more than nothing and at most by 366 days.")
+        raise ApprovalStateError(_("An approval is extended by more than nothing and at most by 366 days."))
 
     def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
         if card.expires_at is None:
-            raise ApprovalStateError(f"Approval {approval_id} never expires; there is nothing to extend.")
+            raise ApprovalStateError(
+                _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
+            )
         if seen is not None and seen != card.expires_at:
             raise ApprovalStateError(
-                f"Approval {approval_id} was given more time already: it expires at {card.expires_at}."
+                _("Approval %(id)s was given more time already: it expires at %(when)s.")
+                % {"id": approval_id, "when": card.expires_at}
             )
         later = {
             "from": events.timestamp(card.expires_at),
@@ -185,7 +193,7 @@ def find_approval(approval_id: UUID | str) -> Approval:
     try:
         return approvals.get(pk=UUID(str(approval_id)))
     except (Approval.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(f"There is no approval {approval_id}.") from None
+        raise DurableRunNotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
 def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -> Approval:
@@ -196,8 +204,11 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
         call, card = _pending_card(find_approval(approval_id), run, batch)
         if card.digest != digest and (digest is not None or call.edited):
             raise ApprovalStateError(
-                f"Approval {approval_id} now shows digest {card.digest}, not {digest}: its arguments were "
-                "edited. Look at it again and decide on what it says now."
+                _(
+                    "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
+                    "Look at it again and decide on what it says now."
+                )
+                % {"id": approval_id, "now": card.digest, "seen": digest}
             )
         add(run, batch, call, card)
 
@@ -215,22 +226,29 @@ def _require_authority(actor: Any, approval: Approval) -> None:
 def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
     """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
     if approval.status != Approval.Status.PENDING:
-        by = approval.decided_by_name or "nobody"
-        when = f"{approval.decided_at:%Y-%m-%d %H:%M:%S} UTC" if approval.decided_at else "when its run ended"
+        by = approval.decided_by_name or _("nobody")
+        when = (
+            f"{approval.decided_at:%Y-%m-%d %H:%M:%S} UTC" if approval.decided_at else _("when its run ended")
+        )
         raise ApprovalStateError(
-            f"Approval {approval.pk} is {approval.status} already: decided by {by}, {when}. "
-            "Nothing was changed."
+            _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
         )
     if run.is_ended or batch.state.run.cancel_requested:
-        raise ApprovalStateError(f"Run {run.pk} is being cancelled or has ended; there is nothing to decide.")
+        raise ApprovalStateError(
+            _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
+        )
     expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
     if expired.exists():
         raise ApprovalStateError(
-            f"Approval {approval.pk} expired at {approval.expires_at}. Nothing was changed."
+            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "when": approval.expires_at}
         )
     call = batch.state.run.calls.get(approval.call_id)
     if call is None or call.card is None:
-        raise ApprovalStateError(f"Approval {approval.pk} is not about a call of the run's last reply.")
+        raise ApprovalStateError(
+            _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
+        )
     return call, call.card
 
 
@@ -244,13 +262,16 @@ def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[s
     tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
         raise ApprovalStateError(
-            f"Tool {approval.tool_name} is not served here, so its arguments cannot be edited here."
+            _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
+            % {"tool": approval.tool_name}
         )
     try:
         edited = tool.effective(arguments)
     except InvalidArguments as error:
         why = without_values(str(error), arguments, tool.sensitive)
-        raise ApprovalStateError(f"The edited arguments do not fit {tool.name}: {why}") from error
+        raise ApprovalStateError(
+            _("The edited arguments do not fit %(tool)s: %(why)s") % {"tool": tool.name, "why": why}
+        ) from error
     with undone():
         title, preview = tool.title(edited), tool.preview_of(edited)
     return {
@@ -268,12 +289,19 @@ def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
     for name, value in edited.items():
         if name in sensitive and value == MASK != call.arguments.get(name):
             raise ApprovalStateError(
-                f"The edited {name} is only the mask of the real value. Give the value, or leave it as it is."
+                _(
+                    "The edited %(name)s is only the mask of the real value. "
+                    "Give the value, or leave it as it is."
+                )
+                % {"name": name}
             )
         if carries_mask(value, name, call.arguments):
             raise ApprovalStateError(
-                f"The edited {name} holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
-                "Give the value, or leave it as it is."
+                _(
+                    "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
+                    "Give the value, or leave it as it is."
+                )
+                % {"name": name}
             )
 
 

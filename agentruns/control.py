@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.utils.translation import gettext as _
+
 from agentruns import people, recovery, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
@@ -31,7 +33,7 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
     people.require(actor, "agentruns.cancel_run", run, owner_may=True)
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, "cancelled")
+        _require_unfinished(run, _("cancelled"))
         if not batch.state.run.cancel_requested:
             batch.add(events.RUN_CANCEL_REQUESTED, _who(actor, reason))
         if batch.epoch:
@@ -54,11 +56,13 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
     people.require(actor, "agentruns.pause_run", run, owner_may=True)
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, "paused")
+        _require_unfinished(run, _("paused"))
         state = batch.state.run
         if state.paused or state.cancel_requested:
-            why = "is paused already" if state.paused else "is being cancelled"
-            raise RunStateError(f"Run {run.pk} {why}.")
+            why = (
+                _("Run %(run)s is paused already.") if state.paused else _("Run %(run)s is being cancelled.")
+            )
+            raise RunStateError(why % {"run": run.pk})
         if not state.pause_requested:
             batch.add(events.RUN_PAUSE_REQUESTED, _who(actor, reason))
         if batch.epoch:
@@ -77,9 +81,9 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     people.require(actor, "agentruns.pause_run", run)
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, "held")
+        _require_unfinished(run, _("held"))
         if batch.state.run.paused:
-            raise RunStateError(f"Run {run.pk} is paused already.")
+            raise RunStateError(_("Run %(run)s is paused already.") % {"run": run.pk})
         batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "held for staff"})
 
     return transitions.write(run.pk, change, takes_lease=True, by_force=lambda state: True)
@@ -96,12 +100,17 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
     people.require(actor, "agentruns.adopt_definition", run)
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, "given another definition")
+        _require_unfinished(run, _("given another definition"))
         agent = agent_again(run)
         if not batch.epoch:
-            raise RunStateError(f"Run {run.pk} is live in another process; pause it first.")
+            raise RunStateError(
+                _("Run %(run)s is live in another process; pause it first.") % {"run": run.pk}
+            )
         if agent.definition_hash == run.definition_id:
-            raise RunStateError(f"Run {run.pk} has this definition of {agent.name!r} already.")
+            raise RunStateError(
+                _("Run %(run)s has this definition of %(agent)s already.")
+                % {"run": run.pk, "agent": repr(agent.name)}
+            )
         store_definition(settings.DATABASE, agent)
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
@@ -137,7 +146,7 @@ def resolve_orphan(
         raise ValueError(f"A verdict is one of {', '.join(VERDICTS)}, not {verdict!r}.")
     run = transitions.find_run(run_id)
     people.require(actor, "agentruns.resolve_orphan", run)
-    told, _ = to_jsonable(result)
+    told = to_jsonable(result)[0]
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
@@ -145,10 +154,13 @@ def resolve_orphan(
         held = call is not None and call.is_open and call.orphan == "held"
         if not held and tool is None:
             raise RunStateError(
-                f"Call {call_id} of run {run.pk} is not in doubt; there is nothing to decide."
+                _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
+                % {"call": call_id, "run": run.pk}
             )
         if held and not run.is_ended and not batch.epoch:
-            raise RunStateError(f"Run {run.pk} is live in another process; wait until it holds the call.")
+            raise RunStateError(
+                _("Run %(run)s is live in another process; wait until it holds the call.") % {"run": run.pk}
+            )
         payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
         if held and call is not None:
             _refuse_against_evidence(run, call, verdict)
@@ -181,14 +193,20 @@ def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
     for row in late:
         if not row.payload.get("never_entered") and not row.payload.get("is_error"):
             raise RunStateError(
-                f"Call {call.id} returned after its worker lost the run (seq {row.seq}), so it did happen. "
-                "Give the verdict 'occurred' with that result."
+                _(
+                    "Call %(call)s returned after its worker lost the run (seq %(seq)s), so it did happen. "
+                    "Give the verdict 'occurred' with that result."
+                )
+                % {"call": call.id, "seq": row.seq}
             )
 
 
 def _require_unfinished(run: Run, what: str) -> None:
     if run.is_ended:
-        raise RunStateError(f"Run {run.pk} has ended ({run.status}); it cannot be {what} any more.")
+        raise RunStateError(
+            _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
+            % {"run": run.pk, "status": run.get_status_display(), "what": what}
+        )
 
 
 def _who(actor: Any, reason: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.translation import gettext as _
 
 from agentruns import canonical, payloads, people, transitions
 from agentruns.conf import settings
@@ -73,7 +74,9 @@ def find_content(run: Run, seq: int) -> Content:
         stored = payloads.of(run.pk, seq, payload)
         if stored is not None:
             return Content(stored, _is_guarded(tool, sensitive_in(run)))
-    raise DurableRunNotFoundError(f"Run {run.pk} has no row {seq} whose content is stored in a file.")
+    raise DurableRunNotFoundError(
+        _("Run %(run)s has no row %(seq)s whose content is stored in a file.") % {"run": run.pk, "seq": seq}
+    )
 
 
 def read_content(content: Content, actor: Any) -> Iterator[bytes]:
@@ -84,8 +87,11 @@ def read_content(content: Content, actor: Any) -> Iterator[bytes]:
     run_id, seq = content.stored.run_id, content.stored.seq
     if content.guarded and not people.may(actor, REVEAL):
         raise PermissionDeniedError(
-            f"The content of row {seq} of run {run_id} may hold what is not to be shown: "
-            f"permission {REVEAL} is missing."
+            _(
+                "The content of row %(seq)s of run %(run)s may hold what is not to be shown: "
+                "permission %(permission)s is missing."
+            )
+            % {"seq": seq, "run": run_id, "permission": REVEAL}
         )
     payloads.check(content.stored)
     if content.guarded:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections
+from django.utils.translation import gettext as _
 
 from agentruns import payloads, people, recovery, transitions
 from agentruns.agents import Agent, get_agent
@@ -58,7 +59,7 @@ def fork_run(
     for permission in (PERMISSION, SEES):
         people.require(actor, permission, origin, owner_may=True)
     if text is not None and not text.strip():
-        raise ValueError("The text is empty; say what the agent is to do, or leave it out.")
+        raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
     rows = rows_until(settings.DATABASE, origin, at)
     fork = _Fork(
         origin=origin,
@@ -87,7 +88,8 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
     people.require(actor, PERMISSION, run, owner_may=True)
     if not run.is_ended:
         raise RunStateError(
-            f"Run {run.pk} is {run.status}: it goes on by itself. Cancel it first, or fork it."
+            _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
+            % {"run": run.pk, "status": run.get_status_display()}
         )
     key = Session.objects.using(settings.DATABASE).values_list("key", flat=True).get(pk=run.session_id)
     order = Order(
@@ -217,7 +219,8 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and fork.text is None:
         raise RunStateError(
-            f"Run {fork.origin.pk} has nothing left to do at row {fork.at}: pass a text that says what."
+            _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
+            % {"run": fork.origin.pk, "seq": fork.at}
         )
     _start(batch, fork, name)
     store.append(batch)

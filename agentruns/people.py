@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
@@ -25,7 +26,8 @@ def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -
     if may(actor, permission) or (owner_may and actor.is_active and owns(actor, run)):
         return
     raise PermissionDeniedError(
-        f"{actor.get_username()} may not do this to run {run.pk}: permission {permission} is missing."
+        _("%(name)s may not do this to run %(run)s: permission %(permission)s is missing.")
+        % {"name": actor.get_username(), "run": run.pk, "permission": permission}
     )
 
 
@@ -40,7 +42,7 @@ def require_somebody(actor: Any) -> None:
     A visitor has no id, and without this would pass for the owner of what belongs to nobody.
     """
     if actor is not None and (actor.pk is None or not actor.is_active):
-        raise PermissionDeniedError("Nobody is signed in, or the user is not active. Sign in first.")
+        raise PermissionDeniedError(_("Nobody is signed in, or the user is not active. Sign in first."))
 
 
 def owns(actor: Any, run: Run) -> bool:
@@ -58,13 +60,16 @@ def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | Non
         return ""
     name = actor.get_username()
     if not actor.is_active:
-        return f"{name} is not active."
+        return _("%(name)s is not active.") % {"name": name}
     if not actor.has_perm("agentruns.decide_approval"):
-        return f"{name} lacks the permission agentruns.decide_approval."
+        return _("%(name)s lacks the permission agentruns.decide_approval.") % {"name": name}
     if approval.approvers and not _is_among(actor, approval.approvers, groups):
-        return f"{approval.tool_name} is decided by {approval.approvers}; {name} is not among them."
+        facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
+        return _("%(tool)s is decided by %(approvers)s; %(name)s is not among them.") % facts
     if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):
-        return f"{name} requested this run, and requesters may not decide about their own."
+        return _("%(name)s requested this run, and requesters may not decide about their own.") % {
+            "name": name
+        }
     return _why_the_project_does_not(actor, approval)
 
 
@@ -77,8 +82,8 @@ def _why_the_project_does_not(actor: Any, approval: Approval) -> str:
             return ""
     except Exception:
         logger.warning("AGENTRUNS_CAN_DECIDE failed approval=%s", approval.pk, exc_info=True)
-        return "The project's own rule failed, so nobody is let through. The log says why."
-    return f"The project's own rule does not let {actor.get_username()} decide this."
+        return _("The project's own rule failed, so nobody is let through. The log says why.")
+    return _("The project's own rule does not let %(name)s decide this.") % {"name": actor.get_username()}
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from django.utils.translation import gettext as _
+
 from agentruns import canonical, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
@@ -118,15 +120,16 @@ def replay_run(
     agents = {run.version: _agent_now(run, run.version, report)}
     if model == OWN:
         if (agent := agents[run.version]) is None:
-            raise UnknownAgentError(f"Run {run.pk}: its agent {run.agent!r} is not registered here.")
+            facts = {"run": run.pk, "agent": repr(run.agent)}
+            raise UnknownAgentError(_("Run %(run)s: its agent %(agent)s is not registered here.") % facts)
         model = agent.model
     report.model = None if model is None else model_identity(model)
     rows = session_rows(alias, run.session_id)
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
     for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
         if number == limit:
-            replies = sum(_is_reply(row, run) for row in rows)
-            report.notes.append(f"Only the first {limit} of {replies} replies were looked at.")
+            seen = {"limit": limit, "replies": sum(_is_reply(row, run) for row in rows)}
+            report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
             break
         if one.version not in agents:
             agents[one.version] = _agent_now(run, one.version, report)
@@ -227,16 +230,22 @@ def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
     try:
         agent = get_agent(run.agent)
     except UnknownAgentError:
-        report.notes.append(f"Agent {run.agent!r} is not registered here; only the journal was looked at.")
+        report.notes.append(
+            _("Agent %(agent)s is not registered here; only the journal was looked at.")
+            % {"agent": repr(run.agent)}
+        )
         return None
-    report.notes.append(f"Version {version} is not registered any more; compared with {agent.version}.")
+    report.notes.append(
+        _("Version %(old)s is not registered any more; compared with %(new)s.")
+        % {"old": version, "new": agent.version}
+    )
     return agent
 
 
 def _compare(one: _Recorded, agent: Agent | None) -> tuple[int, Difference] | None:
     if not one.is_as_sent:
-        text = "the conversation that the journal adds up to now"
-        return one.row.seq, Difference("$.messages", "the conversation that was sent", text)
+        text = _("the conversation that the journal adds up to now")
+        return one.row.seq, Difference("$.messages", _("the conversation that was sent"), text)
     if agent is not None:
         found = first_difference(_head(one.body), _plain(_head(agent.definition())))
         if found is not None:

@@ -17,6 +17,7 @@ from django.db import transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agentruns import people
 from agentruns.clocks import later
@@ -100,8 +101,11 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     token = find_token(token_id)
     if not may_revoke(actor, token):
         raise PermissionDeniedError(
-            f"{actor.get_username()} may not revoke token {token.prefix}: it is somebody else's, and "
-            f"permission {PERMISSION} is missing."
+            _(
+                "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
+                "%(permission)s is missing."
+            )
+            % {"name": actor.get_username(), "token": token.prefix, "permission": PERMISSION}
         )
     tokens = ApiToken.objects.using(settings.DATABASE)
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
@@ -122,7 +126,7 @@ def find_token(token_id: UUID | str) -> ApiToken:
     try:
         return ApiToken.objects.using(settings.DATABASE).get(pk=UUID(str(token_id)))
     except (ApiToken.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(f"There is no API token {token_id}.") from None
+        raise DurableRunNotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:

@@ -185,7 +185,7 @@ def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]
 
 def _words(seconds: float) -> str:
     if seconds < 60:  # timesince knows no seconds
-        return _("%(seconds)d\xa0s") % {"seconds": max(seconds, 0)}
+        return f"{max(seconds, 0)}\xa0{_('s')}"
     now = timezone.now()
     return timesince(now - timedelta(seconds=seconds), now, depth=1)
 

@@ -89,4 +89,4 @@ def _span(time: timedelta) -> str:
     days, hours = divmod(hours, 24)
     parts = [(days, _("d")), (hours, _("h")), (minutes, _("min")), (seconds, _("s"))]
     told = [f"{amount}\xa0{unit}" for amount, unit in parts if amount]
-    return " ".join(told[:2]) or _("0\xa0s")
+    return " ".join(told[:2]) or f"0\xa0{_('s')}"

@@ -138,8 +138,7 @@ class RunMoments(RunLineage):
             "fork": self._fork(request, run),
             "fates": [_fate(call) for call in moment.state.run.open_calls()],
             "fork_url": self.url(request, "fork", run.pk),
-            "fork_form": sent
-            or ForkForm(initial={"at": str(row.seq), "key": str(uuid7())}, auto_id="fork_%s"),
+            "fork_form": sent or ForkForm(initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
         }
         title = _("Row %(seq)s of %(agent)s in %(session)s")
         names = {"seq": row.seq, "agent": plain(run.agent), "session": plain(run.session.key)}

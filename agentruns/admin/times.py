@@ -59,7 +59,7 @@ def _words(moment: datetime) -> str:
     now = timezone.now()
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds
-        return _("%(seconds)d\xa0s") % {"seconds": seconds}
+        return f"{seconds}\xa0{_('s')}"
     return str(timesince(moment, now, depth=1) if moment <= now else timeuntil(moment, now, depth=1))
 
 

@@ -9,9 +9,11 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import send_mail
+from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
+from agentruns.models import Approval, Run
 from agentruns.notices import Notice
 from agentruns.tools.card import one_line
 
@@ -64,8 +66,8 @@ def _body(notice: Notice) -> str:
     lines = [
         (_("What"), notice.title),
         (_("Tool"), notice.tool),
-        (_("Risk"), notice.risk),
-        (_("Status"), notice.status),
+        (_("Risk"), _label(Approval.Risk, notice.risk)),
+        (_("Status"), _label(Approval.Status if notice.approval_id else Run.Status, notice.status)),
         (_("Asked for by"), notice.requester or _("the program")),
         (_("Agent"), notice.agent),
         (_("Session"), notice.session),
@@ -75,6 +77,10 @@ def _body(notice: Notice) -> str:
     ]
     told = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
     return f"{_subject(notice)}\n\n{told}\n"
+
+
+def _label(choices: type[TextChoices], value: str) -> str:
+    return str(choices(value).label) if value in choices.values else value
 
 
 def _may_hang() -> bool:

@@ -1,0 +1,109 @@
+"""Rows that only a forger writes: each is found by what stands before it, with every hash right."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agentruns import approve, canonical, fork_run
+from agentruns.ids import uuid7
+from agentruns.journal.events import Row, row_hash
+from agentruns.journal.read import FIELDS
+from agentruns.journal.verify import History, check, problems
+from agentruns.models import Approval, Message, Run
+from agentruns.sweep import sweep
+from tests.db.helpers import run_turns, the_run
+from tests.db.test_verify import forge
+from tests.effects import Effects
+from tests.shop.agents import call
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def finished(effects: Effects, agents: None) -> Run:
+    """A completed run: an approved refund, then a post that asked nobody."""
+    run = the_run(run_turns({"tools": [call("refund", cents=5000)]}, {"tools": [call("post", text="hi")]}))
+    approve(Approval.objects.get().pk, None)
+    sweep()
+    return Run.objects.get(pk=run.pk)
+
+
+@pytest.fixture
+def another(finished: Run) -> UUID:
+    """An approval that waits in another session."""
+    run_turns({"tools": [call("refund", cents=7000)]}, session="s2")
+    return Approval.objects.exclude(run=finished).get().pk
+
+
+def told(run: Run) -> str:
+    """Return the one thing that is wrong with a run's session."""
+    (problem,) = check(run.session_id)
+    return str(problem)
+
+
+def said_of_one_more(run: Run, kind: str, **changes: Any) -> str:
+    """Return what is said of another row like the first of its kind, at the end of the journal."""
+    history = History(run.session)
+    assert history.read("default") is None
+    source = Message.objects.filter(run=run, kind=kind).earliest("seq")
+    row = Row(*(getattr(source, name) for name in FIELDS))
+    payload = {**row.payload, **changes.pop("payload", {})}
+    row = row._replace(payload=payload, seq=history.seq + 1, prev_hash=history.head, **changes)
+    text = canonical.dumps(payload)
+    return str(history.add(row._replace(hash=row_hash(run.session_id, row, text)), text))
+
+
+def test_an_approval_asked_for_what_is_done(finished: Run) -> None:
+    done = Message.objects.get(kind="tool_result", tool_name="post").call_id
+    said = said_of_one_more(finished, "approval_requested", call_id=done, payload={"approval": str(uuid7())})
+    assert said.endswith(f"asks for an approval of call {done}, which has a result.")
+
+
+def test_a_decision_nobody_was_asked_for(finished: Run) -> None:
+    done = Message.objects.get(kind="tool_result", tool_name="post").call_id
+    said = said_of_one_more(finished, "approval_decided", call_id=done)
+    assert said.endswith(f"decides on call {done}, for which no approval was asked.")
+
+
+def test_history_of_another_run_amid_this_one(finished: Run) -> None:
+    said = said_of_one_more(
+        finished, "user", payload={"copied": {"run": str(uuid7()), "seq": 2, "hash": "0" * 64}}
+    )
+    assert said.endswith("is copied from another run after its own run had started.")
+
+
+def test_a_gated_call_whose_card_was_taken_out(finished: Run) -> None:
+    """Without the card's rows nothing says that somebody approved what ran."""
+
+    def forget(rows: Any) -> None:
+        rows.filter(consumes__isnull=False).update(consumes=None)
+        rows.filter(kind__in=["approval_requested", "approval_decided"]).update(kind="note")
+
+    forge(finished.session_id, forget)
+    assert "which the gate did not let through" in told(finished)
+
+
+def test_an_approval_spent_on_a_call_that_is_not_its_own(finished: Run, another: UUID) -> None:
+    forge(
+        finished.session_id,
+        lambda rows: rows.filter(kind="tool_started", tool_name="post").update(consumes=another),
+    )
+    assert f"consumes approval {another}, which is not of call" in told(finished)
+
+
+def test_an_approval_spent_instead_of_the_one_that_was_given(finished: Run, another: UUID) -> None:
+    forge(finished.session_id, lambda rows: rows.filter(consumes__isnull=False).update(consumes=another))
+    assert f"consumes approval {another}, which is not of call" in told(finished)
+
+
+def test_a_copy_that_spends_an_approval(finished: Run, another: UUID) -> None:
+    """What a fork has from its origin is history: it may use up nothing."""
+    last = finished.messages.latest("seq").seq
+    fork = fork_run(finished.pk, last, text="and then?")
+    assert problems(fork.session_id) == []
+    copied = fork.messages.filter(kind="tool_started").earliest("seq")
+    forge(fork.session_id, lambda rows: rows.filter(pk=copied.pk).update(consumes=another))
+    assert told(fork).endswith("is copied from another run and consumes an approval.")

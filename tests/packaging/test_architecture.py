@@ -1,0 +1,70 @@
+"""What keeps the package easy to find one's way in; import layers are `make check`'s."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "agentruns"
+LAYOUT = (ROOT / "docs" / "layout.md").read_text()
+MODULES = {
+    str(path.relative_to(PACKAGE)): path.read_text()
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "migrations" not in path.parts  # written by Django
+}
+SAME = 10  # lines
+
+
+def test_modules_are_short() -> None:
+    lengths = {name: source.count("\n") for name, source in MODULES.items()}
+    assert not {name: length for name, length in lengths.items() if length >= 400}
+    assert statistics.median(filter(None, lengths.values())) <= 120
+
+
+def test_functions_are_short() -> None:
+    long = {}
+    for name, source in MODULES.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length >= 50:
+                    long[f"{name}: {node.name}"] = length
+    assert not long
+
+
+def test_nothing_is_written_twice() -> None:
+    """Whatever its indentation; imports, brackets and tables of names do not count."""
+    found: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for name, source in MODULES.items():
+        told = [line for line in map(str.strip, source.splitlines()) if re.search(r"\w\w", line)]
+        code = [line for line in told if not re.match(r"from |import |#", line)]
+        for place in range(len(code) - SAME + 1):
+            block = code[place : place + SAME]
+            if not all(re.match(r"[\w.]+: ", line) for line in block):
+                found[tuple(block)].add(f"{name}, the block of {block[0]!r}")
+    assert not [sorted(places) for places in found.values() if len(places) > 1]
+
+
+def test_the_layout_names_every_module() -> None:
+    """One of agentruns/ by its name, one of a folder by the folder's."""
+    listed = LAYOUT.split("\nagentruns/ ")[1].split("\nproject/ ")[0]
+    words = set(re.findall(r"[\w/.]+", listed))
+    missing = set()
+    for name in MODULES:
+        first, *rest = name.split("/")
+        if not words & ({f"{first}/"} if rest else {first}):
+            missing.add(name)
+    assert not missing
+
+
+def test_the_layout_names_nothing_that_is_not_there() -> None:
+    listed = LAYOUT.split("\nagentruns/ ")[1].split("\nproject/ ")[0]
+    for line in listed.splitlines()[1:]:
+        names = re.match(r"  (\S+(?: [\w.]+\.py)*(?: \w+/)*)  ?", line)
+        for name in names[1].split() if names else ():
+            if name.endswith((".py", "/")):
+                assert (PACKAGE / name).exists(), name

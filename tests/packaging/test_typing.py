@@ -1,0 +1,39 @@
+"""The package is typed: what is declared wrongly is found by a type checker, and when it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packaging import declared
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_type_checker_finds_what_is_wrong_and_nothing_else() -> None:
+    """With the cache of `make check`, or it takes a while."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", declared.__file__],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("declare", declared.WRONG, ids=lambda declare: declare.__name__)
+def test_it_is_found_when_it_runs_too(declare: Callable[[], Any], agents: None) -> None:
+    with pytest.raises(TypeError):
+        declare()
+
+
+def test_a_wrong_yes_is_told_as_one() -> None:
+    with pytest.raises(TypeError, match="safe_to_retry must be True or False, not 'yes'"):
+        declared.text_for_yes()
