@@ -161,13 +161,15 @@ DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no 
 
 def expire_due() -> int:
     """End every pending approval whose time is over, by the database clock; return how many."""
-    alias, ended = settings.DATABASE, 0
+    alias = settings.DATABASE
+    ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
     for approval in list(due.only("run_id", "call_id", "expires_at")):
-        if ended == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
+        if len(ended) == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
             break
 
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
+            ended.discard(approval.pk)  # where the try before was rolled back
             call = batch.state.run.calls.get(approval.call_id)
             if call is None or call.card is None or call.card.status != "pending":
                 return
@@ -177,14 +179,14 @@ def expire_due() -> int:
                 return
             payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
+            ended.add(approval.pk)
 
         try:
             transitions.write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except JournalConflictError:  # busy: the next sweep finds it again
             logger.info("Expiry put off approval=%s", approval.pk)
-            continue
-        ended += 1
-    return ended
+            ended.discard(approval.pk)
+    return len(ended)
 
 
 def find_approval(approval_id: UUID | str) -> Approval:
