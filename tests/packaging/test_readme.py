@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def manage(folder: Path, *arguments: str) -> str:
+def manage(folder: Path, *arguments: str, code: int = 0) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "AGENTRUNS"))}
     done = subprocess.run(
         [sys.executable, "manage.py", *arguments],
@@ -22,7 +22,7 @@ def manage(folder: Path, *arguments: str) -> str:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -36,10 +36,15 @@ def test_ten_lines_add_an_agent_to_a_new_project(tmp_path: Path) -> None:
     manage(tmp_path, "makemigrations", "--check", "--dry-run", "agentruns")
     manage(tmp_path, "migrate")
 
-    (command,) = re.findall(r"\$ python manage\.py (run_agent [^\n]*)", README)
-    arguments = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', command)]
+    small, large = (
+        [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', command)]
+        for command in re.findall(r"\$ python manage\.py (run_agent [^\n]*)", README)
+    )
     for _ in range(2):  # the same command again is the same run
-        assert "Refunded." in manage(tmp_path, *arguments)
+        assert "Refunded." in manage(tmp_path, *small)
+    (told,) = re.findall(r'write `("cents": \d+_\d+)` into the script', README)
+    (tmp_path / "shop" / "agents.py").write_text(code.replace('"cents": 500', told))
+    assert "Waits for a person" in manage(tmp_path, *large, code=3)
     assert manage(tmp_path, "list_runs").count("completed") == 1
 
 
