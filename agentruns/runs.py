@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from django.utils.translation import gettext as _
+
 from agentruns import outputs, people, recovery, transitions
 from agentruns.agents import Agent, get_agent
 from agentruns.conf import settings
@@ -87,9 +89,10 @@ def run_agent(
     alias = settings.DATABASE
     require_no_transaction(alias)
     order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
-    run, _, lease, placed = place(order, leased=True)
+    placed = place(order, leased=True)
+    run, lease = placed.run, placed.lease
     if lease is not None:
-        state = drive_claimed(run, agent, lease, store=store, state=placed)
+        state = drive_claimed(run, agent, lease, store=store, state=placed.state)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = people.may(actor, "agentruns.resume_run")
@@ -189,7 +192,8 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
     state = batch.state.run
     if run.is_ended:
         raise RunStateError(
-            f"Run {run.pk} has ended ({run.status}); it cannot be resumed. Start a new run for a new task."
+            _("Run %(run)s has ended (%(status)s); it cannot be resumed. Start a new run for a new task.")
+            % {"run": run.pk, "status": run.get_status_display()}
         )
     if not batch.epoch:
         _refuse_live(run)
@@ -210,8 +214,8 @@ def _refuse_live(run: Run) -> None:
     if run.status != Run.Status.RUNNING:
         return
     raise SessionBusyError(
-        f"Run {run.pk} is live in another process until {run.lease_expires_at} at least. "
-        "Wait for it, or cancel it.",
+        _("Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it.")
+        % {"run": run.pk, "time": run.lease_expires_at},
         str(run.pk),
         run.lease_expires_at,
     )

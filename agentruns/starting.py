@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.db import connections
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from agentruns import draining, payloads, people, transitions
 from agentruns.agents import Agent
@@ -135,7 +136,8 @@ def _place(alias: str, order: Order, owner: str) -> Placed:
     if may_have_lost and not Run.objects.using(alias).filter(pk=run.pk).exists():
         found = _by_key(alias, order, session.owner_id)
         if found is None:
-            raise SessionBusyError(f"Session {order.session!r} was taken by another run; try again.")
+            text = _("Session %(session)r was taken by another run; try again.")
+            raise SessionBusyError(text % {"session": order.session})
         _forget_if_empty(alias, session)
         return _found(alias, found, owner)
     store = DatabaseStore(alias)
@@ -232,14 +234,16 @@ def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
     keys_differ = bool(order.key and run.idempotency_key and order.key != run.idempotency_key)
     if order.is_for(run) and not keys_differ:
         return run
-    why = "another agent or input" if order.again is None else "another task"
-    why = "another idempotency key" if order.is_for(run) else why
-    raise SessionBusyError(
-        f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}) with {why}. "
-        "Wait for it, cancel it, or use another session.",
-        str(run.pk),
-        run.lease_expires_at,
+    if order.is_for(run):
+        why = _("another idempotency key")
+    else:
+        why = _("another agent or input") if order.again is None else _("another task")
+    text = _(
+        "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
+        "Wait for it, cancel it, or use another session."
     )
+    told = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
+    raise SessionBusyError(text % told, str(run.pk), run.lease_expires_at)
 
 
 def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Run, Lease | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from django.db.models import F, Q
+from django.utils.translation import gettext as _
 
 from agentruns import telemetry
 from agentruns.conf import settings
@@ -28,7 +29,7 @@ def find_run(run_id: UUID | str) -> Run:
         # With its session: asked for later, a project's router might send that question to a replica.
         return Run.objects.using(settings.DATABASE).select_related("session").get(pk=UUID(str(run_id)))
     except (Run.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(f"There is no run {run_id}.") from None
+        raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run_id}) from None
 
 
 def write(
