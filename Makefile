@@ -74,7 +74,7 @@ check: $(VENV)/dev
 		$(BIN)/python manage.py check --settings=$(settings) && \
 		$(BIN)/python manage.py makemigrations --check --dry-run --settings=$(settings) &&) true
 
-# Beside the peers that requirements-bench.txt names; --quick after `python -m benchmarks` takes a minute or two.
+# Beside the peers that requirements-bench.txt names: some ten minutes, or two with `python -m benchmarks --quick`.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/bench
 	.venv-bench/bin/python -m benchmarks

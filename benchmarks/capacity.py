@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,7 +119,7 @@ def measure(environment: dict[str, str], workers: int, number: int) -> float:
 
 def bench() -> None:
     """Measure and print."""
-    with postgres() as server:
+    with postgres(tempfile.gettempdir()) as server:
         environment = {
             **os.environ,
             **server.environment,

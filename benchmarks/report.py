@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks import chart
 
 FOLDER = Path(__file__).parent
+CHART = FOLDER.parent / "docs" / "pictures" / "benchmark.svg"
 STEPS = (10, 100, 1000)  # whose cost is told
 AROUND = 10  # steps on either side of such a one
 
@@ -241,7 +242,7 @@ def publish(found: Found, workloads: Workloads, repetitions: int, *, keep: bool)
         (FOLDER / "results.json").write_text(text + "\n", encoding="utf-8")
         name = name_of(workloads.calls)
         svg = chart.draw(f"{name}: wall time over hand-written SQL, logarithmic", panels(found, name))
-        (FOLDER / "results.svg").write_text(svg, encoding="utf-8")
+        CHART.write_text(svg, encoding="utf-8")
 
 
 def compact(found: Found) -> Found:

@@ -97,9 +97,9 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[Postgres]:
-    """Run a server in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="agentruns-pg-", dir=scratch.folder()) as name:
+def postgres(parent: str = "") -> Iterator[Postgres]:
+    """Run a server in a temporary folder; in `parent` where it has to be a disk, as for a benchmark."""
+    with tempfile.TemporaryDirectory(prefix="agentruns-pg-", dir=parent or scratch.folder()) as name:
         server = Postgres(Path(name))
         try:
             server.start()
