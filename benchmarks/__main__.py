@@ -145,7 +145,8 @@ def main() -> None:
     repetitions = options.repetitions or (3 if options.quick else 5)
     wanted = tuple(options.systems) or ("",)
     variants = sorted(filter(lambda name: name.startswith(("raw", *wanted)), modules()), key=report.order)
-    with postgres(tempfile.gettempdir()) as server, tempfile.TemporaryDirectory(prefix="agentruns-bench-") as folder:
+    disk = tempfile.gettempdir()
+    with postgres(disk) as server, tempfile.TemporaryDirectory(prefix="agentruns-bench-") as folder:
         bench = Bench(server, Path(folder))
         try:
             bench.start(variants)

@@ -142,7 +142,8 @@ def main() -> None:
     import psycopg
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server is to stop, too
-    with postgres(tempfile.gettempdir()) as server, tempfile.TemporaryDirectory(prefix="agentruns-limits-") as folder:
+    disk = tempfile.gettempdir()
+    with postgres(disk) as server, tempfile.TemporaryDirectory(prefix="agentruns-limits-") as folder:
 
         def database(name: str) -> str:
             with psycopg.connect(f"postgresql://postgres@/postgres?host={server.folder}") as connection:
