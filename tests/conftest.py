@@ -52,10 +52,17 @@ PATIENCE = 5  # seconds
 # What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
 LONG = (
     "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
-    "test_readme", "test_odd_results", "test_claims", "test_races", "test_mixed_replies", "tests/e2e",
-    "test_history",
+    "test_readme", "test_claims", "test_races", "test_mixed_replies", "tests/e2e", "test_history",
 )  # fmt: skip
-TOGETHER = ("e2e/test_demo", "e2e/test_console")  # share what takes long to make
+# By one process: what they share takes long to make, or to import (the Anthropic SDK: two seconds).
+TOGETHER = {
+    "demo": ("e2e/test_demo",),
+    "console": ("e2e/test_console",),
+    "sdk": (
+        "test_fake_anthropic", "unit/test_anthropic", "test_window", "test_caching", "unit/test_providers",
+        "db/test_claude", "test_claude_page", "test_odd_results",
+    ),
+}  # fmt: skip
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,9 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long: dict[str, list[pytest.Item]] = {}
     rest: list[pytest.Item] = []
     for item in items:
-        if any(name in item.nodeid for name in LONG):
-            key = next((name for name in TOGETHER if name in item.nodeid), item.nodeid)
-            long.setdefault(key, []).append(item)
+        shares = [key for key, names in TOGETHER.items() if any(name in item.nodeid for name in names)]
+        if shares or any(name in item.nodeid for name in LONG):
+            long.setdefault(shares[0] if shares else item.nodeid, []).append(item)
         else:
             rest.append(item)
     items[:] = [

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
-import schemathesis
 from django.core.handlers.wsgi import WSGIHandler
 from hypothesis import HealthCheck
 from hypothesis import settings as examples
-from schemathesis.core.parameters import ParameterLocation
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from agentruns import cancel_run, pause_run, run_agent, start_run, tool
 from agentruns.journal import events
@@ -32,6 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["folder"]  # a fixture
 
 EXAMPLES = 6
+DOCUMENT = json.loads(FILE.read_text())
+OPERATIONS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
 
 
 @tool
@@ -65,8 +65,6 @@ def tell(actor: Any) -> None:
 
 
 known: dict[str, list[str]] = {}
-api = schemathesis.openapi.from_dict(json.loads(FILE.read_text()))
-api.app = WSGIHandler()
 
 
 def existing(given: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
@@ -97,7 +95,6 @@ def token(effects: Effects, agents: None, folder: Path, settings: Any) -> str:
     return create_token(actor, ["runs:read", "runs:write", "approvals:decide"])[1]
 
 
-@api.parametrize()
 @examples(
     max_examples=EXAMPLES,
     deadline=None,
@@ -105,7 +102,10 @@ def token(effects: Effects, agents: None, folder: Path, settings: Any) -> str:
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-def test_every_operation_does_what_its_description_says(case: Any, token: str) -> None:
+def does_what_its_description_says(case: Any, token: str) -> None:
+    from schemathesis.core.parameters import ParameterLocation
+    from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
     if case.path_parameters:
         # The stream of a run that goes on would not end.
         names = {**known, "run_id": known["ended"]} if case.path.endswith("/events") else known
@@ -118,3 +118,33 @@ def test_every_operation_does_what_its_description_says(case: Any, token: str) -
     case.call_and_validate(
         headers={"Authorization": f"Bearer {token}"}, excluded_checks=[positive_data_acceptance, *excluded]
     )
+
+
+@cache
+def described() -> tuple[Any, Any]:
+    """Return the API as schemathesis reads it, and the values it finds there to try."""
+    import schemathesis
+    from schemathesis.checks import load_all_checks
+    from schemathesis.generation.feedback import FeedbackSources
+    from schemathesis.python._constants.orchestrator import make_constants_value_source
+
+    load_all_checks()
+    api = schemathesis.openapi.from_dict(DOCUMENT)
+    api.app = WSGIHandler()
+    return api, FeedbackSources(constants_value_source=make_constants_value_source(api))
+
+
+# Not schemathesis' own `parametrize`: it thinks of every case in each process that only collects tests.
+@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[" ".join(each) for each in OPERATIONS])
+def test_every_operation_does_what_its_description_says(method: str, path: str, token: str) -> None:
+    from schemathesis.pytest._test_builder import build_operation_test
+
+    api, feedback = described()
+    test = build_operation_test(
+        config=api.config,
+        operation=api[path][method],
+        test_func=does_what_its_description_says,
+        given_kwargs={},
+        feedback=feedback,
+    )
+    test(token=token)

@@ -1,17 +1,17 @@
-"""A process of its own, working on the test's database: `python -m tests.crash.child ACTION ARGUMENTS`.
+"""What a process of its own does on the test's database: one thing, or some that faults are to meet.
 
-`perform` is the same for a process that was forked, which stops at a crash point and asks what to do.
+`serve` ends of the first error; `perform` stops at a crash point, asks what to do, and tells what went wrong.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
@@ -77,16 +77,29 @@ class Orders:
     dies: bool = False
     lease: float = 1
     beats: bool = True
-    database: dict[str, str] = field(default_factory=dict)
+    database: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def perform(orders: Orders, pipe: Connection) -> None:
-    """Do it, and send the errors that the database caused; a call that raised one is repeated once."""
+def serve(orders: Orders, pipe: Connection) -> None:
+    """Do it as a program would: in its own environment alone, and what it raises ends it."""
+    os.environ.clear()
+    _prepare(orders)
+    for name, *arguments in orders.actions:
+        ACTIONS[name](*arguments)
+    connections.close_all()
+
+
+def _prepare(orders: Orders) -> None:
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
     settings.AGENTRUNS_LEASE_SECONDS = orders.lease
     settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+
+
+def perform(orders: Orders, pipe: Connection) -> None:
+    """Do it, and send the errors that the database caused; a call that raised one is repeated once."""
+    _prepare(orders)
     errors: list[str] = []
     with ExitStack() as faults:
         if orders.point and orders.dies:
@@ -125,8 +138,3 @@ def _ask(pipe: Connection, faults: ExitStack) -> None:
 
 def _must_be_lost(left: list[int]) -> None:
     assert left[0] <= 0, "the COMMIT never came"
-
-
-if __name__ == "__main__":
-    action, *arguments = sys.argv[1:]
-    print(ACTIONS[action](*arguments))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -24,35 +22,31 @@ LEASE = 1
 ROOT = Path(__file__).parents[2]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start a child on this test's database."""
-    env = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "AGENTRUNS_TEST_LEASE": str(LEASE),
-        **environment,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.child", *arguments],
-        env=env,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def start(*action: str, lease: float = LEASE, **environment: str) -> Forked:
+    """Start a child that does one thing on this test's database, and that an error ends."""
+    from tests.crash.child import Orders, serve
+
+    names = ("NAME", "HOST", "PORT", "OPTIONS")
+    orders = Orders(
+        [action],
+        lease=lease,
+        database={name: connection.settings_dict[name] for name in names},
+        environment={**os.environ, **environment},
     )
+    return Forked(serve, orders)
 
 
-def finish(child: subprocess.Popen[str]) -> None:
+def finish(child: Forked) -> None:
     """Wait for a child that is to end well."""
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 0, f"{out}\n{err}"
+    assert child.ended() == 0
+    child.close()
 
 
-def run_and_die(*arguments: str, **environment: str) -> None:
+def run_and_die(*action: str, **environment: str) -> None:
     """Run a child that is to be killed by SIGKILL."""
-    child = start(*arguments, **environment)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL, f"exit {child.returncode}\n{err}"
+    child = start(*action, **environment)
+    assert child.ended() == -signal.SIGKILL
+    child.close()
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
@@ -69,7 +63,7 @@ def expire_lease(run: Run) -> None:
 
 
 class Forked:
-    """A child like those of `start`, forked from a server that has imported everything already."""
+    """A process of its own, forked from a server that has imported everything already."""
 
     def __init__(self, perform: Callable[[Orders, Connection], None], orders: Orders) -> None:
         context = get_context("forkserver")

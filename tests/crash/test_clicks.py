@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -24,10 +23,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class SlowTool:
     """A child that runs an agent and stops inside a tool until it is let go."""
 
-    def __init__(self, agent: str, at: str, effects: Effects, gate: Path, lease: str = "60") -> None:
+    def __init__(self, agent: str, at: str, effects: Effects, gate: Path, lease: float = 60) -> None:
         gate.touch()
         self.gate = gate
-        self.child = start("run", agent, "s1", SHOP_SLOW=at, SHOP_GATE=str(gate), AGENTRUNS_TEST_LEASE=lease)
+        self.child = start("run", agent, "s1", SHOP_SLOW=at, SHOP_GATE=str(gate), lease=lease)
         wait_for(lambda: effects.count(f"at:{at}") > 0, f"{agent} to reach {at}")
         self.run = Run.objects.get()
 
@@ -91,20 +90,20 @@ def test_a_run_that_is_live_elsewhere_is_left_alone(effects: Effects, tmp_path: 
 
 
 def test_the_heartbeat_keeps_a_slow_tool_alive(effects: Effects, tmp_path: Path) -> None:
-    slow = SlowTool("calls-post", "post:before", effects, tmp_path / "gate", lease="1")
+    slow = SlowTool("calls-post", "post:before", effects, tmp_path / "gate", lease=1)
     first = slow.run.lease_expires_at
     wait_for(lambda: Run.objects.get().lease_expires_at > first, "the heartbeat to extend the lease")
     assert slow.let_go().status == "completed"
 
 
 def test_a_zombie_that_wakes_writes_evidence_and_no_engine_row(effects: Effects, tmp_path: Path) -> None:
-    slow = SlowTool("calls-post", "post:after", effects, tmp_path / "gate", lease="1")
-    os.kill(slow.child.pid, signal.SIGSTOP)
+    slow = SlowTool("calls-post", "post:after", effects, tmp_path / "gate", lease=1)
+    slow.child.signal(signal.SIGSTOP)
     expire_lease(slow.run)
     sweep()
     assert Run.objects.get().status == "orphaned"
     before = Message.objects.count()
-    os.kill(slow.child.pid, signal.SIGCONT)
+    slow.child.signal(signal.SIGCONT)
     run = slow.let_go()
     new = list(Message.objects.order_by("seq").values_list("kind", "epoch")[before:])
     assert new == [("late_result", 0)]

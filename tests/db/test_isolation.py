@@ -161,15 +161,16 @@ def test_races_end_as_at_the_default_level(
     race(effects, None)
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one isolation level")
+@pytest.mark.parametrize("isolation", ["serializable"], indirect=True)
 @pytest.mark.parametrize(
     ("tool_name", "at"),
     [("charge", "charge:after"), ("annotate", "annotate:after")],
 )
-def test_a_killed_process_of_such_a_project_is_taken_over(tool_name: str, at: str, effects: Effects) -> None:
+def test_a_killed_process_of_such_a_project_is_taken_over(
+    tool_name: str, at: str, isolation: str, effects: Effects
+) -> None:
     an_order()
-    host = {"DJANGO_SETTINGS_MODULE": "tests.hosts.serializable"}
-    run_and_die("run", f"calls-{tool_name}", "s1", SHOP_KILL=at, **host)
+    run_and_die("run", f"calls-{tool_name}", "s1", SHOP_KILL=at)
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1

@@ -84,9 +84,7 @@ def test_a_run_with_everything(effects: Effects, agents: None, settings: Any) ->
 
 
 def test_a_crash(effects: Effects) -> None:
-    facts = connection.settings_dict
-    place = {"AGENTRUNS_TEST_PG_HOST": facts["HOST"], "AGENTRUNS_TEST_PG_PORT": facts["PORT"]}
-    run_and_die("run", "every-kind", "s1", SHOP_KILL="charge:after", **place)
+    run_and_die("run", "every-kind", "s1", SHOP_KILL="charge:after")
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1

@@ -37,11 +37,14 @@ from tests.db.racing import (
     order,
 )
 from tests.effects import Effects
+from tests.settings import DATABASE
 from tests.shop.agents import TOOLS, act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ONE_CARD = {"tools": [call("refund", cents=5000), call("search", query="x")]}
+# SQLite has one writer at a time: there the hunt is for what gets lost, there is no deadlock to find.
+ROUNDS = 25 if DATABASE == "postgres" else 8
 TWO_CARDS = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
 
 
@@ -210,7 +213,7 @@ def test_no_deadlock_when_everybody_acts_at_once(
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
     with isolation(level):
         before = deadlocks()
-        for number in range(25):
+        for number in range(ROUNDS):
             order(effects)
             everybody_at_once(number, effects)
         assert deadlocks() == before

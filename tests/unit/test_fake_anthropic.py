@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic  # noqa: TID253 - it is what all of this is tested with
 import httpx2
 import pytest
 
@@ -19,6 +18,7 @@ from agentruns.providers.scripted import ScriptedModel
 from agentruns.testing.fake_anthropic import FakeAnthropic, Fault
 from agentruns.testing.fake_anthropic.http import Server
 from agentruns.testing.fake_anthropic.tokens import PromptCache
+from tests.unit import sdk
 
 HELLO = {"role": "user", "content": "hi"}
 ASK: dict[str, Any] = {"model": "claude-sonnet-5-5", "max_tokens": 4096, "messages": [HELLO]}
@@ -96,7 +96,7 @@ def test_request_ids_are_where_the_sdk_looks_for_them(fake: FakeAnthropic) -> No
     plain = client.messages.create(**ASK)
     with client.messages.stream(**ASK) as opened:
         streamed = opened.request_id
-    with pytest.raises(anthropic.BadRequestError) as caught:
+    with pytest.raises(sdk.BadRequestError) as caught:
         client.messages.create(**{**ASK, "messages": []})
     ids = [plain._request_id, streamed, caught.value.request_id]
     assert ids == [call.request_id for call in fake.calls]
@@ -193,7 +193,7 @@ def test_a_script_may_be_a_function_or_a_model() -> None:
     ],
 )
 def test_a_script_that_cannot_go_on_is_a_400_so_that_nobody_retries(script: Any, text: str) -> None:
-    with FakeAnthropic(script) as fake, pytest.raises(anthropic.BadRequestError, match=text):
+    with FakeAnthropic(script) as fake, pytest.raises(sdk.BadRequestError, match=text):
         create(fake)
 
 
@@ -298,7 +298,7 @@ STATUSES: list[tuple[int, str, str]] = [
 @pytest.mark.parametrize(("status", "name", "type"), STATUSES)
 def test_a_status(fake: FakeAnthropic, ask: Any, status: int, name: str, type: str) -> None:
     fake.fault(status, retry_after=17, retry_after_ms=1500, error_code="some_code", message="No.")
-    with pytest.raises(anthropic.APIStatusError) as caught:
+    with pytest.raises(sdk.APIStatusError) as caught:
         ask(fake)
     error = caught.value
     assert (error.__class__.__name__, error.status_code, error.type) == (name, status, type)
@@ -312,13 +312,13 @@ def test_a_status(fake: FakeAnthropic, ask: Any, status: int, name: str, type: s
 
 def test_an_error_event_in_a_stream_has_status_200(fake: FakeAnthropic) -> None:
     fake.fault("error", after=4)
-    with pytest.raises(anthropic.APIStatusError) as caught:
+    with pytest.raises(sdk.APIStatusError) as caught:
         stream(fake)
     error = caught.value
-    assert type(error) is anthropic.APIStatusError
+    assert type(error) is sdk.APIStatusError
     assert (error.status_code, error.type, error.api_message) == (200, "overloaded_error", "Overloaded")
     fake.fault("error", type="api_error")
-    with pytest.raises(anthropic.InternalServerError) as plain:
+    with pytest.raises(sdk.InternalServerError) as plain:
         create(fake)
     assert (plain.value.status_code, plain.value.type) == (500, "api_error")
 
@@ -326,7 +326,7 @@ def test_an_error_event_in_a_stream_has_status_200(fake: FakeAnthropic) -> None:
 @BOTH
 def test_a_connection_dropped_before_the_answer(fake: FakeAnthropic, ask: Any) -> None:
     fake.fault("drop")
-    with pytest.raises(anthropic.APIConnectionError) as caught:
+    with pytest.raises(sdk.APIConnectionError) as caught:
         ask(fake)
     assert isinstance(caught.value.__cause__, httpx2.RemoteProtocolError)
     assert (fake.calls[0].status, fake.calls[0].fault) == (0, "drop")
@@ -338,7 +338,7 @@ def test_a_connection_dropped_in_the_middle_is_no_error_of_the_sdk_in_a_stream(f
         with pytest.raises(httpx2.RemoteProtocolError):
             stream(fake)
     fake.fault("drop", after=0)
-    with pytest.raises(anthropic.APIConnectionError):
+    with pytest.raises(sdk.APIConnectionError):
         create(fake)
 
 
@@ -380,7 +380,7 @@ def test_a_slow_answer_comes_whole_or_times_out(fake: FakeAnthropic) -> None:
         fake.fault("slow", delay=0.001)
         assert ask(fake).stop_reason == "tool_use"
     fake.fault("slow", delay=60, times=2)
-    with pytest.raises(anthropic.APITimeoutError):
+    with pytest.raises(sdk.APITimeoutError):
         create(fake, timeout=0.2)
     with pytest.raises(httpx2.ReadTimeout):
         stream(fake, timeout=0.2)
@@ -392,7 +392,7 @@ def test_faults_are_planned_by_number_and_for_several_requests() -> None:
         for _ in range(7):
             try:
                 create(fake)
-            except anthropic.APIStatusError:  # what is not asked of the model is not counted
+            except sdk.APIStatusError:  # what is not asked of the model is not counted
                 fake.client().messages.count_tokens(model=ASK["model"], messages=ASK["messages"])
         assert [call.status for call in fake.calls if call.number] == [200, 529, 200, 429, 429, 500, 200]
         with pytest.raises(ValueError, match="number 3 has been answered"):
@@ -400,9 +400,9 @@ def test_faults_are_planned_by_number_and_for_several_requests() -> None:
         fake.fault(500, at=9, times=2)
         fake.fault("drop", at=10)
         assert create(fake).stop_reason == "tool_use"
-        with pytest.raises(anthropic.InternalServerError):
+        with pytest.raises(sdk.InternalServerError):
             create(fake)
-        with pytest.raises(anthropic.APIConnectionError):
+        with pytest.raises(sdk.APIConnectionError):
             create(fake)
 
 
@@ -506,7 +506,7 @@ def test_a_mistake_in_the_fake_itself_is_not_silent(capfd: pytest.CaptureFixture
 def test_the_sdk_finds_it_in_its_environment(fake: FakeAnthropic, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in fake.environment().items():
         monkeypatch.setenv(name, value)
-    with anthropic.Anthropic() as client:
+    with sdk.Anthropic() as client:
         assert client.messages.create(**ASK).stop_reason == "tool_use"
 
 
@@ -518,11 +518,11 @@ def test_it_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(2)]
         given = dict(line.removeprefix("export ").split("=", 1) for line in lines)
-        with anthropic.Anthropic(
+        with sdk.Anthropic(
             base_url=given["ANTHROPIC_BASE_URL"], api_key=given["ANTHROPIC_API_KEY"], max_retries=0
         ) as client:
             assert client.messages.create(**ASK).stop_reason == "tool_use"
-            with pytest.raises(anthropic.OverloadedError):
+            with pytest.raises(sdk.OverloadedError):
                 client.messages.create(**ASK)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic  # noqa: TID253 - it is what all of this is tested with
 import httpx2
 import pytest
 
@@ -15,6 +14,7 @@ from agentruns.testing.fake_anthropic import FakeAnthropic
 from agentruns.testing.fake_anthropic.replies import sign
 from agentruns.testing.fake_anthropic.rules import VERSION
 from agentruns.testing.fake_anthropic.server import COUNT_TOKENS
+from tests.unit import sdk
 from tests.unit.test_fake_anthropic import ASK, HELLO, STRANGE, create, stream, went_on, wire
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
@@ -53,7 +53,7 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 def refusal(fake: FakeAnthropic, **changes: Any) -> str:
     """What a request is refused with; fields the SDK does not know go beside it."""
     extra = {name: changes.pop(name) for name in list(changes) if name in ("temperature", "top_k", "colour")}
-    with pytest.raises(anthropic.BadRequestError) as caught:
+    with pytest.raises(sdk.BadRequestError) as caught:
         create(fake, **changes, extra_body=extra)
     assert caught.value.type == "invalid_request_error"
     assert caught.value.api_message == fake.calls[-1].error
@@ -100,7 +100,7 @@ def test_the_sdk_sends_the_version_the_fake_speaks(fake: FakeAnthropic) -> None:
     create(fake)
     headers = fake.calls[-1].headers
     assert (headers["anthropic-version"], headers["authorization"]) == (VERSION, "Bearer ***")
-    with pytest.raises(anthropic.AuthenticationError, match="invalid x-api-key"):
+    with pytest.raises(sdk.AuthenticationError, match="invalid x-api-key"):
         fake.client(api_key="sk-ant-wrong").messages.create(**ASK)
 
 
@@ -121,14 +121,14 @@ def test_bodies_paths_and_methods(fake: FakeAnthropic) -> None:
 def test_a_body_may_be_too_large() -> None:
     with FakeAnthropic([{"text": "Yes."}], max_bytes=2000) as small:
         assert create(small).stop_reason == "end_turn"
-        with pytest.raises(anthropic.ContentTooLargeError) as caught:
+        with pytest.raises(sdk.ContentTooLargeError) as caught:
             create(small, system="x" * 2000)
     assert caught.value.api_message == "Request exceeds the maximum size"
 
 
 def test_an_unknown_model_is_not_found(fake: FakeAnthropic) -> None:
     for ask in (create, stream, count):
-        with pytest.raises(anthropic.NotFoundError) as caught:
+        with pytest.raises(sdk.NotFoundError) as caught:
             ask(fake, model="gpt-9")
         assert (caught.value.type, caught.value.api_message) == ("not_found_error", "model: gpt-9")
 
@@ -287,9 +287,9 @@ def test_fields_that_are_accepted(fake: FakeAnthropic, changes: Any) -> None:
 
 
 def test_counting_tokens_has_the_same_rules(fake: FakeAnthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="`tool_use` ids were found without"):
+    with pytest.raises(sdk.BadRequestError, match="`tool_use` ids were found without"):
         count(fake, messages=[HELLO, assistant(use()), HELLO])
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens: Extra inputs"):
+    with pytest.raises(sdk.BadRequestError, match="max_tokens: Extra inputs"):
         count(fake, extra_body={"max_tokens": 3})
     assert count(fake, thinking=THINKING).input_tokens > 0
 

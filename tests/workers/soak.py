@@ -10,21 +10,28 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from tests.effects import VARIABLE, Effects
 from tests.servers import Broker, Postgres, postgres
 
-ROOT = Path(__file__).parents[2]
 ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
 PATIENCE = 3600  # seconds
+# By the server that workers are forked from; last what sets Django up, in the environment of `main`.
+IMPORTED = [
+    "celery.bin.worker",
+    "celery.concurrency.prefork",
+    "kombu.transport.redis",
+    "tests.workers.celery_worker",
+]
 
 
 class Fleet:
@@ -41,21 +48,26 @@ class Fleet:
         self.kills += 1
         self.workers[victim] = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=CRITICAL"]
-        return subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", "--concurrency=1", *quiet],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    def _start(self) -> ForkServerProcess:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        worker = context.Process(target=_work)
+        worker.start()
+        return worker
 
 
-def kill(worker: subprocess.Popen[Any]) -> None:
+def _work() -> None:
+    from tests.workers.celery_worker import work  # not before the environment says which database it is
+
+    work()
+
+
+def kill(worker: ForkServerProcess) -> None:
     """End a worker and the processes of its pool at once."""
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+    with suppress(ProcessLookupError):  # it has no session yet
+        os.killpg(worker.pid or 0, signal.SIGKILL)
+    worker.kill()
+    worker.join()
 
 
 def main(runs: int, workers: int) -> None:
