@@ -53,11 +53,11 @@ PATIENCE = 5  # seconds
 LONG = (
     "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
     "test_readme", "test_claims", "test_races", "test_mixed_replies", "tests/e2e", "test_history",
+    "test_docs_tutorial", "test_wheel", "test_typing",
 )  # fmt: skip
 # By one process: what they share takes long to make, or to import (the Anthropic SDK: two seconds).
 TOGETHER = {
-    "demo": ("e2e/test_demo",),
-    "console": ("e2e/test_console",),
+    "demo": ("e2e/test_demo", "e2e/test_console"),
     "sdk": (
         "test_fake_anthropic", "unit/test_anthropic", "test_window", "test_caching", "unit/test_providers",
         "db/test_claude", "test_claude_page", "test_odd_results",

@@ -6,6 +6,10 @@ from typing import Any
 
 from tests import scratch
 
+# As docs/databases.md has it for production: every other process of a test run connects so,
+# the rest as Django does by itself.
+PREPARED = {"prepare_threshold": 5, "server_side_binding": True}
+
 DATABASE = os.environ.get("AGENTRUNS_TEST_DATABASE", "sqlite")
 
 
@@ -32,6 +36,7 @@ def postgres(name: str) -> dict[str, Any]:
         "HOST": os.environ["AGENTRUNS_TEST_PG_HOST"],
         "PORT": os.environ["AGENTRUNS_TEST_PG_PORT"],
         "USER": os.environ["AGENTRUNS_TEST_PG_USER"],
+        "OPTIONS": PREPARED if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579" else {},
     }
 
 

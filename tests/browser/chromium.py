@@ -1,4 +1,7 @@
-"""The browser of these tests: Debian's Chromium where it is installed, else the one Playwright brings."""
+"""The browser of these tests: Debian's Chromium where it is installed, else the one Playwright brings.
+
+Its headless shell is preferred: the same engine without the desktop's browser around it takes less time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from playwright.sync_api import Browser, BrowserType, Error, sync_playwright
 
 NOT_WANTED = "AGENTRUNS_NO_BROWSER"
 HOW_TO_INSTALL = (
-    "No Chromium starts here. Install one with `apt-get install chromium` or with "
+    "No Chromium starts here. Install one with `apt-get install chromium-headless-shell` or with "
     f"`python -m playwright install --with-deps chromium`; where that cannot be, {NOT_WANTED}=1 skips "
     "these tests."
 )
@@ -49,9 +52,10 @@ def running() -> Iterator[Browser]:
 def _launch(chromium: BrowserType) -> Browser:
     arguments = ARGUMENTS + ["--no-sandbox"] * (os.geteuid() == 0)  # as root there is none to be had
     errors = []
-    for executable in filter(None, [shutil.which("chromium"), chromium.executable_path]):
+    installed = filter(None, map(shutil.which, ["chromium-headless-shell", "chromium"]))
+    for executable in [*installed, None]:  # None: Playwright's, which is a headless shell too
         try:
             return chromium.launch(executable_path=executable, args=arguments)
         except Error as error:
-            errors.append(f"{executable}: {error.message}")
+            errors.append(f"{executable or 'of Playwright'}: {error.message}")
     raise NoBrowserError("\n".join([HOW_TO_INSTALL, *errors]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -14,6 +15,8 @@ from tests.browser import chromium
 from tests.browser.desk import Desk
 from tests.browser.visitor import Visitor, Visitors
 from tests.effects import Effects
+
+PATIENCE = 5  # seconds
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +41,22 @@ def _strict_policy(django_db_setup: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def visit(browser: Browser, live_server: LiveServer) -> Iterator[Visitors]:
-    """`visit("decider")`: somebody at a browser; anything it complains about fails the test."""
+@pytest.fixture(scope="session")
+def _visitors(browser: Browser, live_server: LiveServer) -> Iterator[Visitors]:
     visitors = Visitors(browser, live_server.url)
     yield visitors
-    assert visitors.leave() == []
+    for visitor in visitors.gone:
+        visitor.context.close()
+    for thread in threading.enumerate():  # each still has a connection that the server takes from it
+        if "process_request_thread" in thread.name:
+            thread.join(PATIENCE)
+
+
+@pytest.fixture
+def visit(_visitors: Visitors, live_server: LiveServer) -> Iterator[Visitors]:
+    """`visit("decider")`: somebody at a browser; anything it complains about fails the test."""
+    yield _visitors
+    assert _visitors.leave() == []
 
 
 @pytest.fixture

@@ -23,19 +23,23 @@ DJANGOS = [
 ]  # of its own templates: links told by colour alone, a search without label
 # Preloading fetches what style sheets import, from where the page is and not from where they are.
 OPTIONS = {"resultTypes": ["violations"], "preload": False}
+RUN = "([context, options]) => axe.run(context, options).then(results => results.violations)"
 
 
 def assert_sound(page: Page) -> None:
     """Raise unless the page passes axe and is no wider than its window, in each look."""
     __tracebackhide__ = True
+    page.evaluate(Axe().axe_script)
     problems = []
-    for size, scheme, rules in LOOKS:
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        look = f"{page.url}, {scheme}, {size['width']} pixels wide"
-        problems += [f"{look}: {problem}" for problem in _problems(page, rules)]
-    page.set_viewport_size(WIDE)  # type: ignore[arg-type]
-    page.emulate_media(color_scheme="light")
+    try:
+        for size, scheme, rules in LOOKS:
+            page.set_viewport_size(size)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            look = f"{page.url}, {scheme}, {size['width']} pixels wide"
+            problems += [f"{look}: {problem}" for problem in _problems(page, rules)]
+    finally:
+        page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme="light")
     if problems:
         pytest.fail("\n\n".join(problems), pytrace=False)
 
@@ -43,9 +47,10 @@ def assert_sound(page: Page) -> None:
 def _problems(page: Page, rules: dict[str, object]) -> list[str]:
     # A colour on its way from light to dark has a contrast that nobody ever sees for long.
     page.evaluate("document.getAnimations().forEach(animation => animation.finish())")
+    violations = page.evaluate(RUN, [{"exclude": DJANGOS}, {**OPTIONS, **rules}])
     found = [
         f"{violation['impact']} {violation['id']}: {node['html']}\n{node['failureSummary']}"
-        for violation in Axe().run(page, {"exclude": DJANGOS}, {**OPTIONS, **rules}).response["violations"]
+        for violation in violations
         if violation["impact"] in SERIOUS
         for node in violation["nodes"]
     ]

@@ -59,19 +59,19 @@ def test_from_the_queue_to_a_decision_in_three_keys(desk: Desk, visitor: Visitor
 
 def test_walking_through_the_queue(desk: Desk, visitor: Visitor) -> None:
     third, first, second = desk.one(TICKET), desk.one(REFUND), desk.one(MAIL)
-    for keys, expected in {
-        "": first,
-        "j": second,
-        "jj": third,
-        "jjj": third,
-        "jk": first,
-        "k": first,
-        "J": second,
-    }.items():
-        for opening in ("Enter", "a"):
-            visitor.open(QUEUE)
-            visitor.press(*keys, opening)
-            visitor.wait_until_at(expected)
+    for keys, opening, expected in (
+        ("", "Enter", first),
+        ("", "a", first),
+        ("j", "Enter", second),
+        ("jj", "a", third),
+        ("jjj", "Enter", third),
+        ("jk", "a", first),
+        ("k", "Enter", first),
+        ("J", "a", second),
+    ):
+        visitor.open(QUEUE)
+        visitor.press(*keys, opening)
+        visitor.wait_until_at(expected)
 
 
 def test_the_marked_row_shows(desk: Desk, visitor: Visitor) -> None:

@@ -23,15 +23,17 @@ QUEUE = "/admin/agentruns/approval/"
 INDEX = "/admin/"
 LOGIN = "/admin/login/"
 RUNS = "/admin/agentruns/run/"
+NOTHING = "/static/agentruns/moment.js"  # a page that runs and asks nothing
 REASON = "Reason, told to the model"
 
 
 class Visitor:
     """One page of one person. Everything a browser reports as wrong is in `complaints`."""
 
-    def __init__(self, context: BrowserContext, base: str) -> None:
+    def __init__(self, context: BrowserContext, base: str, options: dict[str, Any]) -> None:
         self.context = context
         self.base = base
+        self.options = options
         self.complaints: list[str] = []
         self.clicks = self.keys = 0
         self.expected: set[int] = set()
@@ -114,9 +116,22 @@ class Visitor:
 
     def second_tab(self) -> Visitor:
         """Return another tab of the same browser."""
-        tab = Visitor(self.context, self.base)
+        tab = Visitor(self.context, self.base, self.options)
         tab.complaints, tab.expected = self.complaints, self.expected
         return tab
+
+    def tidy_up(self) -> None:
+        """Forget everything but what is cached, and be ready for somebody else."""
+        for page in self.context.pages:
+            if page is not self.page:
+                page.close()
+        self.page.unroute_all()
+        self.open(NOTHING)  # of the same server, whose storage can be emptied from there alone
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.context.clear_cookies()
+        self.complaints.clear()
+        self.expected.clear()
+        self.clicks = self.keys = 0
 
     # What they see
 
@@ -176,12 +191,12 @@ class Visitor:
 
 
 class Visitors:
-    """Lets people in, each with a browser of their own."""
+    """Lets people in, each with a browser of their own, which somebody else may have left as good as new."""
 
     def __init__(self, chromium: Browser, base: str) -> None:
         self.chromium, self.base = chromium, base
-        self.contexts: list[BrowserContext] = []
         self.inside: list[Visitor] = []
+        self.gone: list[Visitor] = []
 
     def __call__(
         self,
@@ -193,28 +208,38 @@ class Visitors:
         scale: float = 1,
     ) -> Visitor:
         """Return somebody of a role, logged in unless anonymous."""
-        context = self.chromium.new_context(
-            color_scheme=scheme,
-            viewport=size,
-            java_script_enabled=javascript,
-            device_scale_factor=scale,
-            locale="en-US",
-        )
-        self.contexts.append(context)
+        options = {
+            "color_scheme": scheme,
+            "viewport": size,
+            "java_script_enabled": javascript,
+            "device_scale_factor": scale,
+        }
+        visitor = self._visitor(options)
         if role != "anonymous":
             cookie = client_of(role).cookies[settings.SESSION_COOKIE_NAME].value
-            context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": self.base}])
-        visitor = Visitor(context, self.base)
+            visitor.context.add_cookies(
+                [{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": self.base}]
+            )
         self.inside.append(visitor)
         return visitor
 
     def leave(self) -> list[str]:
-        """Close every browser and return what they complained about."""
-        for visitor in self.inside:
+        """Let everybody go and return what their browsers complained about."""
+        inside, self.inside = self.inside, []
+        for visitor in inside:
             visitor.page.wait_for_timeout(0)  # what was reported meanwhile comes in
-        for context in self.contexts:
-            context.close()
-        return [complaint for visitor in self.inside for complaint in visitor.complaints]
+        complaints = [complaint for visitor in inside for complaint in visitor.complaints]
+        for visitor in inside:
+            visitor.tidy_up()
+        self.gone += inside
+        return complaints
+
+    def _visitor(self, options: dict[str, Any]) -> Visitor:
+        # To start a browser and to fetch every script and style sheet again costs more than most tests.
+        for number, visitor in enumerate(self.gone):
+            if visitor.options == options:
+                return self.gone.pop(number)
+        return Visitor(self.chromium.new_context(**options, locale="en-US"), self.base, options)
 
 
 def call_path(run: Run, call_id: str) -> str:

@@ -39,6 +39,7 @@ def _behind_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(facts, "HOST", folder)
         monkeypatch.setitem(facts, "PORT", pgbouncer.PORT)
         monkeypatch.setitem(facts, "DISABLE_SERVER_SIDE_CURSORS", True)
+        monkeypatch.setitem(facts, "OPTIONS", {"prepare_threshold": None})
         connection.close()
         yield
         connection.close()

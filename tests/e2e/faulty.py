@@ -1,4 +1,4 @@
-"""The five tickets over HTTP, with one fault at each request in turn: `python -m tests.e2e.faulty`.
+"""The five tickets over HTTP, every fault at every request of each: `python -m tests.e2e.faulty`.
 
 A process of its own in the demo project. Prints one JSON line for each ticket worked on.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from agentruns.testing.fake_anthropic import FakeAnthropic
@@ -29,7 +30,28 @@ FAULTS: dict[str, dict[str, Any]] = {
     "401": {"kind": 401},
     "400": {"kind": 400},
 }
+HARMLESS = "slow"  # the reply comes all the same
+FATAL = "400"  # the run ends
 PATIENCE = 30  # seconds for one ticket
+
+
+def plans(requests: int) -> Iterator[tuple[str, ...]]:
+    """Yield what the requests of each run of a ticket meet: faults that it outlives, or the fatal one."""
+    outlived = [name for name in FAULTS if name != FATAL]
+    for first in range(len(outlived)):
+        yield tuple(outlived[(first + position) % len(outlived)] for position in range(requests))
+    for position in range(requests):
+        yield ("",) * position + (FATAL,)
+
+
+def met(plan: tuple[str, ...]) -> list[str]:
+    """Return what each request of a run meets, in order: a kind of fault, or nothing."""
+    requests: list[str] = []
+    for name in plan:
+        fault = FAULTS.get(name)
+        requests += [str(fault["kind"])] * fault.get("times", 1) if fault else []
+        requests += [""] if name not in (HARMLESS, FATAL) else []
+    return requests
 
 
 def main() -> None:
@@ -41,36 +63,33 @@ def main() -> None:
         from django.conf import settings
 
         settings.AGENTRUNS_BACKOFF_SECONDS = (0.01, 0.02)
-        for name, fault in FAULTS.items():
-            for position in range(1, 5):
-                work(fake, name, fault, position)
+        from project.helpdesk.models import Ticket
+
+        for ticket in Ticket.objects.order_by("number"):
+            for plan in plans(len(claude.transcript(ticket.number)["turns"])):
+                work(fake, ticket, plan)
 
 
-def work(fake: FakeAnthropic, name: str, fault: dict[str, Any], position: int) -> None:
-    """Work on every ticket that makes so many requests."""
+def work(fake: FakeAnthropic, ticket: Any, plan: tuple[str, ...]) -> None:
+    """Work on a ticket whose requests meet the faults of a plan."""
     from project.helpdesk import ledger
-    from project.helpdesk.models import Ticket
 
     ledger.path().unlink(missing_ok=True)  # else nothing would be left to refund
-    for ticket in Ticket.objects.order_by("number"):
-        if position > len(claude.transcript(ticket.number)["turns"]):
-            continue
-        before = len(fake.calls)
-        fake.fault(at=before + position, **fault)
-        run = drive(ticket, f"{ticket.session_key} {name} {position}")
-        line = {
-            "fault": name,
-            "position": position,
-            "ticket": ticket.number,
-            "status": run.status,
-            "faults": sum(bool(call.fault) for call in fake.calls[before:]),
-            "failed": run.messages.filter(kind="model_failed").count(),
-            "effects": [
-                [one["kind"], one["key"]] for one in ledger.lines() if one["session"] == run.session.key
-            ],
-            "problems": [str(problem) for problem in problems_of(run)],
-        }
-        print(json.dumps(line), flush=True)
+    before = len(fake.calls)
+    for position, name in enumerate(plan):
+        if name:
+            fake.fault(at=before + len(met(plan[:position])) + 1, **FAULTS[name])
+    run = drive(ticket, f"{ticket.session_key} {', '.join(plan)}")
+    line = {
+        "ticket": ticket.number,
+        "plan": plan,
+        "met": [call.fault for call in fake.calls[before:]],
+        "status": run.status,
+        "failed": run.messages.filter(kind="model_failed").count(),
+        "effects": [[one["kind"], one["key"]] for one in ledger.lines() if one["session"] == run.session.key],
+        "problems": [str(problem) for problem in problems_of(run)],
+    }
+    print(json.dumps(line), flush=True)
 
 
 def drive(ticket: Any, session: str) -> Any:

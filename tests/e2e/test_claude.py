@@ -10,13 +10,11 @@ from pathlib import Path
 from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.e2e import claude
 from tests.e2e.demo_project import ROOT, Project
-from tests.e2e.faulty import FAULTS
+from tests.e2e.faulty import FATAL, FAULTS, HARMLESS, met
 from tests.e2e.test_demo import EFFECTS, STATUSES
 
 REFUND, EMAIL = "refund", "email"
 DOES = {1: [EMAIL], 2: [REFUND, EMAIL], 3: [REFUND, EMAIL], 4: [REFUND, EMAIL], 5: [EMAIL]}
-HARMLESS = ("slow",)
-FATAL = ("400",)
 
 
 def test_the_demo_works_with_the_real_sdk(tmp_path: Path) -> None:
@@ -51,13 +49,23 @@ def test_every_fault_at_every_request_leaves_the_ledger_exact(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(lines) == len(FAULTS) * sum(len(claude.transcript(ticket)["turns"]) for ticket in DOES)
+    assert sorted(
+        (line["ticket"], position, name)
+        for line in lines
+        for position, name in enumerate(line["plan"])
+        if name
+    ) == sorted(
+        (ticket, position, name)
+        for ticket in DOES
+        for position in range(len(claude.transcript(ticket)["turns"]))
+        for name in FAULTS
+    )
     for line in lines:
-        fault, kinds = line["fault"], [kind for kind, _ in line["effects"]]
-        assert line["faults"] >= 1, line
-        assert line["failed"] == (0 if fault in HARMLESS else line["faults"]), line
-        assert line["status"] == ("failed" if fault in FATAL else "completed"), line
+        is_fatal, kinds = FATAL in line["plan"], [kind for kind, _ in line["effects"]]
+        assert line["met"] == met(tuple(line["plan"])), line
+        assert line["failed"] == sum(kind not in ("", HARMLESS) for kind in line["met"]), line
+        assert line["status"] == ("failed" if is_fatal else "completed"), line
         assert line["problems"] == [], line
         assert len({key for _, key in line["effects"]}) == len(kinds), line
         expected = DOES[line["ticket"]]
-        assert kinds == (expected[: len(kinds)] if fault in FATAL else expected), line
+        assert kinds == (expected[: len(kinds)] if is_fatal else expected), line
