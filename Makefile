@@ -24,7 +24,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-fast test-rebuild test-browser test-browser-61 check bench
+.PHONY: demo console test test-fast test-rebuild test-browser test-browser-61 coverage check bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -64,6 +64,13 @@ test-browser-61:
 	.venv61/bin/python -c 'import django; assert django.VERSION[:2] == (6, 1), django.__version__'
 	.venv61/bin/pytest -n 3 tests/admin
 	.venv61/bin/$(BROWSER)
+
+# What is reached without the crash tests; whether the tests pass is for `make test` to say.
+coverage: $(VENV)/dev
+	@$(BIN)/coverage erase
+	-@$(BIN)/coverage run -m $(PYTEST) -q tests/unit tests/db tests/api tests/admin tests/commands
+	@$(BIN)/coverage combine -q
+	@$(BIN)/python -m tests.covered
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

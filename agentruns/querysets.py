@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce, Now
 
 if TYPE_CHECKING:
@@ -17,14 +17,22 @@ UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
 
 class Constant(models.Value):
-    """A text of our own, written into the SQL: planners use a partial index only for what they can read."""
+    """A value of our own, written into the SQL: planners match an index only with what they can read."""
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[str | int, ...]]:
         """Return it as SQL has it."""
-        return f"'{self.value}'", ()
+        return repr(self.value), ()
 
 
 ACTIVE = [Constant("queued"), Constant("running")]
+PENDING = Constant("pending")
+# 0 for the riskiest, as the index of the queue has it.
+RISK_RANK = Case(
+    When(risk=Constant("high"), then=Constant(0)),
+    When(risk=Constant("normal"), then=Constant(1)),
+    default=Constant(2),
+    output_field=models.IntegerField(),
+)
 
 
 class RunQuerySet(models.QuerySet["Run"]):
@@ -69,7 +77,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
 class ApprovalQuerySet(models.QuerySet["Approval"]):
     def pending(self) -> Self:
         """Approvals that wait for a person."""
-        return self.filter(status=Constant("pending"))
+        return self.filter(status=PENDING)
 
     def expired(self) -> Self:
         """Pending approvals whose time is over, by the database clock."""

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -36,10 +36,10 @@ SEVERAL = 10
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did; the last four count the runs it drove by where they stand now.
+    """What one sweep did; the last four counts are of the runs it drove, by where they stand now.
 
     `rung` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in doubt it
-    told the model of.
+    told the model of. `left` holds the ids of those that `waiting` counts.
     """
 
     found: int = 0
@@ -53,10 +53,11 @@ class Swept:
     waiting: int = 0
     failed: int = 0
     queued: int = 0
+    left: list[UUID] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
         """Return the counts by name."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "left"}
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
@@ -162,6 +163,8 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     group = {"completed": "completed", "failed": "failed", "cancelled": "failed", "queued": "queued"}
     name = group.get(status, "waiting")
     setattr(swept, name, getattr(swept, name) + 1)
+    if name == "waiting":
+        swept.left.append(run.pk)
 
 
 def _is_reachable(alias: str) -> bool:

@@ -21,6 +21,7 @@ from tests.servers import Postgres
 
 SETTLED = 7  # seconds until a listener that hears nothing asks as seldom as it will
 TOGETHER = 10  # listeners that come at once: each has a connection to the database until it listens
+POOL = {"min_size": 2, "max_size": 8}  # connections
 TICK = os.sysconf("SC_CLK_TCK")
 MEASURED = (
     "process CPU s/s",
@@ -33,8 +34,8 @@ MEASURED = (
 )
 
 
-def serve(url: str, path: str) -> None:
-    """Serve over ASGI; say which run there is, and the token that may listen to it."""
+def serve(url: str, path: str, pool: str) -> None:
+    """Serve over ASGI, with Django's pool or without; say which run there is, and who may listen to it."""
     from benchmarks.systems import ours
 
     ours.prepare("agentruns-postgresql", url)
@@ -52,6 +53,9 @@ def serve(url: str, path: str) -> None:
     run = start_run(ours.agent, "Look it all up.", "crowd", actor=owner)
     token = create_token(owner, ApiToken.Scope.values)[1]
     connections.close_all()
+    if pool:
+        settings.DATABASES["default"]["CONN_MAX_AGE"] = 0
+        settings.DATABASES["default"]["OPTIONS"]["pool"] = POOL
 
     async def forever() -> None:
         application = get_asgi_application()
@@ -161,13 +165,17 @@ class Gauge:
         )
 
     def read(self) -> list[float]:
-        """Return CPU seconds of the process and of backends that ended, transactions and connections."""
+        """Return CPU seconds of the process and of its backends, transactions and connections."""
         row = self.monitor.execute(
             "SELECT xact_commit + xact_rollback, sessions FROM pg_stat_database WHERE datname = %s",
             [self.name],
         ).fetchone()
         assert row is not None
-        return [ticks(self.pid)[0] / TICK, ticks(self.server)[1] / TICK, *map(float, row)]
+        open_now = self.monitor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = %s", [self.name]
+        ).fetchall()
+        backends = sum(alive(pid) for (pid,) in open_now) + ticks(self.server)[1]  # and those that ended
+        return [ticks(self.pid)[0] / TICK, backends / TICK, *map(float, row)]
 
     def look(self) -> tuple[int, int]:
         """Return how many connections to the database are open, and how many threads the process has."""
@@ -206,6 +214,13 @@ def ticks(pid: int) -> tuple[int, int]:
     return user + system, of_children + system_of_children
 
 
+def alive(pid: int) -> int:
+    """Return what a process used, none if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return ticks(pid)[0]
+    return 0
+
+
 def status(pid: int, field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
@@ -228,4 +243,4 @@ async def listened(guests: Guests, gauge: Gauge, count: int, seconds: float, row
         )
         await asyncio.sleep(SETTLED if number < rows - 1 else 0)
     guests.leave()
-    return [f"Idle listeners of one run over ASGI, during {seconds:.0f} s", "", *lines, ""]
+    return [*lines, ""]

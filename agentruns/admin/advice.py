@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.utils import timezone
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from agentruns.admin.drift import Drift
 from agentruns.admin.text import plain
@@ -36,6 +38,7 @@ class Situation:
     reasons: list[Reason]
     cancel_requested: tuple[str, datetime] | None = None
     sweeper_seen: datetime | None = None
+    uncleared: int = 0
     is_paused: bool = False
     pause_requested: tuple[str, datetime] | None = None
     may_resume: bool = False
@@ -53,11 +56,11 @@ def headline(situation: Situation) -> str:
     """Return in one sentence where the run stands and who has to act."""
     run = situation.run
     if run.status == Run.Status.COMPLETED:
-        return _("Completed. There is nothing to do.")
+        return _left_to_say(situation) or _("Completed. There is nothing to do.")
     if run.status == Run.Status.FAILED:
         return _("Failed: %(error)s") % {"error": one_line(plain(run.error))}  # in full below
     if run.status == Run.Status.CANCELLED:
-        return _("Cancelled. There is nothing to do.")
+        return _left_to_say(situation) or _("Cancelled. There is nothing to do.")
     if situation.cancel_requested is not None:
         name, when = situation.cancel_requested
         return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % {
@@ -93,8 +96,6 @@ def notes(situation: Situation) -> list[str]:
             _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
             % {"tool": doubt.tool, "attempt": doubt.attempt, "evidence": doubt.evidence}
         )
-    if situation.doubts:
-        found.append(_("Look in the outside world whether it happened, and say so on its card."))
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
         found += _about_workers(situation.sweeper_seen)
     return found
@@ -203,6 +204,17 @@ def cancel(situation: Situation) -> Action:
     if not situation.may_cancel:
         return Action(effect, missing("agentruns.cancel_run"), forbidden=True)
     return Action(effect)
+
+
+def _left_to_say(situation: Situation) -> str:
+    count, status = situation.uncleared, capfirst(situation.run.get_status_display())
+    if not count:
+        return ""
+    return ngettext(
+        "%(status)s. What is left to do is to say what became of a call:",
+        "%(status)s. What is left to do is to say what became of %(count)d calls:",
+        count,
+    ) % {"status": status, "count": count}
 
 
 def _resume_effect(situation: Situation) -> list[str]:

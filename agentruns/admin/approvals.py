@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
@@ -10,7 +11,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -19,6 +20,7 @@ from agentruns.admin import badges, decisions, queue
 from agentruns.admin.bulk import BulkDecisions
 from agentruns.admin.card import buttons, decidable, sections
 from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter
+from agentruns.admin.paginator import counted
 from agentruns.admin.readonly import READING, LeanChangeList
 from agentruns.admin.search import is_uuid, matching
 from agentruns.admin.text import plain, two_lines, visible
@@ -91,7 +93,17 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
             return HttpResponseRedirect(request.get_full_path())
         pending = request.GET.get("status", "pending") == "pending"
         title = _("Calls that wait for a decision") if pending else _("Approvals")
-        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+        context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Return how many runs a call in doubt holds, and where they are; None for who may not see runs."""
+        site, status = self.admin_site, Run.Status.ORPHANED
+        if not site.is_registered(Run) or not site.get_model_admin(Run).has_view_permission(request):
+            return None
+        url = reverse("admin:agentruns_run_changelist", current_app=site.name)
+        held = Run.objects.using(settings.DATABASE).filter(status=status)
+        return {"runs": counted(held), "url": f"{url}?status={status}"}
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:

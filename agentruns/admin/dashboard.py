@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from django.contrib.admin import AdminSite
 from django.db import connections, transaction
-from django.db.models import Q
+from django.db.models import Exists, F, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -21,11 +21,11 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
-from agentruns import notifications, people
+from agentruns import notifications
+from agentruns.admin import mine
 from agentruns.admin.advice import SILENT_AFTER
 from agentruns.admin.filters import STALLED, failed_lately
-from agentruns.admin.paginator import Bounded, counted, of
-from agentruns.admin.queue import HEAVY
+from agentruns.admin.paginator import Bounded, CountOf, counted, of
 from agentruns.admin.search import first_id
 from agentruns.admin.text import plain, visible
 from agentruns.admin.times import age
@@ -125,17 +125,33 @@ def _may_view(site: AdminSite, request: HttpRequest, model: Any) -> bool:
 
 
 def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
-    pending = Approval.objects.using(alias).pending().select_related("run").defer(*HEAVY)
-    cards = list(pending.order_by("requested_at", "id")[: MOST + 1])
-    if request.user.has_perm("agentruns.decide_approval"):
-        mine = Bounded(len(people.decidable(request.user, cards[:MOST])), more=len(cards) > MOST)
-        found.figures.append(_figure(mine, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
-    waiting = of(len(cards), MOST)
+    pending = Approval.objects.using(alias).pending().order_by("requested_at", "id")
+    open_to = mine.open_to(request.user, pending)
+    row: Any = (
+        pending.annotate(
+            waiting=CountOf(pending, MOST),
+            open=CountOf(open_to, MOST),
+            partly=Exists(open_to.filter(mine.PARTLY)),
+        )
+        .values_list("pk", "title", "requested_at", "waiting", "open", "partly", named=True)
+        .first()
+    )
+    if request.user.has_perm(mine.DECIDES):
+        count = _mine(request.user, open_to, row) if row else of(0, MOST)
+        found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
+    waiting = of(row.waiting if row else 0, MOST)
     found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
-    for card in cards[:1]:
+    if row:
         name = "admin:agentruns_approval_change"
-        url = reverse(name, args=[card.pk], current_app=site.name)
-        found.oldest = Oldest(visible(card.title), url, age(card.requested_at))
+        url = reverse(name, args=[row.pk], current_app=site.name)
+        found.oldest = Oldest(visible(row.title), url, age(row.requested_at))
+
+
+def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
+    more = row.open > MOST
+    if settings.can_decide is not None:
+        return Bounded(len(mine.allowed(user, open_to)), more)
+    return Bounded(min(row.open, MOST) - (len(mine.given(user, open_to)) if row.partly else 0), more)
 
 
 def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
@@ -163,10 +179,10 @@ def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
     since = timezone.now() - PERIOD
     asked = Approval.objects.using(alias).filter(pk__gte=first_id(since - PERIOD))
     rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
-    fields: Any = rows.values_list("tool_name", "status", "requested_at", "decided_at")
+    fields: Any = rows.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
     by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for tool, status, requested, decided in fields[:MOST]:
-        by_tool[tool].append((status, (decided - requested).total_seconds()))
+    for tool, status, time in fields[:MOST]:
+        by_tool[tool].append((status, time.total_seconds()))
     most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
     found.decisions = list(_summaries(site, most_first[:TOOLS]))
     found.more_tools = len(most_first) - len(found.decisions)
@@ -185,7 +201,7 @@ def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]
 
 def _words(seconds: float) -> str:
     if seconds < 60:  # timesince knows no seconds
-        return f"{max(seconds, 0)}\xa0{_('s')}"
+        return f"{max(int(seconds), 0)}\xa0{_('s')}"
     now = timezone.now()
     return timesince(now - timedelta(seconds=seconds), now, depth=1)
 

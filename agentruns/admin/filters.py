@@ -9,15 +9,17 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.admin.names import names
 from agentruns.admin.search import first_id
 from agentruns.admin.text import plain
 from agentruns.leases import FREE
 from agentruns.models import Approval, Run
+from agentruns.querysets import PENDING
 
 NEEDS_A_PERSON = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 STALLED = Q(status=Run.Status.RUNNING) & FREE
@@ -164,18 +166,22 @@ class ApprovalStatusFilter(KnownValues):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the approvals chosen."""
+        if value == self.default:
+            return queryset.filter(status=PENDING)
         return queryset if value == "all" else super().chosen(queryset, value)
 
 
 class NameFilter(KnownValues):
-    """By a name that occurs in the rows."""
+    """By a name that occurs in the rows of a model."""
 
+    model: type[Model] = Run
+    field = ""
     lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the names that occur."""
-        rows = model_admin.get_queryset(request).order_by(self.lookup)
-        return [(name, plain(name)) for name in rows.values_list(self.lookup, flat=True).distinct()]
+        alias = model_admin.get_queryset(request).db
+        return [(name, plain(name)) for name in names(alias, self.model, self.field)]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of the name chosen."""
@@ -185,7 +191,7 @@ class NameFilter(KnownValues):
 class AgentFilter(NameFilter):
     title = _("agent")
     parameter_name = "agent"
-    lookup = "agent"
+    field = lookup = "agent"
 
 
 class ApprovalAgentFilter(AgentFilter):
@@ -195,4 +201,5 @@ class ApprovalAgentFilter(AgentFilter):
 class ToolFilter(NameFilter):
     title = _("tool")
     parameter_name = "tool"
-    lookup = "tool_name"
+    model = Approval
+    field = lookup = "tool_name"

@@ -101,14 +101,14 @@ class VerdictForm(forms.Form):
         choices=[(name, name) for name in ("occurred", "not_occurred", "unknown")], widget=forms.HiddenInput
     )
     result = TypedField(
-        required=False,
         max_length=RESULT_LENGTH,
+        error_messages={"required": _("Say what the tool is to have returned: the model reads it.")},
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 4, "dir": "ltr"}),
     )
     evidence = TypedField(
         label=_("How you know, kept in the journal"),
-        required=False,
         max_length=REASON_LENGTH,
+        error_messages={"required": _("Say how you know it: whoever audits this reads it.")},
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
     )
 
@@ -118,19 +118,10 @@ class VerdictForm(forms.Form):
         self.fields["result"].label = _("Kept in the journal as its result (optional)")
         if not is_told:
             self.fields["result"].label = _("Result, told to the model")
-        self.needs_result = needs_result and verdict == "occurred"
-        self.needs_evidence = is_told or verdict != "unknown"
-        if not self.needs_evidence:
+        self.fields["result"].required = needs_result and verdict == "occurred"
+        self.fields["evidence"].required = is_told or verdict != "unknown"
+        if not self.fields["evidence"].required:
             self.fields["evidence"].label = _("Note, kept in the journal (optional)")
-
-    def clean(self) -> dict[str, Any]:
-        """Require what the verdict needs."""
-        cleaned = super().clean() or self.cleaned_data
-        if self.needs_evidence and not cleaned.get("evidence") and "evidence" not in self.errors:
-            self.add_error("evidence", _("Say how you know it: whoever audits this reads it."))
-        if self.needs_result and not cleaned.get("result") and "result" not in self.errors:
-            self.add_error("result", _("Say what the tool is to have returned: the model reads it."))
-        return cleaned
 
 
 class PauseForm(forms.Form):

@@ -17,7 +17,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin import badges, waiting
 from agentruns.admin.filters import AgentFilter, RunStatusFilter, StartedFilter
-from agentruns.admin.paginator import BoundedPaginator
 from agentruns.admin.readonly import LeanChangeList, ReadOnlyAdmin
 from agentruns.admin.search import matching
 from agentruns.admin.text import short_id, two_lines, visible
@@ -44,23 +43,6 @@ class RunList(LeanChangeList):
         for run in self.result_list:
             run.why = runs.why(request, found.get(run.pk, []))
 
-    @property
-    def shown(self) -> Any:
-        """The list as its page numbers show it: what was not counted to the end says so."""
-        counted = getattr(self.paginator, "counted", None)
-        return _Shown(self, str(counted)) if counted is not None and counted.more else self
-
-
-class _Shown:
-    """A list with a text for its size; else as it is."""
-
-    def __init__(self, shown: RunList, count: str) -> None:
-        self._shown = shown
-        self.result_count = count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shown, name)
-
 
 class RunListing(ReadOnlyAdmin):
     """The list of runs, for the admin of runs."""
@@ -69,7 +51,6 @@ class RunListing(ReadOnlyAdmin):
     list_display_links = ("short_id",)
     list_filter = (RunStatusFilter, StartedFilter, AgentFilter)
     list_class = RunList
-    paginator = BoundedPaginator
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)
     search_help_text = gettext_lazy("Beginning of a run's id, of a session key or of a requester's name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -38,7 +39,9 @@ class RunOverview(RunControls):
 
     def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
         """Return the page of one run."""
-        situation = self.situation(request, obj)
+        uncleared = waiting.uncleared(settings.DATABASE, obj)
+        situation = replace(self.situation(request, obj), uncleared=len(uncleared))
+        reasons = self._linked(request, situation.reasons)
         rows = paging.page(settings.DATABASE, obj.pk, _after(request))
         title = _("%(agent)s in %(session)s") % {"agent": obj.agent, "session": plain(obj.session.key)}
         sections = {
@@ -46,9 +49,9 @@ class RunOverview(RunControls):
             "badge": badges.run(obj),
             "headline": advice.headline(situation),
             "notes": advice.notes(situation),
-            "reasons": self._linked(request, situation.reasons),
-            "uncleared": self._linked(request, waiting.uncleared(settings.DATABASE, obj)),
-            "doubt": bool(situation.doubts),
+            "reasons": reasons,
+            "uncleared": self._linked(request, uncleared),
+            "doubt_url": next((url for reason, url in reasons if reason.is_doubt), ""),
             "resume": advice.resume(situation),
             "resume_url": self.url(request, "resume", obj.pk),
             "resume_form": ResumeForm(initial={"seq": str(paging.last_seq(settings.DATABASE, obj.pk))}),

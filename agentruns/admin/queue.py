@@ -8,28 +8,25 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import Case, F, IntegerField, QuerySet, Value, When
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy as _
 
 from agentruns import people
 from agentruns.admin.filters import KnownValues
+from agentruns.admin.mine import HEAVY, mine
 from agentruns.models import Approval
+from agentruns.querysets import PENDING, RISK_RANK
 
 # What is riskier first, then what expires sooner, then who waits longer.
 URGENT_FIRST = (F("risk_rank").asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 NEWEST_FIRST = ("-requested_at", "-id")
-HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 LOOKED_AT = 200  # cards of the queue among which the next one is looked for
 
 
 def ranked(approvals: QuerySet[Any]) -> QuerySet[Any]:
     """Return approvals with `risk_rank`, 0 for the riskiest."""
-    ranks = {Approval.Risk.HIGH: 0, Approval.Risk.NORMAL: 1}
-    whens = [When(risk=risk, then=Value(rank)) for risk, rank in ranks.items()]
-    found: QuerySet[Any] = approvals.annotate(
-        risk_rank=Case(*whens, default=Value(2), output_field=IntegerField())
-    )
+    found: QuerySet[Any] = approvals.annotate(risk_rank=RISK_RANK)
     return found
 
 
@@ -47,9 +44,7 @@ class MineFilter(KnownValues):
         """Return the approvals that wait for this user."""
         if self.value() != "yes":
             return super().queryset(request, queryset)
-        pending = Approval.objects.using(queryset.db).pending().select_related("run").defer(*HEAVY)
-        mine = people.decidable(request.user, list(pending))
-        return queryset.filter(pk__in=[approval.pk for approval in mine])
+        return mine(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
 
 
 class Queue:
@@ -58,7 +53,7 @@ class Queue:
     def __init__(self, model_admin: Any, request: HttpRequest) -> None:
         self.user = request.user
         listed = _listed(model_admin, request, request.GET.get("_changelist_filters", ""))
-        pending = listed.filter(status=Approval.Status.PENDING)
+        pending = listed.filter(status=PENDING)
         self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
 
     def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None]:

@@ -17,6 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
+from agentruns.admin.paginator import BoundedPaginator
 from agentruns.admin.text import plain, short_id
 from agentruns.conf import settings
 
@@ -39,12 +40,30 @@ class LeanChangeList(ChangeList):
         """Return the rows without the deferred columns."""
         return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
 
+    @property
+    def shown(self) -> Any:
+        """The list as its page numbers show it: what was not counted to the end says so."""
+        counted = self.paginator.counted
+        return _Shown(self, str(counted)) if counted.more else self
+
+
+class _Shown:
+    """A list with a text for its size; else as it is."""
+
+    def __init__(self, shown: LeanChangeList, count: str) -> None:
+        self._shown = shown
+        self.result_count = count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
+
 
 class ReadOnlyAdmin(Base):
     """Shows, and lets services act. Nothing here adds, saves or deletes a row."""
 
     actions: Sequence[str] | None = None
     list_per_page = 50
+    paginator = BoundedPaginator
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
     list_class: type[LeanChangeList] = LeanChangeList

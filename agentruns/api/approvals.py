@@ -19,6 +19,7 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
+from agentruns.querysets import PENDING
 
 DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 
@@ -30,7 +31,7 @@ def list_approvals(
     """List the approvals you may see or decide, the one requested last first."""
     approvals = visible_approvals(user_of(request))
     if status is not None:
-        approvals = approvals.filter(status=status)
+        approvals = approvals.pending() if status == PENDING.value else approvals.filter(status=status)
     found, following = page(approvals, "requested_at", cursor)
     return ApprovalPage(items=[ApprovalOut.of(approval) for approval in found], next=following)
 

@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, SessionAccessDeniedError
 from agentruns.models import Approval, Message, Run, Session
+from agentruns.querysets import ApprovalQuerySet
 from agentruns.starting import NAME_LENGTH
 
 SHOWN = 50  # characters of an id that is none
@@ -20,7 +21,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
     return Run.objects.using(settings.DATABASE).for_user(user).select_related("session")
 
 
-def visible_approvals(user: Any) -> QuerySet[Approval]:
+def visible_approvals(user: Any) -> ApprovalQuerySet:
     """Return the approvals of visible runs; all of them for those who decide."""
     return Approval.objects.using(settings.DATABASE).for_user(user)
 

@@ -13,7 +13,13 @@ from agentruns.checks.deployment import (
     check_telemetry,
     sweeper,
 )
-from agentruns.checks.settings import check_notifiers, check_payloads, check_settings, check_throttle
+from agentruns.checks.settings import (
+    check_notifiers,
+    check_payload_storage,
+    check_payloads,
+    check_settings,
+    check_throttle,
+)
 
 __all__ = [
     "check_agents",
@@ -22,6 +28,7 @@ __all__ = [
     "check_deployment",
     "check_dispatcher",
     "check_notifiers",
+    "check_payload_storage",
     "check_payloads",
     "check_settings",
     "check_sweeper",

@@ -93,22 +93,26 @@ def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns")
 def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that large results have a place outside of the database."""
-    found: list[CheckMessage] = []
+    """Check that AGENTRUNS_PAYLOAD_INLINE_MAX says from how many bytes on a result is large."""
     limit = settings.PAYLOAD_INLINE_MAX
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        text = f"AGENTRUNS_PAYLOAD_INLINE_MAX is {limit!r}, not a number of bytes."
-        found.append(Error(text, hint="AGENTRUNS_PAYLOAD_INLINE_MAX = 65_536", id="agentruns.E012"))
-    if settings.PAYLOAD_STORAGE and not payloads.is_configured():
-        name = settings.PAYLOAD_STORAGE
-        found.append(
-            Warning(
-                f"STORAGES has no {name!r}, so tool results of any size are stored in the database.",
-                hint=f"STORAGES = {{..., {name!r}: {{'BACKEND': "
-                "'django.core.files.storage.FileSystemStorage', 'OPTIONS': {'location': '/a/private/folder'}"
-                "}} (docs/payloads.md); or, if they are to stay in the database, "
-                "AGENTRUNS_PAYLOAD_STORAGE = ''.",
-                id="agentruns.W005",
-            )
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
+        return []
+    text = f"AGENTRUNS_PAYLOAD_INLINE_MAX is {limit!r}, not a number of bytes."
+    return [Error(text, hint="AGENTRUNS_PAYLOAD_INLINE_MAX = 65_536", id="agentruns.E012")]
+
+
+@register("agentruns", deploy=True)
+def check_payload_storage(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that large results have a place outside of the database; a new project needs none yet."""
+    name = settings.PAYLOAD_STORAGE
+    if not name or payloads.is_configured():
+        return []
+    return [
+        Warning(
+            f"STORAGES has no {name!r}, so tool results of any size are stored in the database.",
+            hint=f"STORAGES = {{..., {name!r}: {{'BACKEND': 'django.core.files.storage.FileSystemStorage', "
+            "'OPTIONS': {'location': '/a/private/folder'}}}; or, if they are to stay in the database, "
+            "AGENTRUNS_PAYLOAD_STORAGE = ''.",
+            id="agentruns.W005",
         )
-    return found
+    ]

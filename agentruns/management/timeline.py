@@ -20,7 +20,10 @@ def line(row: Row) -> str:
     """Return a row as one line: number, time, kind, tool, and what it says."""
     says = _SAYS.get(row.kind, _anything)(row.payload)
     copied = "(copied)" if events.COPIED in row.payload else ""
-    text = " ".join(part for part in (copied, row.tool_name, says) if part)
+    tool = (
+        "" if says.startswith(f"{row.tool_name}(") else row.tool_name
+    )  # a card without a sentence of its own
+    text = " ".join(part for part in (copied, tool, says) if part)
     return escaped(f"{row.seq:>5}  {moment(row.created_at)}  {row.kind:<18}  {shortened(text, 160)}")
 
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.run import Run
-from agentruns.querysets import ApprovalQuerySet
+from agentruns.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.redaction import redact
 
 
@@ -74,6 +74,19 @@ class Approval(models.Model):
                 condition=Q(status="pending"),
                 name="agentruns_pending",
             ),
+            # The queue as it opens: what is riskier first, then what expires sooner, then who waits longer.
+            models.Index(
+                RISK_RANK,
+                F("expires_at"),
+                F("requested_at"),
+                F("id"),
+                condition=Q(status="pending"),
+                name="agentruns_queue",
+            ),
+            models.Index(
+                fields=["requested_at", "id"], condition=Q(status="pending"), name="agentruns_longest_waiting"
+            ),
+            models.Index(fields=["-requested_at", "-id"], name="agentruns_approval_newest"),
             # What became of earlier calls of the tool, and whether the very same call was asked before.
             models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
             models.Index(fields=["digest"], name="agentruns_same_call"),

@@ -122,6 +122,8 @@ class Run(models.Model):
             models.Index(fields=["-updated_at", "-id"], name="agentruns_run_newest"),
             models.Index(fields=["origin"], condition=Q(origin__isnull=False), name="agentruns_run_derived"),
             models.Index(fields=["status", "-updated_at"], name="agentruns_run_status"),
+            # Written at each append, as are the two before it: it lists an agent's runs, and the agents.
+            models.Index(fields=["agent", "-updated_at", "-id"], name="agentruns_run_agent"),
         ]
 
     def __str__(self) -> str:

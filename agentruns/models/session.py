@@ -6,6 +6,7 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns.canonical import GENESIS
 from agentruns.ids import uuid7
+from agentruns.models.indexes import PrefixIndex
 from agentruns.redaction import redact
 
 
@@ -32,6 +33,11 @@ class Session(models.Model):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
         default_permissions = ("view",)
+        # An append changes neither column, so that it writes none of the table's indexes.
+        indexes = [
+            PrefixIndex(fields=["key"], name="agentruns_key_begins"),
+            PrefixIndex(fields=["owner_name"], name="agentruns_requester_begins"),
+        ]
 
     def __str__(self) -> str:
         return redact(self.key)

@@ -27,15 +27,24 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
     assert any("kept as evidence" in line for line in action.effect) == offered
 
 
-def test_of_several_calls_in_doubt_each_is_named_and_the_advice_given_once() -> None:
+def test_of_several_calls_in_doubt_each_is_named() -> None:
     doubts = [Reason("in doubt", call=name, tool=name, attempt=1, evidence="It died.") for name in "ab"]
     other = Reason("Waits for approval", approval=UUID(int=1), call="c")
     notes = advice.notes(advice.Situation(run=Run(status="orphaned"), reasons=[*doubts, other]))
-    assert [note[:20] for note in notes] == [
-        "a, attempt 1: It die",
-        "b, attempt 1: It die",
-        "Look in the outside ",
-    ]
+    assert [note[:20] for note in notes] == ["a, attempt 1: It die", "b, attempt 1: It die"]
+
+
+@pytest.mark.parametrize(
+    ("status", "uncleared", "said"),
+    [
+        ("completed", 0, "Completed. There is nothing to do."),
+        ("completed", 1, "Completed. What is left to do is to say what became of a call:"),
+        ("cancelled", 2, "Cancelled. What is left to do is to say what became of 2 calls:"),
+    ],
+)
+def test_an_ended_run_says_what_is_left_to_do(status: str, uncleared: int, said: str) -> None:
+    situation = advice.Situation(run=Run(status=status), reasons=[], uncleared=uncleared)
+    assert advice.headline(situation) == said
 
 
 @pytest.mark.parametrize(

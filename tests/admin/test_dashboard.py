@@ -115,6 +115,8 @@ def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pyte
         status="expired", decided_at=timezone.now()
     )
     assert index().cells("ar-decisions") == [["refund", "4", "75 %", "18\xa0minutes"]]
+    Approval.objects.exclude(pk=old.pk).update(requested_at=F("decided_at") - timedelta(seconds=3.222006))
+    assert index().cells("ar-decisions")[0][3] == "3\xa0s"
     assert "/admin/agentruns/approval/?status=all&tool=refund" in index().links
     monkeypatch.setattr(dashboard, "MOST", 2)
     assert [row[1] for row in index().cells("ar-decisions")] == ["2"]

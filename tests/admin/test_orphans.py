@@ -114,6 +114,7 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     page = read(browser("superuser").get(url(run)))
     assert target in page.links
     assert "Look in the outside world whether it happened, and say so on its card." in page.text
+    assert f'<a href="{target}">its card</a>' in browser("superuser").get(url(run)).content.decode()
     listing = read(browser("superuser").get(reverse("admin:agentruns_run_changelist")))
     assert target in listing.links
     assert "A call of wire is in doubt" in listing.text

@@ -54,6 +54,22 @@ def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest(agents:
     assert listed(status="all") == ["pressing", "dangerous", "harmless", "young", "later", "soon", "old"]
 
 
+def test_an_empty_queue_says_that_calls_are_in_doubt(world: World) -> None:
+    def said(role: str = "superuser") -> str:
+        page = read(browser(role).get(reverse(QUEUE)))
+        assert ("/admin/agentruns/run/?status=orphaned" in page.links) == ("in doubt" in page.text)
+        return " ".join(page.text.partition("Nothing here waits")[2].partition("0 approvals")[0].split())
+
+    assert said() == "for a decision."
+    world.orphaned("s1")
+    assert said() == "for a decision. In 1 run a call is in doubt"
+    world.orphaned("s2")
+    assert said() == "for a decision. In 2 runs a call is in doubt"
+    assert said("decider") == "for a decision."  # who may not see runs
+    world.waiting("s3")
+    assert said() == ""
+
+
 def test_mine_are_those_that_i_can_decide_and_have_not_decided(agents: None, settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     waiting("free")

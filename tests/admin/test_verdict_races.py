@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from django.db import connection
 from django.utils.html import escape
 
 from agentruns import cancel_run, resume_run
+from agentruns.models import Run
 from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
@@ -19,6 +21,7 @@ from tests.admin.doubts import (
     held,
     last,
     payload,
+    told,
 )
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
@@ -95,6 +98,20 @@ def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects)
         assert response.status_code == 409
         assert "The call moved on since you looked." in read(response).text
         assert snapshot() == before
+
+
+@ONCE
+def test_browsers_ask_for_what_the_server_requires(world: World) -> None:
+    def asked(run: Run) -> dict[str, bool]:
+        html = browser("superuser").get(url(run, "call", doubtful(run))).content.decode()
+        areas = re.findall(r"<textarea[^>]*>", html)
+        found = {re.findall(r'id="(\w+)"', area)[0]: " required" in area for area in areas}
+        return {name: needed for name, needed in found.items() if not name.startswith("cancel")}
+
+    happened = {"occurred_result": True, "occurred_evidence": True}
+    assert asked(held()) == {**happened, "not_occurred_evidence": True, "unknown_evidence": False}
+    told_already = {"not_occurred_evidence": True, "unknown_evidence": True}
+    assert asked(told("s2")) == {**happened, "occurred_result": False, **told_already}
 
 
 @ONCE

@@ -6,15 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
+from django.db.models import Min
 
-from agentruns import approve, run_agent, start_run
+from agentruns import approve, pause_run, run_agent, start_run
+from agentruns.leases import claim
 from agentruns.management.commands import resume_runs
-from agentruns.models import Run
+from agentruns.management.terminal import moment
+from agentruns.models import Approval, Message, Run
+from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
 from tests.crash.processes import wait_for
 from tests.effects import Effects
@@ -31,8 +36,51 @@ def test_one_sweep_drives_what_can_go_on(effects: Effects, agents: None) -> None
     start_run(agent, "say hi", "s1", idempotency_key="k1")
     start_run(gated, "refund", "s2", idempotency_key="k2")
     outcome = run("resume_runs")
-    assert (outcome.code, outcome.out) == (0, "found 2, driven 2, completed 1, waiting 1\n")
-    assert run("resume_runs").out == "Nothing to do: no run can go on now.\n"
+    counts, line = outcome.out.splitlines()
+    assert (outcome.code, counts) == (0, "found 2, driven 2, completed 1, waiting 1")
+    card = Approval.objects.get()
+    path = f"/admin/agentruns/approval/{card.pk}/change/"
+    assert line == f"Run {card.run_id} in session s2: refund waits for approval. {path}"
+    assert run("resume_runs").out == "Nothing can go on now. 1 run waits for a person.\n"
+    Run.objects.filter(status="awaiting-approval").update(status="completed")
+    assert run("resume_runs").out == "Nothing can go on now.\n"
+
+
+def test_it_names_the_runs_it_held_ten_at_most(effects: Effects, agents: None) -> None:
+    agent = shop_agent("dies", {"tools": [call("post", text="hi")]})
+    for number in range(12):
+        start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}")
+        with crashing_at("after_tool"):
+            run("resume_runs")
+    expire_leases()
+    counts, *lines, more = run("resume_runs").out.splitlines()
+    assert (counts, more) == ("found 12, driven 12, waiting 12", "and 2 more")
+    first = Message.objects.filter(kind="orphan_found").order_by("run__created_at")[0]
+    path = f"/admin/agentruns/run/{first.run_id}/calls/{first.call_id}/"
+    assert lines[0] == f"Run {first.run_id} in session s0: did post happen? {path}"
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_what_is_known_when_nothing_can_go_on(effects: Effects, agents: None, runs: int) -> None:
+    agent = shop_agent("swept")
+    queued = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(runs)]
+    claimed = [claim("default", one.pk) for one in queued]
+    for number in range(runs):
+        pause_run(start_run(agent, "go", f"p{number}", idempotency_key=f"p{number}").pk)
+    assert all(claimed)
+    until = Run.objects.filter(status="running").aggregate(first=Min("lease_expires_at"))["first"]
+    said = {
+        1: f"1 run is held by a live lease until {moment(until)} UTC; if its process died it is taken over "
+        "then. 1 run waits for a person.\n",
+        2: f"2 runs are held by live leases, the first until {moment(until)} UTC; a run whose process died "
+        "is taken over then. 2 runs wait for a person.\n",
+    }[runs]
+    assert run("resume_runs").out == run("resume_runs", "--dry-run").out == f"Nothing can go on now. {said}"
+    told = run("resume_runs", "--json").lines[0]
+    assert (told["found"], told["leased"], told["for_people"]) == (0, runs, runs)
+    assert datetime.fromisoformat(told["leased_until"]) == until
+    assert run("resume_runs", f"--run={queued[0].pk}", "--json").lines[0]["leased"] == 1
 
 
 def test_json(effects: Effects, agents: None) -> None:
@@ -183,5 +231,6 @@ def test_hold_all_and_no_drive(effects: Effects, agents: None) -> None:
     assert run("resume_runs", "--no-drive").out == "found 1, rung 1\n"
     assert run("resume_runs", "--hold-all").out == "Held 1 runs for staff.\n"
     assert run("resume_runs", "--hold-all", "--json").lines == [{"held": 0}]
-    assert run("resume_runs", "--surface-orphans").out == "Nothing to do: no run can go on now.\n"
+    said = run("resume_runs", "--surface-orphans").out
+    assert said == "Nothing can go on now. 1 run waits for a person.\n"
     assert (Run.objects.get().status, effects.count()) == ("paused", 0)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from pydantic import BaseModel
 
 from agentruns import Agent, cancel_run, pause_run, start_run
 from agentruns.leases import claim
-from agentruns.models import Run
+from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
-from agentruns.testing import ScriptedModel
+from agentruns.testing import ScriptedModel, crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -70,6 +73,43 @@ def test_it_runs_for_a_user(agents: None) -> None:
     user = User.objects.create_user("ann")
     assert run("run_agent", "cli", "say hi", "--user=ann").code == 0
     assert Run.objects.get().owner_id == user.pk
+
+
+def test_it_says_where_to_decide_and_names_the_call_once(effects: Effects, agents: None) -> None:
+    shop_agent("cli", {"tools": [call("refund", cents=5000)]})
+    outcome = run("run_agent", "cli", "do it", "--session=s1")
+    approval = Approval.objects.get()
+    assert outcome.out.splitlines()[-1] == (
+        f"Decide in the admin under Approvals, or: manage.py approve_call {approval.pk} --user NAME; "
+        "then manage.py resume_runs."
+    )
+    (asked,) = [line for line in outcome.out.splitlines() if "approval_requested" in line]
+    assert asked.split("approval_requested")[1].startswith("  refund(cents=5000) (risk high")
+
+
+def test_without_an_admin_it_names_commands_alone(
+    effects: Effects, agents: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(django_settings, "ROOT_URLCONF")
+    shop_agent("cli", {"tools": [call("refund", cents=5000)]})
+    said = run("run_agent", "cli", "do it", "--session=s1").out.splitlines()[-1]
+    assert said.startswith("Decide: manage.py approve_call ")
+
+
+def test_after_a_crash_it_says_what_it_told_the_model(effects: Effects, agents: None) -> None:
+    shop_agent("cli", {"tools": [call("post", text="hi")]})
+    command = ("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
+    with crashing_at("after_tool"):
+        run(*command)
+    expire_leases()
+    again = run(*command)
+    (doubt,) = Message.objects.filter(kind="orphan_found")
+    assert again.code == 0
+    assert again.out.partition("is completed.\n")[2].splitlines()[:2] == [
+        "The outcome of 1 call is unknown, and the model is told so. Say what became of it:",
+        f"/admin/agentruns/run/{doubt.run_id}/calls/{doubt.call_id}/",
+    ]
+    assert "is unknown" not in run(*command).out  # it was said
 
 
 class TestExitCodes:

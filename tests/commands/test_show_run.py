@@ -23,6 +23,7 @@ def test_it_shows_where_the_run_stands_and_its_journal(effects: Effects, agents:
     assert facts["status"] == "awaiting-approval"
     assert facts["input"] == "refund"
     assert str(result.pending[0].pk) in facts["waits for"]
+    assert facts[""].startswith("Decide in the admin under Approvals, or: manage.py approve_call ")
     kinds = [line.split()[3] for line in timeline.splitlines()]
     assert kinds == ["run_started", "user", "assistant", "approval_requested"]
     assert "on it\\x1b[2J refund(cents=5000)" in timeline

@@ -14,7 +14,7 @@ from django.db.models.functions import Cast
 
 from agentruns import ToolContext, payloads, resolve_orphan, resume_run, run_agent, start_run, tool
 from agentruns.agents import Agent
-from agentruns.checks import check_payloads
+from agentruns.checks import check_payload_storage, check_payloads
 from agentruns.journal.read import load
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run
@@ -170,13 +170,13 @@ def test_a_storage_that_fails_loses_nothing(
 def test_without_the_storage_a_check_says_so_and_results_stay_inline(
     folder: Path, settings: Any, effects: Effects, agents: None
 ) -> None:
-    assert check_payloads(None) == []
+    assert check_payload_storage(None) == []
     settings.STORAGES = {name: one for name, one in settings.STORAGES.items() if name != "agentruns"}
-    (found,) = check_payloads(None)
+    (found,) = check_payload_storage(None)
     assert (found.id, "FileSystemStorage" in str(found.hint)) == ("agentruns.W005", True)
     assert row_of(fetched()).payload["content"] == report_of(MEGABYTE)
     settings.AGENTRUNS_PAYLOAD_STORAGE = ""
-    assert check_payloads(None) == []
+    assert check_payload_storage(None) == []
     settings.AGENTRUNS_PAYLOAD_INLINE_MAX = "64k"
     assert [one.id for one in check_payloads(None)] == ["agentruns.E012"]
 

@@ -32,9 +32,11 @@ def test_ten_lines_add_an_agent_to_a_new_project(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(# shop/agents\.py\n.*?)```", README, re.DOTALL)
     (tmp_path / "shop" / "agents.py").write_text(code)
     settings = tmp_path / "site_" / "settings.py"
-    settings.write_text(settings.read_text() + '\nINSTALLED_APPS += ["agentruns", "shop"]\n')
+    (database,) = re.findall(r"```python\n# settings\.py\n(.*?)```", README, re.DOTALL)
+    settings.write_text(f'{settings.read_text()}\nINSTALLED_APPS += ["agentruns", "shop"]\n{database}')
     manage(tmp_path, "makemigrations", "--check", "--dry-run", "agentruns")
     manage(tmp_path, "migrate")
+    assert "no issues (0 silenced)" in manage(tmp_path, "check", "--database", "default")
 
     small, large = (
         [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', command)]

@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.core.checks import WARNING
+from django.conf import settings
+from django.core.checks import WARNING, run_checks
 from django.db import connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -16,6 +17,7 @@ from agentruns.checks import (
     check_database,
     check_deployment,
     check_dispatcher,
+    check_payload_storage,
     check_settings,
     check_sweeper,
 )
@@ -75,6 +77,17 @@ def test_a_setting_that_breaks_the_promise_is_found(changed: dict[str, Any], exp
         (found,) = check_settings(None)
     assert found.id == expected
     assert found.hint
+
+
+def test_a_new_project_hears_of_the_storage_when_it_is_deployed() -> None:
+    without = {name: one for name, one in settings.STORAGES.items() if name != "agentruns"}
+    with override_settings(STORAGES=without):
+        assert "agentruns.W005" not in ids(run_checks())
+        found = [one for one in run_checks(include_deployment_checks=True) if one.id == "agentruns.W005"]
+        assert found == check_payload_storage(None)
+        assert "docs/" not in str(found[0].hint)
+        with override_settings(AGENTRUNS_PAYLOAD_STORAGE=""):
+            assert check_payload_storage(None) == []
 
 
 def test_every_wrong_price_is_told_by_its_name() -> None:

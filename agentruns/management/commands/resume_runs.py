@@ -11,6 +11,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from agentruns import draining, get_run
 from agentruns.conf import settings
+from agentruns.management import waiting
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import as_json, shortened, table
@@ -75,7 +76,8 @@ class Command(AgentRunsCommand):
                 self._watch(which, stop, options["interval"], json=json)
                 return
             swept = sweep(**which, should_stop=stop)
-        self._report(swept, json=json)
+        stands = waiting.standing(settings.DATABASE, options["run"])
+        self._report(swept, stands, json=json)
         if swept.errors:
             raise SystemExit(WRONG)
 
@@ -93,7 +95,7 @@ class Command(AgentRunsCommand):
                         "Draining: this process claims no run any more. Stop it when the new code is up."
                     )
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
-                self._report(swept, json=json)
+                self._report(swept, {}, json=json)
             if swept.driven:
                 pause = interval / EAGER  # more may be on its way
             else:
@@ -118,12 +120,20 @@ class Command(AgentRunsCommand):
             connections.close_all()
             return Swept()
 
-    def _report(self, swept: Swept, *, json: bool) -> None:
+    def _report(self, swept: Swept, stands: dict[str, Any], *, json: bool) -> None:
         if json:
-            self.say_json(swept.as_dict())
+            self.say_json({**swept.as_dict(), **stands})
             return
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
-        self.say(counts or "Nothing to do: no run can go on now.")
+        self.say(counts or waiting.idle(stands))
+        for line in self._left(swept):
+            self.say(line)
+
+    def _left(self, swept: Swept) -> list[str]:
+        try:
+            return list(waiting.lines(settings.DATABASE, swept.left)) if swept.left else []
+        except (DatabaseError, InterfaceError):  # what is only said must not end a worker
+            return []
 
     def _list(self, which: dict[str, Any], *, json: bool) -> None:
         runs = candidates(**which)
@@ -135,7 +145,7 @@ class Command(AgentRunsCommand):
         for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
             self.say(line)
         if not rows:
-            self.say("Nothing to do: no run can go on now.")
+            self.say(waiting.idle(waiting.standing(settings.DATABASE, which["run_id"])))
 
 
 def _wait(seconds: float, stop: Stop) -> None:

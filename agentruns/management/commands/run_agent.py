@@ -13,8 +13,9 @@ from agentruns.agents import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import SessionBusyError
 from agentruns.ids import uuid7
+from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.management import timeline
+from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.following import Follower
 from agentruns.management.terminal import escaped
@@ -39,7 +40,9 @@ BUSY, INTERRUPTED = 4, 130
 class Command(AgentRunsCommand):
     help = (
         "Run an agent until the run ends or waits. Exit code: 0 completed, 1 failed, 3 waiting for a person, "
-        "4 queued or live elsewhere, 5 cancelled. The same command again is the same run."
+        "4 queued or live elsewhere, 5 cancelled. The same command again is the same run. After a crash it "
+        "tells the model that the outcome of a call in doubt is unknown, and goes on; resume_runs would hold "
+        "the run for a person."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -59,6 +62,7 @@ class Command(AgentRunsCommand):
         actor = self._user(options["user"])
         found = get_agent(agent)
         self.sensitive = sensitive_of(found.definition())
+        self.unknown: list[str] = []
         try:
             with Follower(settings.DATABASE, session, self._print_json if json else self._print):
                 result = run_agent(
@@ -85,6 +89,8 @@ class Command(AgentRunsCommand):
 
     def _print(self, row: Row) -> None:
         self.say(timeline.line(masked(row, self.sensitive)))
+        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+            self.unknown.append(row.call_id)
 
     def _print_json(self, row: Row) -> None:
         self.say_json(timeline.as_dict(masked(row, self.sensitive)))
@@ -99,7 +105,18 @@ class Command(AgentRunsCommand):
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
         for approval in result.pending:
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
+            self.say(waiting.to_decide(approval))
         for call in result.orphans:
             self.say(f"Waits for a person: did call {call} happen?")
+            self.say(f"Say what became of it: {waiting.verdict(str(result.run_id), call)}")
+        if self.unknown:
+            calls, them = (
+                ("1 call", "it") if len(self.unknown) == 1 else (f"{len(self.unknown)} calls", "them")
+            )
+            self.say(
+                f"The outcome of {calls} is unknown, and the model is told so. Say what became of {them}:"
+            )
+        for call in self.unknown:
+            self.say(waiting.verdict(str(result.run_id), call))
         for text in redact(shown(result.output) or result.error).splitlines():
             self.say(text)

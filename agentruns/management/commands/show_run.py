@@ -9,7 +9,7 @@ from typing import Any
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.journal.read import run_rows
-from agentruns.management import timeline
+from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
 from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
@@ -70,3 +70,4 @@ def _header(run: Run) -> Iterator[tuple[str, object]]:
     approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
     for approval in approvals.order_by("requested_at"):
         yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
+        yield "", waiting.to_decide(approval)
