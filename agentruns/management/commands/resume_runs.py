@@ -76,7 +76,8 @@ class Command(AgentRunsCommand):
                 self._watch(which, stop, options["interval"], json=json)
                 return
             swept = sweep(**which, should_stop=stop)
-        stands = waiting.standing(settings.DATABASE, options["run"])
+        told = json or not any(swept.as_dict().values())  # otherwise nobody is told where the rest stands
+        stands = waiting.standing(settings.DATABASE, options["run"]) if told else {}
         self._report(swept, stands, json=json)
         if swept.errors:
             raise SystemExit(WRONG)
