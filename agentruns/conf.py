@@ -75,7 +75,7 @@ class Settings:
         if name not in DEFAULTS:
             raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
         # Django raises an error inside for each question about what is not set: a tenth of a step's CPU time.
-        holder, full = django_settings._wrapped, f"AGENTRUNS_{name}"  # type: ignore[misc]
+        holder, full = object.__getattribute__(django_settings, "_wrapped"), f"AGENTRUNS_{name}"
         if holder is not self._holder:
             self._unset = set()
             self._holder = holder

@@ -80,6 +80,8 @@ class Child:
 def measure(system: Any, steps: int, calls: int) -> dict[str, Any]:
     """Do one run, and check that it did everything once."""
     workload = Workload(steps, calls)
+    if hasattr(system, "ready"):
+        system.ready(workload)
     gc.collect()
     cpu, began = time.process_time(), time.perf_counter()
     stamps = system.run(workload)

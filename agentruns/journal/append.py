@@ -46,28 +46,21 @@ def append(alias: str, batch: Batch, *, closed: bool = False) -> None:
     know the whole journal, lost its lease, or the run has ended.
     """
     connection = connections[alias]
-    sets, values = _run_columns(connection, batch)
+    session_id, run_id = _id(connection, batch.state.session_id), _id(connection, batch.state.run.run_id)
+    times = [connection.ops.adapt_datetimefield_value(row.created_at) for row in batch.rows]
+    sets, values = _run_columns(connection, batch, times[-1])
     where = "" if closed else f" AND status NOT IN {ENDED}"
     if batch.epoch:
         where += " AND lease_epoch = %s"
-    run_values = [*values, _id(connection, batch.state.run.run_id)]
-    guard = [batch.epoch] if batch.epoch else []
-    session_values = [
-        batch.state.next_seq,
-        batch.state.head,
-        _id(connection, batch.state.session_id),
-        batch.first_seq,
-        batch.first_head,
-    ]
+    run = [*values, run_id, *([batch.epoch] if batch.epoch else ())]
+    session = [batch.state.next_seq, batch.state.head, session_id, batch.first_seq, batch.first_head]
+    rows = _rows(connection, batch, session_id, run_id, times)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            sql = _cte(len(batch.rows), sets, where)
-            cursor.execute(sql, [*session_values, *run_values, *guard, *_rows(connection, batch)])
+            cursor.execute(_cte(len(batch.rows), sets, where), [*session, *run, *rows])
             stored = cursor.rowcount
         else:
-            stored = _three_statements(
-                cursor, sets, where, session_values, [*run_values, *guard], _rows(connection, batch)
-            )
+            stored = _three_statements(cursor, sets, where, session, run, rows)
         if stored != len(batch.rows):
             raise JournalConflictError(f"Run {batch.state.run.run_id}: the journal has moved on.")
 
@@ -113,12 +106,12 @@ def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, lis
     return "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s)", [f"{seconds:+.3f} seconds"]
 
 
-def _run_columns(connection: BaseDatabaseWrapper, batch: Batch) -> tuple[str, list[Any]]:
+def _run_columns(connection: BaseDatabaseWrapper, batch: Batch, updated_at: Any) -> tuple[str, list[Any]]:
     """Return the SET clause of Run: folded columns, and what the lease becomes."""
     folded = batch.state.run.columns()
     status = folded.pop("status")
     sets = ["updated_at = %s"]
-    values: list[Any] = [connection.ops.adapt_datetimefield_value(batch.rows[-1].created_at)]
+    values: list[Any] = [updated_at]
     for name, value in folded.items():
         sets.append(f"{name} = %s")
         values.append(_prepared(name, value))
@@ -158,11 +151,11 @@ def _id(connection: BaseDatabaseWrapper, value: Any) -> Any:
     return Run._meta.pk.get_db_prep_value(value, connection)
 
 
-def _rows(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
-    session_id = _id(connection, batch.state.session_id)
-    run_id = _id(connection, batch.state.run.run_id)
+def _rows(
+    connection: BaseDatabaseWrapper, batch: Batch, session_id: Any, run_id: Any, times: list[Any]
+) -> list[Any]:
     flat: list[Any] = []
-    for row, text in zip(batch.rows, batch.texts, strict=True):
+    for row, text, created_at in zip(batch.rows, batch.texts, times, strict=True):
         flat += (
             session_id,
             row.seq,
@@ -173,7 +166,7 @@ def _rows(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
             row.attempt,
             row.epoch,
             text,
-            connection.ops.adapt_datetimefield_value(row.created_at),
+            created_at,
             row.prev_hash,
             row.hash,
             None if row.consumes is None else _id(connection, row.consumes),

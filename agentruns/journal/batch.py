@@ -37,11 +37,7 @@ class Batch:
         self.delay: float | None = None  # seconds until the run may be claimed again
         self.failed_drive = False
         self.unpaused = False
-
-    @property
-    def progressed(self) -> bool:
-        """Whether a reply or a result is among the rows."""
-        return any(row.kind in PROGRESS for row in self.rows)
+        self.progressed = False  # whether a reply or a result is among the rows
 
     @property
     def releases(self) -> bool:
@@ -84,6 +80,7 @@ class Batch:
         row = row._replace(hash=events.row_hash(self.state.session_id, row, text))
         self.rows.append(row)
         self.texts.append(text)
+        self.progressed = self.progressed or kind in PROGRESS
         self.state.apply(row)
         return row
 

@@ -1,4 +1,7 @@
-"""One module per system. Each has VARIANTS, `prepare(variant, url)` and `run(workload)`, as `raw` shows."""
+"""One module per system. Each has VARIANTS, `prepare(variant, url)` and `run(workload)`, as `raw` shows.
+
+One may have `ready(workload)`, too, for what comes before the clock runs.
+"""
 
 from __future__ import annotations
 
