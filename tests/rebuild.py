@@ -10,8 +10,20 @@ import os
 from agentruns.driver import Driver
 from agentruns.journal.batch import Batch
 from agentruns.models import Run
+from tests.settings import DATABASE
 
 ALWAYS = bool(os.environ.get("AGENTRUNS_TEST_REBUILD"))
+LONG = bool(os.environ.get("AGENTRUNS_LONG"))
+
+
+def examples(usually: int, *, again: int, long: int) -> int:
+    """Return how many examples a property is tried on, and `again`: on PostgreSQL, and in this mode.
+
+    A random life does the same on both databases; what is PostgreSQL's own has tests of its own.
+    """
+    if LONG:
+        return long
+    return again if ALWAYS or DATABASE != "sqlite" else usually
 
 
 def always() -> None:

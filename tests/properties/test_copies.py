@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tests.files import folder
 from tests.properties.faults import CALLS, clear, scripts, surviving
 from tests.properties.machine import OLD_TOOLS
 from tests.properties.test_fold import CLICKS, DEATHS, click, deaths
-from tests.settings import DATABASE
+from tests.rebuild import examples
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
@@ -152,7 +151,7 @@ def move(runs: list[Run], folder: Path) -> None:
 
 
 @settings(
-    max_examples=500 if os.environ.get("AGENTRUNS_LONG") else 20 if DATABASE == "sqlite" else 10,
+    max_examples=examples(20, again=10, long=500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ from tests.properties.faults import (
     scripts,
     surviving,
 )
-from tests.settings import DATABASE
+from tests.rebuild import examples
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 
@@ -120,7 +119,7 @@ NUMBER = itertools.count()
 
 
 @settings(
-    max_examples=1000 if os.environ.get("AGENTRUNS_LONG") else 60 if DATABASE == "sqlite" else 30,
+    max_examples=examples(60, again=30, long=1000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -47,8 +47,7 @@ from tests.db.helpers import forget_backoff, kill, run_out
 from tests.effects import Effects
 from tests.properties.faults import ANYWHERE, CALLS, DIES_NOW, POINTS, Fate, Worker, clear, scripts, surviving
 from tests.properties.machine import GO_ON, NEW_TOOLS, OLD_TOOLS, View, World, check
-from tests.rebuild import ALWAYS
-from tests.settings import DATABASE
+from tests.rebuild import examples
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
@@ -80,9 +79,6 @@ STOPPING = ["cancel", "cancel again", "pause", "pause", "pause", "hold all"]
 RIVALS = [*STOPPING, *["take over"] * 4]
 DEFINITIONS: list[dict[str, Any]] = [{}, {"max_steps": 49}, {"tools": NEW_TOOLS}]
 NUMBER = itertools.count()
-
-# A random life does the same on both databases; what is PostgreSQL's own has tests of its own.
-EXAMPLES = 8 if ALWAYS else 20 if DATABASE == "sqlite" else 8
 
 
 def having(*names: str) -> Callable[[Any], Any]:
@@ -391,7 +387,7 @@ def test_whatever_happens_every_promise_is_kept(
     run_state_machine_as_test(
         partial(Machine, World(monkeypatch, effects), workers, people),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=300 if os.environ.get("AGENTRUNS_LONG") else EXAMPLES,
+            max_examples=examples(20, again=8, long=300),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
