@@ -18,3 +18,4 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = f"agentruns {version}"
 html_extra_path = ["llms.txt"]
+html_static_path = html_css_files = ["site.css"]

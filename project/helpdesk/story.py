@@ -104,8 +104,8 @@ class Story:
             run.refresh_from_db()
             if run.status == Run.Status.ORPHANED:
                 self.narrator.explains(
-                    f"This one is yours too: look into {shown(settings.MAIL_DIR)}, then resume it (the model "
-                    "is told that nobody knows) or cancel it."
+                    f"This one is yours too: look into {shown(settings.MAIL_DIR)}, then say in the console, "
+                    "on the card of the call, whether the mail went out."
                 )
 
     # What scenes are made of
@@ -125,7 +125,7 @@ class Story:
         self.narrator.columns(
             [
                 ("model", model),
-                ("journal", f"{database}: every step, written before it happens"),
+                ("journal", f"{database}: every reply, and every call before it runs"),
                 ("ledger", f"{shown(ledger.path())}: what really happened outside, one line each"),
             ]
         )
