@@ -21,7 +21,7 @@ from agentruns.admin.bulk import BulkDecisions
 from agentruns.admin.card import buttons, decidable, sections
 from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter
 from agentruns.admin.paginator import counted
-from agentruns.admin.readonly import READING, LeanChangeList
+from agentruns.admin.readonly import LeanChangeList, may_view
 from agentruns.admin.search import is_uuid, matching
 from agentruns.admin.text import plain, two_lines, visible
 from agentruns.admin.times import age, remaining
@@ -99,7 +99,7 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return how many runs a call in doubt holds, and where they are; None for who may not see runs."""
         site, status = self.admin_site, Run.Status.ORPHANED
-        if not site.is_registered(Run) or not site.get_model_admin(Run).has_view_permission(request):
+        if not may_view(site, request, Run):
             return None
         url = reverse("admin:agentruns_run_changelist", current_app=site.name)
         held = Run.objects.using(settings.DATABASE).filter(status=status)
@@ -166,7 +166,7 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
     def reveal_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the sensitive arguments to who may see them, once, and log it."""
         approval = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, approval)
         if not request.user.has_perm("agentruns.reveal_arguments"):
             raise PermissionDenied
@@ -183,7 +183,7 @@ class ApprovalAdmin(TurnPage, BulkDecisions):
     def _decide(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Record what was decided on what was shown. Records only; a worker executes."""
         approval = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, approval)
         may_reveal = request.user.has_perm("agentruns.reveal_arguments")
         revealed = verb == "edit" and may_reveal and "revealed" in request.POST

@@ -30,12 +30,11 @@ HISTORY = (
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """Another call of the same reply and where it stands; `approval` if it has a card."""
+    """Another call of the same reply and where it stands; `pending` if its card waits for a decision."""
 
     tool: SafeString
     title: SafeString
     state: str
-    approval: UUID | None = None
     pending: bool = False
 
 
@@ -98,9 +97,7 @@ def _sibling(call: dict[str, Any], state: str, card: Approval | None) -> Sibling
     if card is None:
         return Sibling(tool, visible(""), state)
     pending = card.status == Approval.Status.PENDING
-    return Sibling(
-        tool, visible(card.title), str(_("waits for a decision")) if pending else state, card.pk, pending
-    )
+    return Sibling(tool, visible(card.title), str(_("waits for a decision")) if pending else state, pending)
 
 
 def _state(row: Row, before: str) -> str:

@@ -136,14 +136,12 @@ class BulkDecisions(DecidingAdmin):
         outcome: bool = False,
         form: Form | None = None,
     ) -> HttpResponse:
-        left = [line for line in lines if not line.why_not]
         context = {
             "verb": verb,
             "lines": lines,
             "form": form,
             "outcome": outcome,
-            "count": len(left),
-            "skipped": len(lines) - len(left),
+            "count": sum(not line.why_not for line in lines),
             "action_url": request.get_full_path(),
             "list_url": request.get_full_path(),
         }

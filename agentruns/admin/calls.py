@@ -15,7 +15,7 @@ from agentruns.admin import advice, badges, orphans, verdicts
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.journal import TEXT_LIMIT, card
 from agentruns.admin.orphans import History
-from agentruns.admin.readonly import READING, ReadOnlyAdmin
+from agentruns.admin.readonly import ReadOnlyAdmin
 from agentruns.admin.text import arguments, body, plain, visible
 from agentruns.admin.times import dated
 from agentruns.admin.verbs import CHANNEL
@@ -59,7 +59,7 @@ class CallPages(ReadOnlyAdmin):
     def reveal_view(self, request: HttpRequest, object_id: str, call_id: str) -> HttpResponse:
         """Show the sensitive arguments to who may see them, once, and log it."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return HttpResponseRedirect(self.url(request, "call", run.pk, call_id))
         if not request.user.has_perm("agentruns.reveal_arguments"):
             raise PermissionDenied
@@ -71,10 +71,10 @@ class CallPages(ReadOnlyAdmin):
         """Record a verdict on what was shown. Whatever is to run is run by a worker."""
         run = self.find(request, object_id)
         found = self._history(run, call_id)
-        if request.method in READING:
+        if request.method != "POST":
             return HttpResponseRedirect(self.url(request, "call", run.pk, call_id))
         if not request.user.has_perm(PERMISSION):
-            return self._refuse(request, run, call_id, 403, _lacking())
+            return self._refuse(request, run, call_id, 403, advice.missing(PERMISSION))
         verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
         form = verdicts.blank(found, verdict if verdict in VERDICTS else "", request.POST)
         sound = form.is_valid() and verdicts.is_whole(found, form)
@@ -210,8 +210,7 @@ class CallPages(ReadOnlyAdmin):
 
     def row_url(self, request: HttpRequest, run: Run, seq: int) -> str:
         """Return where the page of a run shows one journal row."""
-        url = self.url(request, "change", run.pk)
-        return f"{url}{'&' if '?' in url else '?'}after={seq - 1}#row-{seq}"
+        return f"{self.url(request, 'change', run.pk, after=seq - 1)}#row-{seq}"
 
     def _late(self, request: HttpRequest, found: History, row: events.Row) -> dict[str, Any]:
         content = row.payload.get("content")
@@ -233,16 +232,12 @@ def _why_not(request: HttpRequest, found: History) -> str:
     if not found.in_doubt:
         return ""
     if not request.user.has_perm(PERMISSION):
-        return _lacking()
+        return advice.missing(PERMISSION)
     if found.is_held and found.run.status != Run.Status.ORPHANED:
         return _(
             "The run is %(status)s: other calls of the same reply are at work. Look again in a while."
         ) % {"status": found.run.get_status_display()}
     return ""
-
-
-def _lacking() -> str:
-    return _("You lack the permission %(permission)s.") % {"permission": PERMISSION}
 
 
 def _moved_on() -> str:

@@ -24,7 +24,7 @@ from agentruns.admin.times import dated, is_urgent
 from agentruns.agents import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.masking import masked, sensitive_in
+from agentruns.masking import Sensitive, masked, sensitive_in
 from agentruns.models import Approval
 from agentruns.redaction import redact, redacted
 from agentruns.retries import undone
@@ -43,6 +43,7 @@ class Decidable:
     user: Any
     asked: Asked
     tool: Tool | None
+    sensitive: Sensitive
     revealed: bool = False
 
     @property
@@ -55,8 +56,7 @@ class Decidable:
         """The arguments of which the page shows a mask: sensitive, and not revealed."""
         if self.revealed:
             return set()
-        sensitive = sensitive_in(self.approval.run)
-        return set(sensitive.get(self.approval.tool_name, ())) & set(self.approval.arguments)
+        return set(self.sensitive.get(self.approval.tool_name, ())) & set(self.approval.arguments)
 
     @property
     def locked_names(self) -> set[str]:
@@ -66,9 +66,8 @@ class Decidable:
 
     def shown(self, values: dict[str, Any]) -> list[Body]:
         """Return arguments for the page."""
-        return arguments(
-            {name: MASK if name in self.masked_names else value for name, value in values.items()}
-        )
+        hidden = self.masked_names
+        return arguments({name: MASK if name in hidden else value for name, value in values.items()})
 
     @property
     def why_not(self) -> str:
@@ -123,7 +122,8 @@ class Decidable:
 
 def decidable(user: Any, approval: Approval, *, revealed: bool = False) -> Decidable:
     """Read what is needed to show and to decide an approval."""
-    return Decidable(approval, user, asked(settings.DATABASE, approval), _tool(approval), revealed)
+    around, sensitive = asked(settings.DATABASE, approval), sensitive_in(approval.run)
+    return Decidable(approval, user, around, _tool(approval), sensitive, revealed)
 
 
 def sections(one: Decidable, approvals: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def sections(one: Decidable, approvals: Any) -> dict[str, Any]:
     summary, denials = precedents(approvals, approval)
     warnings = flags(settings.DATABASE, approval) if one.pending else []
     shown = _preview(one, warnings)
-    sensitive = {} if one.revealed else sensitive_in(approval.run)
+    sensitive = {} if one.revealed else one.sensitive
     question = around.only_answers
     return {
         "why": visible(approval.why),

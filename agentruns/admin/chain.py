@@ -15,8 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin import advice, badges, facts
-from agentruns.admin.overview import RunOverview
-from agentruns.admin.readonly import READING
+from agentruns.admin.overview import RunOverview, as_text
 from agentruns.admin.text import plain, visible
 from agentruns.admin.times import exact
 from agentruns.conf import settings
@@ -68,7 +67,7 @@ class RunChain(RunOverview):
     def verify_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Read the whole journal of the run's session and say whether it is intact. Stores nothing."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, run)
         return self._chain_page(request, run, self._finding(request, run))
 
@@ -96,11 +95,7 @@ class RunChain(RunOverview):
             run = self.find(request, object_id)
             if not check(run.session_id, settings.DATABASE):
                 raise
-        return HttpResponse(
-            plain(_unread(run, seq)),
-            content_type="text/plain; charset=utf-8",
-            headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
-        )
+        return as_text(_unread(run, seq))
 
     def _act(
         self, request: HttpRequest, object_id: str, act: Callable[[Run], str], logged: str

@@ -15,7 +15,6 @@ from agentruns import transitions
 from agentruns.admin import advice, paging
 from agentruns.admin.calls import CallPages
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
-from agentruns.admin.readonly import READING
 from agentruns.admin.text import plain
 from agentruns.conf import settings
 from agentruns.exceptions import (
@@ -102,7 +101,7 @@ class RunControls(CallPages):
         self, request: HttpRequest, object_id: str, act: Callable[[Run], str], logged: str
     ) -> HttpResponse:
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, run)
         try:
             done = act(run)

@@ -18,7 +18,6 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
-from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
 from agentruns import notifications
@@ -26,9 +25,10 @@ from agentruns.admin import mine
 from agentruns.admin.advice import SILENT_AFTER
 from agentruns.admin.filters import STALLED, failed_lately
 from agentruns.admin.paginator import Bounded, CountOf, counted, of
+from agentruns.admin.readonly import may_view
 from agentruns.admin.search import first_id
 from agentruns.admin.text import plain, visible
-from agentruns.admin.times import age
+from agentruns.admin.times import age, words
 from agentruns.admin.waiting import sweeper_seen
 from agentruns.conf import settings
 from agentruns.models import Approval, Notification, Run
@@ -100,7 +100,7 @@ class Dashboard:
 
 def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
     """Return what a user may see on a site, None if that is nothing; what fails is logged and told."""
-    sees_runs, sees_approvals = _may_view(site, request, Run), _may_view(site, request, Approval)
+    sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
     alias, found = settings.DATABASE, Dashboard([])
@@ -118,10 +118,6 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
         logger.exception("The dashboard could not be read")
         return Dashboard([], failed=True)
     return found
-
-
-def _may_view(site: AdminSite, request: HttpRequest, model: Any) -> bool:
-    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
 def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
@@ -189,21 +185,16 @@ def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
 
 
 def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]) -> Iterator[Decisions]:
+    now = timezone.now()
     for tool, given in tools:
+        typical = timedelta(seconds=median(seconds for _status, seconds in given))
         yield Decisions(
             tool=plain(tool),
             url=_list(site, Approval, status="all", tool=tool),
             count=len(given),
             approved=sum(status in APPROVED for status, _seconds in given),
-            time=_words(median(seconds for _status, seconds in given)),
+            time=words(now - max(typical, timedelta())),
         )
-
-
-def _words(seconds: float) -> str:
-    if seconds < 60:  # timesince knows no seconds
-        return f"{max(int(seconds), 0)}\xa0{_('s')}"
-    now = timezone.now()
-    return timesince(now - timedelta(seconds=seconds), now, depth=1)
 
 
 def _figure(count: Bounded, label: str, tone: str, url: str) -> Figure:

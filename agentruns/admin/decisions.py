@@ -13,7 +13,8 @@ from agentruns.journal import events
 from agentruns.models import Approval, Message
 from agentruns.tools import to_jsonable
 
-VERBS = {
+# What an approval is, or becomes by itself, after each verb.
+_STATUSES = {
     "approve": ("approved", "consumed"),
     "edit": ("approved", "consumed"),
     "answer": ("answered",),
@@ -23,7 +24,7 @@ VERBS = {
 
 def was_mine(alias: str, approval: Approval, verb: str, user: Any, form: Any) -> bool:
     """Whether the decision that stands is the very one `user` sends again."""
-    if approval.decided_by_id != user.pk or approval.status not in VERBS.get(verb, ()):
+    if approval.decided_by_id != user.pk or approval.status not in _STATUSES.get(verb, ()):
         return False
     rows = Message.objects.using(alias).filter(
         run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED

@@ -70,6 +70,20 @@ class ValueField(forms.JSONField):
 
     default_error_messages = {"invalid": _("This is not JSON.")}
 
+    def to_python(self, value: Any) -> Any:
+        """Return the value that the text says."""
+        try:
+            return super().to_python(value)
+        except (ValueError, RecursionError):  # a number too long or brackets too deep: Django lets these out
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        """Return what is shown again of a text that was sent."""
+        try:
+            return super().bound_data(data, initial)
+        except (ValueError, RecursionError):
+            return forms.fields.InvalidJSONInput(data)
+
     def prepare_value(self, value: Any) -> Any:
         """Return the value as JSON, on several lines."""
         if isinstance(value, forms.fields.InvalidJSONInput):

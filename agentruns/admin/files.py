@@ -15,14 +15,12 @@ from django.utils.translation import gettext as _
 
 from agentruns.admin import badges
 from agentruns.admin.overview import RunOverview
-from agentruns.admin.readonly import READING
+from agentruns.admin.paging import LARGEST
 from agentruns.admin.text import Fact, plain, visible
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError
 from agentruns.exports import REVEAL, Content, download, download_export, find_content, read_content
 from agentruns.models import Run
-
-LARGEST = 2**63
 
 
 class RunFiles(RunOverview):
@@ -49,7 +47,7 @@ class RunFiles(RunOverview):
     def export_view(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
         """Stream the run for an auditor, redacted, and log that it left."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, run)
         self.log_change(request, run, _("Exported for an auditor."))
         return download_export(request, run)
@@ -63,7 +61,7 @@ class RunFiles(RunOverview):
             raise Http404(str(error)) from error
         except PayloadError as error:
             return self._content_page(request, run, seq, None, status=409, refusal=plain(error))
-        if content.guarded and request.method in READING:
+        if content.guarded and request.method != "POST":
             return self._content_page(request, run, seq, content)
         if content.guarded and not request.user.has_perm(REVEAL):
             raise PermissionDenied

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
 from django.db.models import Model, Q, QuerySet
@@ -110,7 +109,7 @@ class StartedFilter(admin.ListFilter):
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         """Yield the links to what is asked for often."""
-        today = timezone.localdate() if django_settings.USE_TZ else timezone.now().date()
+        today = timezone.localdate()
         for title, days in ((_("Any day"), None), (_("Today"), 0), (_("Past 7 days"), 6)):
             chosen = {} if days is None else {self.first: (today - timedelta(days=days)).isoformat()}
             yield {
@@ -134,8 +133,7 @@ class StartedFilter(admin.ListFilter):
 
 
 def _midnight(day: date) -> datetime:
-    moment = datetime.combine(day, time.min)
-    return timezone.make_aware(moment) if django_settings.USE_TZ else moment
+    return timezone.make_aware(datetime.combine(day, time.min))
 
 
 class ApprovalStatusFilter(KnownValues):

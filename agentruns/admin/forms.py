@@ -13,9 +13,17 @@ ANSWER_LENGTH = 20_000
 WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask again.")
 
 
-def _reason(label: Any, **options: Any) -> forms.CharField:
+class TypedField(forms.CharField):
+    """Text as it was typed: browsers send other line ends."""
+
+    def to_python(self, value: Any) -> str:
+        """Return the text with its own line ends, before its length is judged."""
+        return str(super().to_python(value)).replace("\r\n", "\n")
+
+
+def _reason(label: Any, **options: Any) -> TypedField:
     area = forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3})
-    return forms.CharField(label=label, max_length=REASON_LENGTH, widget=area, **options)
+    return TypedField(label=label, max_length=REASON_LENGTH, widget=area, **options)
 
 
 class ApproveForm(forms.Form):
@@ -33,14 +41,6 @@ class DenyForm(forms.Form):
         _("Reason, told to the model"),
         error_messages={"required": WHY_DENIED},
     )
-
-
-class TypedField(forms.CharField):
-    """Text as it was typed: browsers send other line ends."""
-
-    def to_python(self, value: Any) -> str:
-        """Return the text with its own line ends, before its length is judged."""
-        return str(super().to_python(value)).replace("\r\n", "\n")
 
 
 class BulkApproveForm(forms.Form):

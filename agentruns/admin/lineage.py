@@ -16,7 +16,6 @@ from agentruns.admin import badges
 from agentruns.admin.advice import Action, missing
 from agentruns.admin.forms import TypedField
 from agentruns.admin.overview import RunOverview
-from agentruns.admin.readonly import READING
 from agentruns.admin.text import plain, short_id, visible
 from agentruns.admin.times import age
 from agentruns.agents import registered
@@ -24,6 +23,7 @@ from agentruns.conf import settings
 from agentruns.control import agent_again
 from agentruns.exceptions import (
     JournalConflictError,
+    PayloadError,
     PermissionDeniedError,
     RunStateError,
     SessionBusyError,
@@ -35,7 +35,15 @@ from agentruns.models import Run
 
 MOST = 20  # derived runs on the page
 TEXT_LENGTH = 100_000
-REFUSALS = (RunStateError, SessionBusyError, JournalConflictError, UnknownAgentError)
+# ValueError: a key that no page of ours sends.
+REFUSALS = (
+    RunStateError,
+    SessionBusyError,
+    JournalConflictError,
+    UnknownAgentError,
+    PayloadError,
+    ValueError,
+)
 
 
 class AgainForm(forms.Form):
@@ -93,7 +101,7 @@ class RunLineage(RunOverview):
     def again_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Queue a new run of the same task, and go to its page."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, run)
         form = AgainForm(request.POST)
         key = form.cleaned_data["key"] if form.is_valid() else ""
@@ -110,7 +118,7 @@ class RunLineage(RunOverview):
     def fork_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Queue a run that goes on from a row of this one, and go to its page."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, run)
         form = ForkForm(request.POST, auto_id="fork_%s")
         if not form.is_valid():
@@ -127,7 +135,7 @@ class RunLineage(RunOverview):
             )
         except PermissionDeniedError as error:
             return self.fork_refused(request, run, form, 403, plain(error))
-        except (*REFUSALS, ValueError) as error:
+        except REFUSALS as error:
             return self.fork_refused(request, run, form, 409, plain(error))
         logged = _("Forked at row %(seq)s from the console: run %(run)s.") % {
             "seq": given["at"],
@@ -180,7 +188,7 @@ class RunLineage(RunOverview):
         if origin is not None:
             found |= self._line(request, origin)
             if run.origin_seq is not None:
-                found["at_url"] = self.url(request, "at", origin.pk) + f"?seq={run.origin_seq}"
+                found["at_url"] = self.url(request, "at", origin.pk, seq=run.origin_seq)
         return found
 
     def _line(self, request: HttpRequest, run: Run) -> dict[str, Any]:

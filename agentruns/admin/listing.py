@@ -125,7 +125,7 @@ def heartbeat(run: Run) -> SafeString | str:
         return ""
     if not waiting.is_live(run):
         return format_html("{} {}", _("silent for"), age(until))
-    clock = f"{timezone.localtime(until) if timezone.is_aware(until) else until:%H:%M:%S}"
+    clock = f"{timezone.localtime(until):%H:%M:%S}"
     moment = format_html('<time datetime="{}" title="{}">{}</time>', until.isoformat(), exact(until), clock)
     return format_html("{} {}", _("live until"), moment)
 

@@ -13,6 +13,7 @@ from agentruns.admin import badges
 from agentruns.admin.advice import Action, missing
 from agentruns.admin.journal import OUTCOMES, card
 from agentruns.admin.lineage import ForkForm, RunLineage
+from agentruns.admin.paging import seq_of
 from agentruns.admin.text import Body, Fact, body, plain, pretty, visible
 from agentruns.admin.times import EMPTY, stamp
 from agentruns.conf import settings
@@ -84,9 +85,7 @@ class RunMoments(RunLineage):
     def at_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show what the run was at the row `seq`, by default the last one."""
         run = self.find(request, object_id)
-        asked = request.GET.get("seq", "")
-        seq = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 19 else None
-        return self._moment_page(request, run, seq)
+        return self._moment_page(request, run, seq_of(request.GET.get("seq", "")))
 
     def fork_refused(
         self, request: HttpRequest, run: Run, form: ForkForm, status: int, why: str
@@ -115,7 +114,7 @@ class RunMoments(RunLineage):
             if first is None or status != 200:
                 return self._refused(request, str(run.pk), 409, error)
             nearest = min(max(seq or 0, first), last or first)
-            return HttpResponseRedirect(self._at_url(request, run, nearest))
+            return HttpResponseRedirect(self.url(request, "at", run.pk, seq=nearest))
         row, ways = moment.row, self._ways(request, run, moment.row.seq)
         context: dict[str, Any] = {
             "refusal": refusal,
@@ -156,11 +155,7 @@ class RunMoments(RunLineage):
             "earlier_reply": replies.filter(seq__lt=seq).last(),
             "later_reply": replies.filter(seq__gt=seq).first(),
         }
-        return {name: self._at_url(request, run, to) for name, to in found.items() if to is not None}
-
-    def _at_url(self, request: HttpRequest, run: Run, seq: int) -> str:
-        url = self.url(request, "at", run.pk)
-        return f"{url}{'&' if '?' in url else '?'}seq={seq}"
+        return {name: self.url(request, "at", run.pk, seq=to) for name, to in found.items() if to is not None}
 
     def _fork(self, request: HttpRequest, run: Run) -> Action:
         effect = [

@@ -21,8 +21,6 @@ from agentruns.journal.read import run_rows
 from agentruns.masking import Sensitive, masked, sensitive_in
 from agentruns.models import Approval, Run
 
-LARGEST = 2**63
-
 
 class RunOverview(RunControls):
     """The page of one run, for the admin of runs."""
@@ -42,7 +40,7 @@ class RunOverview(RunControls):
         uncleared = waiting.uncleared(settings.DATABASE, obj)
         situation = replace(self.situation(request, obj), uncleared=len(uncleared))
         reasons = self._linked(request, situation.reasons)
-        rows = paging.page(settings.DATABASE, obj.pk, _after(request))
+        rows = paging.page(settings.DATABASE, obj.pk, paging.seq_of(request.GET.get("after", "")))
         title = _("%(agent)s in %(session)s") % {"agent": obj.agent, "session": plain(obj.session.key)}
         sections = {
             "run_id": str(obj.pk),
@@ -94,17 +92,13 @@ class RunOverview(RunControls):
     def row_view(self, request: HttpRequest, object_id: str, seq: int) -> HttpResponse:
         """Return one journal row in full, as plain text."""
         run = self.find(request, object_id)
-        found = run_rows(settings.DATABASE, run.pk, seq - 1, 1) if seq < LARGEST else []
+        found = run_rows(settings.DATABASE, run.pk, seq - 1, 1) if seq < paging.LARGEST else []
         row = found[0] if found else None
         if row is None or row.seq != seq:
             raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
         shown = masked(row, sensitive_in(run))
         text = pretty({name: value for name, value in shown._asdict().items() if value is not None})
-        return HttpResponse(
-            plain(text),
-            content_type="text/plain; charset=utf-8",
-            headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
-        )
+        return as_text(text)
 
     def reason_url(self, request: HttpRequest, reason: waiting.Reason) -> str:
         """Return where a person acts on what a run waits for, or ""."""
@@ -136,6 +130,10 @@ class RunOverview(RunControls):
         ]
 
 
-def _after(request: HttpRequest) -> int | None:
-    after = request.GET.get("after", "")
-    return int(after) if after.isascii() and after.isdigit() and len(after) < 19 else None
+def as_text(text: str) -> HttpResponse:
+    """Return a text as a page that no browser takes for anything else."""
+    return HttpResponse(
+        plain(text),
+        content_type="text/plain; charset=utf-8",
+        headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
+    )

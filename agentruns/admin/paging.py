@@ -12,6 +12,7 @@ from agentruns.journal.read import run_rows
 from agentruns.models import Message
 
 PAGE = 100
+LARGEST = 2**63  # every seq is less: databases store no larger one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ def last_seq(alias: str, run_id: UUID) -> int:
     """Return the seq of a run's last row, 0 if it has none."""
     rows = Message.objects.using(alias).filter(run_id=run_id)
     return rows.order_by("-seq").values_list("seq", flat=True).first() or 0
+
+
+def seq_of(text: str) -> int | None:
+    """Return the seq that a URL asks for; None where it asks for none, or for what is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _start(rows: QuerySet[Message], size: int) -> int:

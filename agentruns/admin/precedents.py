@@ -92,8 +92,8 @@ def _same_elsewhere(alias: str, approval: Approval) -> list[Flag]:
 
 
 def _in_doubt(alias: str, approval: Approval) -> list[Flag]:
-    held: Any = Run.objects.using(alias).filter(status=Run.Status.ORPHANED).order_by("-updated_at")
-    found = waiting.reasons(alias, held[:LATEST])
+    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED).order_by("-updated_at")
+    found = waiting.reasons(alias, held.defer("input", "output", "error")[:LATEST])
     text = _("A call of this tool is in doubt: nobody knows whether it happened.")
     return [
         Flag(text, run_id)

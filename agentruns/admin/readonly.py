@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin
@@ -28,7 +29,13 @@ else:
 
 STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
 SCRIPTS = ["agentruns/console.js"]
+# Whatever acts asks for POST by name: of OPTIONS and TRACE, too, Django wants no CSRF token.
 READING = ("GET", "HEAD")
+
+
+def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
+    """Whether a site shows a model, and to this user."""
+    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
 class LeanChangeList(ChangeList):
@@ -149,11 +156,12 @@ class ReadOnlyAdmin(Base):
         """Return the name of one of this admin's URLs."""
         return f"{self.opts.app_label}_{self.opts.model_name}_{action}"
 
-    def url(self, request: HttpRequest, action: str, *args: object) -> str:
+    def url(self, request: HttpRequest, action: str, *args: object, **query: object) -> str:
         """Return the URL of a page or action, keeping the filters of the list the user came from."""
         url = reverse(f"admin:{self.name(action)}", args=args, current_app=self.admin_site.name)
         filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
-        return add_preserved_filters(filters, url)
+        url = add_preserved_filters(filters, url)
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
 
     def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
         """Return to the object's page, so that a reload repeats nothing."""
@@ -161,9 +169,7 @@ class ReadOnlyAdmin(Base):
 
     def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
         """Return the URL of another model's page, or "" where this site or this user has none."""
-        if not self.admin_site.is_registered(model):
-            return ""
-        if not self.admin_site.get_model_admin(model).has_view_permission(request):
+        if not may_view(self.admin_site, request, model):
             return ""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
         try:

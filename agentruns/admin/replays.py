@@ -14,7 +14,6 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin import badges
 from agentruns.admin.advice import missing
 from agentruns.admin.overview import RunOverview
-from agentruns.admin.readonly import READING
 from agentruns.admin.text import body, plain, pretty, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Run
@@ -70,7 +69,7 @@ class RunReplays(RunOverview):
     def replay_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the form; a POST goes through the run again. Nothing is executed or stored."""
         run = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self._replay_page(request, run, ReplayForm())
         form = ReplayForm(request.POST)
         if not form.is_valid():
@@ -121,8 +120,6 @@ class RunReplays(RunOverview):
 
     def _report(self, request: HttpRequest, run: Run, report: ReplayReport) -> dict[str, Any]:
         record = report.record()
-        at = self.url(request, "at", run.pk)
-        at += "&" if "?" in at else "?"
         found = record["difference"]
         return {
             "is_equal": report.is_equal,
@@ -131,7 +128,7 @@ class RunReplays(RunOverview):
             "steps": [
                 {
                     "seq": str(step["seq"]),
-                    "url": f"{at}seq={step['seq']}",
+                    "url": self.url(request, "at", run.pk, seq=step["seq"]),
                     "number": step["step"] + 1,
                     "sides": [
                         (label, body(label, _told(said), LONGEST))
@@ -145,7 +142,7 @@ class RunReplays(RunOverview):
             if found is None
             else {
                 "seq": str(found["seq"]),
-                "url": f"{at}seq={found['seq']}",
+                "url": self.url(request, "at", run.pk, seq=found["seq"]),
                 "path": visible(found["path"]),
                 "then": body(_("Then"), _text(found["then"]), LONGEST),
                 "now": body(_("Now"), _text(found["now"]), LONGEST),

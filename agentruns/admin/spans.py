@@ -67,6 +67,7 @@ class History:
     tools: dict[str, Span] = field(default_factory=dict)  # by call, the attempt that goes on
     people: dict[tuple[str, str], Span] = field(default_factory=dict)  # what people are asked
     since: datetime | None = None  # when the last row came that let the run go on
+    seq: int = 0  # of that row
     queued: bool = True  # whether a worker had to be found after that row
     taken_at: datetime | None = None
     backoff: Span | None = None
@@ -110,7 +111,7 @@ def read(rows: Iterable[Row], now: datetime, doing: str = "") -> History:
 
 def _goes_on(history: History, row: Row) -> None:
     delay = _payload(row).get("retry_in") if row.kind == events.MODEL_FAILED else None
-    history.since, history.queued = row.created_at, row.epoch == 0
+    history.since, history.seq, history.queued = row.created_at, row.seq, row.epoch == 0
     if isinstance(delay, int | float) and delay > 0:
         until = row.created_at + min(timedelta(seconds=min(delay, 1e9)), LONGEST_DELAY)
         history.backoff = history.add(IDLE, _("Back-off after the model failed"), row.created_at, row)
@@ -136,9 +137,8 @@ def _go_on_now(history: History, now: datetime, doing: str) -> None:
     lane = MODEL if doing == "model" else IDLE
     words = {"model": _("The model is asked"), "queue": _("Queued for a worker")}
     what = words.get(doing, _("Its worker has fallen silent"))
-    seq = history.spans[-1].seq if history.spans else 0
     tone = "bad" if doing == "silent" else "plain"
-    history.spans.append(Span(lane, what, since, seq, tone=tone, is_work=doing == "model"))
+    history.spans.append(Span(lane, what, since, history.seq, tone=tone, is_work=doing == "model"))
 
 
 def _asked(history: History, row: Row, outcome: str, tone: str) -> None:

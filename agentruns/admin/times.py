@@ -25,7 +25,7 @@ def stamp(moment: datetime | None) -> SafeString | str:
 
 def age(moment: datetime | None) -> SafeString | str:
     """Return how long ago a moment was, as HTML that holds the exact time too."""
-    return _element(moment, _words(moment)) if moment else EMPTY
+    return _element(moment, words(moment)) if moment else EMPTY
 
 
 def dated(moment: datetime | None) -> SafeString | str:
@@ -35,10 +35,10 @@ def dated(moment: datetime | None) -> SafeString | str:
 
 def ago(moment: datetime) -> str:
     """Return "3 minutes ago", or "in 3 minutes"."""
-    words = _words(moment)
+    away = words(moment)
     template = _("%(time)s ago") if moment <= timezone.now() else _("in %(time)s")
     return (
-        template % {"time": words} if abs(timezone.now() - moment) >= timedelta(seconds=1) else _("just now")
+        template % {"time": away} if abs(timezone.now() - moment) >= timedelta(seconds=1) else _("just now")
     )
 
 
@@ -46,7 +46,7 @@ def remaining(moment: datetime | None) -> SafeString | str:
     """Return in how long something expires, or that it has, as HTML with the exact time; "" if never."""
     if moment is None:
         return ""
-    left = _("expires in %(time)s") % {"time": _words(moment)}
+    left = _("expires in %(time)s") % {"time": words(moment)}
     return _element(moment, _("expired") if moment <= timezone.now() else left)
 
 
@@ -55,7 +55,8 @@ def is_urgent(asked: datetime, expires: datetime | None) -> bool:
     return expires is not None and expires - timezone.now() < (expires - asked) / 5
 
 
-def _words(moment: datetime) -> str:
+def words(moment: datetime) -> str:
+    """Return how far away a moment is, in its largest unit."""
     now = timezone.now()
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.advice import Action, missing
 from agentruns.admin.filters import KnownValues
-from agentruns.admin.readonly import READING, LeanChangeList, ReadOnlyAdmin
+from agentruns.admin.readonly import LeanChangeList, ReadOnlyAdmin
 from agentruns.admin.text import Fact, plain, two_lines, visible
 from agentruns.admin.times import EMPTY, ago, dated, exact, remaining
 from agentruns.exceptions import PermissionDeniedError
@@ -172,7 +172,7 @@ class TokenAdmin(ReadOnlyAdmin):
     def revoke_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """End the token."""
         token = self.find(request, object_id)
-        if request.method in READING:
+        if request.method != "POST":
             return self.back(request, token)
         try:
             revoked = revoke(token.pk, request.user)

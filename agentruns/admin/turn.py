@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin import badges, decisions, queue
 from agentruns.admin.card import Decidable, decidable, sections
 from agentruns.admin.deciding import DecidingAdmin
-from agentruns.admin.forms import REASON_LENGTH
+from agentruns.admin.forms import REASON_LENGTH, TypedField
 from agentruns.admin.text import plain, visible
 from agentruns.admin.verbs import REFUSALS, decide
 from agentruns.exceptions import PermissionDeniedError
@@ -35,7 +35,7 @@ class RowForm(forms.Form):
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
     verb = forms.ChoiceField(label=gettext_lazy("Decision"), widget=forms.RadioSelect, initial=LATER)
-    text = forms.CharField(
+    text = TypedField(
         label=gettext_lazy("Reason or answer, told to the model"),
         max_length=REASON_LENGTH,
         required=False,
@@ -66,11 +66,10 @@ class TurnPage(DecidingAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         cards = [decidable(request.user, approval) for approval in self._waiting(request, run_id)]
-        posted = request.POST if request.method == "POST" else None
-        rows = [(one, None if one.why_not else RowForm(one, posted)) for one in cards]
-        if posted is None:
+        rows = [(one, None if one.why_not else _form(one, request)) for one in cards]
+        if request.method != "POST":
             return self._turn(request, run_id, rows)
-        chosen = [(one, form) for one, form in rows if form is not None]
+        chosen = [(one, form) for one, form in rows if form is not None and form.is_bound]
         # Each of them, so that each says what it misses.
         if not all(list(map(RowForm.is_valid, (form for _one, form in chosen)))):
             refusal = _("Nothing was decided. Correct what is marked below.")
@@ -148,3 +147,9 @@ class TurnPage(DecidingAdmin):
             "form": form,
             "why_not": one.why_not,
         }
+
+
+def _form(one: Decidable, request: HttpRequest) -> RowForm:
+    """Return the form of a call; one that was not on the page that was sent is still to be decided."""
+    was_shown = f"{one.approval.pk}-digest" in request.POST
+    return RowForm(one, request.POST if was_shown else None)

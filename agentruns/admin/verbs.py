@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.forms import Form
@@ -56,10 +56,17 @@ def _edit(approval: Approval, user: Any, form: Any) -> Approval:
 
 def _extend(approval: Approval, user: Any, form: Any) -> Approval:
     by = timedelta(hours=form.cleaned_data["hours"])
-    digest, seen = form.cleaned_data["digest"], parse_datetime(form.cleaned_data["seen"])
+    digest, seen = form.cleaned_data["digest"], _moment(form.cleaned_data["seen"])
     if seen is None:
         raise ApprovalStateError(_("The page does not say which expiry it showed. Open it again."))
     return extend(approval.pk, user, by, digest=digest, seen=seen, channel=CHANNEL)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return parse_datetime(text)
+    except ValueError:  # of the right form, but no such day
+        return None
 
 
 VERBS: dict[str, Callable[[Approval, Any, Any], Approval]] = {

@@ -18,7 +18,6 @@ from agentruns.admin.text import plain
 from agentruns.admin.times import ago
 from agentruns.conf import settings
 from agentruns.journal import events
-from agentruns.journal.copies import happened_at
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.definition import definition_body
 
@@ -36,7 +35,6 @@ class Reason:
     call: str = ""
     tool: str = ""
     attempt: int = 0
-    since: datetime | None = None
     evidence: str = ""
 
     @property
@@ -98,7 +96,7 @@ def uncleared(alias: str, run: Run) -> list[Reason]:
         unknown | Q(kind=events.ORPHAN_RESOLVED)
     )
     found: dict[str, Reason] = {}
-    fields = ("run_id", "kind", "call_id", "tool_name", "payload", "created_at")
+    fields = ("run_id", "kind", "call_id", "tool_name", "payload")
     for row in rows.order_by("seq").values(*fields):
         if row["kind"] == events.ORPHAN_RESOLVED and row["payload"]["verdict"] in events.CLEARING:
             found.pop(row["call_id"], None)
@@ -117,10 +115,10 @@ def sweeper_seen(alias: str) -> datetime | None:
 
 def _approvals(alias: str, runs: list[Run]) -> Iterable[tuple[UUID, Reason]]:
     pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in runs])
-    fields = pending.order_by("requested_at").values_list("run_id", "id", "title", "call_id", "requested_at")
-    for run_id, approval_id, title, call_id, since in fields:
+    fields = pending.order_by("requested_at").values_list("run_id", "id", "title", "call_id")
+    for run_id, approval_id, title, call_id in fields:
         text = _("Waits for approval: %(title)s") % {"title": plain(title)}
-        yield run_id, Reason(text, run_id, approval_id, call=call_id, since=since)
+        yield run_id, Reason(text, run_id, approval_id, call=call_id)
 
 
 def _orphans(alias: str, runs: list[Run]) -> Iterable[tuple[UUID, Reason]]:
@@ -129,7 +127,7 @@ def _orphans(alias: str, runs: list[Run]) -> Iterable[tuple[UUID, Reason]]:
         run_id__in=[run.pk for run in runs], kind__in=(events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     )
     last: dict[tuple[UUID, str], dict[str, Any]] = {}
-    fields = ("run_id", "kind", "call_id", "tool_name", "attempt", "payload", "created_at")
+    fields = ("run_id", "kind", "call_id", "tool_name", "attempt", "payload")
     for row in rows.order_by("seq").values(*fields):
         last[row["run_id"], row["call_id"]] = row
     for (run_id, call_id), row in last.items():
@@ -146,7 +144,6 @@ def _orphan(row: dict[str, Any]) -> Reason:
         call=row["call_id"],
         tool=tool,
         attempt=row["attempt"],
-        since=row["created_at"],
         evidence=plain(row["payload"].get("evidence", "")),
     )
 
@@ -158,8 +155,7 @@ def _uncleared(run: Run, row: dict[str, Any]) -> Reason:
     policy = body.get("tools", {}).get(row["tool_name"])
     if policy is not None and not any(policy.get(name) for name in EXEMPT):
         text += " " + _("Until then each further call of %(tool)s asks a person.")
-    since = happened_at(row["payload"], row["created_at"])
-    return Reason(text % {"tool": tool}, row["run_id"], call=row["call_id"], tool=tool, since=since)
+    return Reason(text % {"tool": tool}, row["run_id"], call=row["call_id"], tool=tool)
 
 
 def _own_reason(run: Run) -> str:

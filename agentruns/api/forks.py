@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpRequest
 from ninja import Status
 
@@ -13,11 +11,10 @@ from agentruns.api.auth import user_of
 from agentruns.api.errors import Problem, documented
 from agentruns.api.idempotency import KEY, key_of
 from agentruns.api.parameters import RunId
-from agentruns.api.permissions import find_run, visible_runs
+from agentruns.api.permissions import find_run, run_of_key
 from agentruns.api.routing import router
 from agentruns.api.schemas import ForkRun, Key, RunOut
 from agentruns.exceptions import RunStateError
-from agentruns.models import Run
 
 
 @router.post(
@@ -35,14 +32,10 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
     user = user_of(request)
     origin = find_run(user, run_id)
     key = key_of(key, body)
-    known = _of_key(user, key)
+    known = run_of_key(user, key)
     try:
         fork = services.fork_run(origin.pk, actor=user, **{**body.model_dump(), "idempotency_key": key})
     except RunStateError as error:
-        about = _of_key(user, key) or origin
+        about = run_of_key(user, key) or origin
         raise Problem.of(error, **conflicts.of_run(about)) from error
     return Status(200 if known else 201, RunOut.of(find_run(user, str(fork.pk))))
-
-
-def _of_key(user: Any, key: str | None) -> Run | None:
-    return visible_runs(user).filter(owner_id=user.pk, idempotency_key=key).first() if key else None

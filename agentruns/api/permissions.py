@@ -34,6 +34,11 @@ def find_run(user: Any, run_id: str, *related: str) -> Run:
         raise DurableRunNotFoundError(f"There is no run {run_id[:SHOWN]}.") from None
 
 
+def run_of_key(user: Any, key: str | None) -> Run | None:
+    """Return the user's own run of an idempotency key, if there is one."""
+    return visible_runs(user).filter(owner_id=user.pk, idempotency_key=key).first() if key else None
+
+
 def find_approval(user: Any, approval_id: str) -> Approval:
     """Return an approval the user may see, or raise DurableRunNotFoundError."""
     try:

@@ -26,7 +26,7 @@ from agentruns.api.parameters import (
     RowSeq,
     RunId,
 )
-from agentruns.api.permissions import find_run, require_call, visible_runs
+from agentruns.api.permissions import find_run, require_call, run_of_key, visible_runs
 from agentruns.api.routing import router
 from agentruns.api.schemas import (
     CancelRun,
@@ -82,7 +82,7 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     try:
         placed = place(order)
     except RunStateError as error:
-        owned = visible_runs(user).filter(owner_id=user.pk, idempotency_key=order.key).first()
+        owned = run_of_key(user, key)
         raise Problem.of(error, **(conflicts.of_run(owned) if owned else {})) from error
     return Status(201 if placed.is_new else 200, RunOut.of(find_run(user, str(placed.run.pk))))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
+from django import forms
 from django.contrib.admin.models import LogEntry
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -22,6 +23,7 @@ from agentruns import (
     run_agent,
     tool,
 )
+from agentruns.admin.edit import ValueField
 from agentruns.admin.preview import preview
 from agentruns.agents import isolated_registry
 from agentruns.exceptions import ApprovalStateError
@@ -274,12 +276,23 @@ def test_more_time(world: World) -> None:
     again = send(approval, "extend", hours="4", seen=seen)
     assert again.status_code == 409, "a double click gives no more time"
     assert "was given more time already" in read(again).text
+    assert send(approval, "extend", hours="4", seen="2026-13-45T00:00:00").status_code == 409
     later = Approval.objects.get()
     assert approval.expires_at is not None
     assert later.expires_at is not None
     assert (later.expires_at - approval.expires_at).total_seconds() == 4 * 3600
     assert "More time given" in shown(later).text
     assert send(approval, "extend", hours="5", seen=seen).status_code == 400
+
+
+@pytest.mark.parametrize("sent", ["[" * 100_000, "1" * 5000, "{"], ids=["deep", "long", "cut off"])
+def test_what_no_parser_takes_is_no_json_and_is_shown_again(sent: str) -> None:
+    class Edit(forms.Form):
+        value = ValueField()
+
+    form = Edit({"value": sent})
+    assert form.errors == {"value": ["This is not JSON."]}
+    assert sent in str(form["value"])
 
 
 def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> None:

@@ -99,6 +99,8 @@ def test_a_fork_from_the_page(world: World) -> None:
     shown = read(client.get(url(run, "change"))).text
     assert f"forked at row {form['at']}" in shown
     assert "It was forked at row" in read(client.get(url(fork, "change"))).text
+    page = read(client.get(url(fork, "change", _changelist_filters="agent%3Dx")))
+    assert any(f"agent%3Dx&seq={form['at']}" in link for link in page.links), page.links
     journal = read(client.get(url(fork, "change"))).text
     assert "Copied: Tool finished" in journal
     copied = read(client.get(url(fork, seq=1))).text
@@ -151,6 +153,7 @@ def test_again(world: World) -> None:
     shown = read(client.get(url(again, "change")))
     assert "It repeats the task of" in shown.text
     assert client.post(url(again, "again"), {"key": "k2"}).status_code == 409
+    assert client.post(url(run, "again"), {"key": "a\u202eb"}).status_code == 409
     assert client.get(url(run, "again")).status_code == 302
     with isolated_registry():
         assert "is not known in this process" in read(client.get(url(run, "change"))).text

@@ -84,6 +84,14 @@ def test_what_is_left_for_later_stays_and_the_page_with_it(world: World) -> None
     assert Approval.objects.pending().count() == 2
 
 
+def test_a_call_that_the_page_did_not_show_yet_is_left_for_the_next_look(world: World) -> None:
+    first, second, question = three(world)
+    sent = rows((first, "approve", ""), (second, "later", ""))
+    response = browser("superuser").post(turn(first), sent)
+    assert response.url == turn(first)
+    assert {*Approval.objects.pending()} == {second, question}
+
+
 def test_one_row_that_misses_something_decides_nothing(world: World) -> None:
     first, second, question = three(world)
     before = snapshot()
