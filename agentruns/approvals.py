@@ -6,20 +6,17 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.db import DatabaseError, InterfaceError
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from agentruns import people, transitions
 from agentruns.agents import get_agent
+from agentruns.clocks import readable
 from agentruns.conf import settings
 from agentruns.crashpoints import reached
-from agentruns.exceptions import (
-    ApprovalStateError,
-    DurableRunNotFoundError,
-    JournalConflictError,
-    PermissionDeniedError,
-)
+from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
 from agentruns.gate import call_digest
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -144,7 +141,7 @@ def extend(
         if seen is not None and seen != card.expires_at:
             raise ApprovalStateError(
                 _("Approval %(id)s was given more time already: it expires at %(when)s.")
-                % {"id": approval_id, "when": card.expires_at}
+                % {"id": approval_id, "when": readable(card.expires_at)}
             )
         later = {
             "from": events.timestamp(card.expires_at),
@@ -183,8 +180,10 @@ def expire_due() -> int:
 
         try:
             transitions.write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
-        except JournalConflictError:  # busy: the next sweep finds it again
-            logger.info("Expiry put off approval=%s", approval.pk)
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:  # busy, or a journal that was altered: no other card waits for it
+            logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
     return len(ended)
 
@@ -229,9 +228,7 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
     """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
     if approval.status != Approval.Status.PENDING:
         by = approval.decided_by_name or _("nobody")
-        when = (
-            f"{approval.decided_at:%Y-%m-%d %H:%M:%S} UTC" if approval.decided_at else _("when its run ended")
-        )
+        when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
         raise ApprovalStateError(
             _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
             % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
@@ -241,10 +238,10 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )
     expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
-    if expired.exists():
+    if approval.expires_at is not None and expired.exists():
         raise ApprovalStateError(
             _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "when": approval.expires_at}
+            % {"id": approval.pk, "when": readable(approval.expires_at)}
         )
     call = batch.state.run.calls.get(approval.call_id)
     if call is None or call.card is None:

@@ -2,7 +2,6 @@
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
-from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 
@@ -14,7 +13,8 @@ class AgentRunsConfig(AppConfig):
 
     def ready(self) -> None:
         from agentruns import checks  # noqa: F401 - importing registers them
+        from agentruns.agents import autodiscover
         from agentruns.journal.triggers import install_on_migrate
 
         post_migrate.connect(install_on_migrate, sender=self)
-        autodiscover_modules("agents")
+        autodiscover()

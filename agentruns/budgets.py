@@ -30,7 +30,7 @@ def exceeded(agent: Agent, run: RunState) -> str:
     return ""
 
 
-def unknown(agent: Agent) -> str:
+def unpriced(agent: Agent) -> str:
     """Return why nobody could tell whether a run stays within its budget, or ""."""
     model = model_identity(agent.model)
     if agent.cost_budget is None or prices.price_of(model) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import DateTimeField, ExpressionWrapper, Value
@@ -29,3 +29,8 @@ def database_now(alias: str) -> datetime:
     row = next(iter(query.get_compiler(using=alias).results_iter()))
     now: datetime = row[0]
     return now
+
+
+def readable(moment: datetime) -> str:
+    """Return a time as a text has it: in UTC, to the second."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -43,7 +43,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Settings:
-    """AGENTRUNS_* with defaults; one property per setting that others read."""
+    """AGENTRUNS_* with defaults; a property where others read what is made of a setting."""
 
     DATABASE: str
     DISPATCHER: str
@@ -60,6 +60,7 @@ class Settings:
     DEFAULT_MODEL: Any  # a Claude model's name, or an object with propose()
     PRICES: dict[str, dict[str, Any]]
     REDACT: str | None
+    TELEMETRY: str | None
     ADMIN: bool
     NOTIFIERS: list[str]
     BASE_URL: str

@@ -124,8 +124,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
         surfaces = asked or driver.agent.on_orphan == "surface"
         for call in left:
             if batch.state.run.calls[call.id].is_open:
-                evidence = f"Attempt {call.attempt} started and left no result."
-                recovery.orphan(batch, call, surfaces=surfaces, actor=caller, evidence=evidence)
+                recovery.orphan(batch, call, surfaces=surfaces, actor=caller)
 
     driver.commit(build)
     reached("after_repair")
@@ -136,7 +135,7 @@ def _model_step(driver: Driver) -> None:
     if exceeded:
         driver.commit(lambda batch: recovery.close_failed(batch, "BudgetExceededError", exceeded))
         return
-    unpriced = budgets.unknown(driver.agent)
+    unpriced = budgets.unpriced(driver.agent)
     if unpriced:
         _hold_unpriced(driver, unpriced)
         return

@@ -75,7 +75,7 @@ class JournalConflictError(AgentRunsError):
 
 
 class BudgetExceededError(AgentRunsError):
-    """A step, token or time budget of the run is used up."""
+    """A budget of the run is used up; named in the error of a run that failed by it."""
 
 
 class PayloadError(AgentRunsError):
@@ -85,12 +85,8 @@ class PayloadError(AgentRunsError):
 class ToolDurabilityError(AgentRunsError):
     """The outcome of a tool call is not known: it may have happened zero or one times.
 
-    Raised by recovery, and by a handler that cannot tell itself whether its effect happened.
+    Raised by a handler that cannot tell whether its effect happened; the model is told the `kind`, whoever
+    found the call in doubt.
     """
-
-    def __init__(self, message: str = "", tool_name: str = "", tool_call_id: str = "") -> None:
-        super().__init__(message)
-        self.tool_name = tool_name
-        self.tool_call_id = tool_call_id
 
     kind = "tool-durability-error"

@@ -20,7 +20,7 @@ from agentruns.journal.calls import Call
 from agentruns.late import offload_of, store_late_result
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 
-NOT_AS_APPROVED = "Not executed: {why}. Nothing happened."
+REFUSED = "Not executed: {why}. Nothing happened."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
 PARALLEL = 8  # threads of one reply's reads; more wait for their turn
@@ -41,7 +41,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         _orphan(driver, call, f"It cannot go on here: {refusal}.", unresolved=True)
         return
     if refusal:
-        text = NOT_AS_APPROVED.format(why=refusal)
+        text = REFUSED.format(why=refusal)
         driver.commit(lambda batch: _refuse(driver, batch, call.id, text))
         return
     if call.orphan in ("reconcile", "not_occurred") and _too_early(driver, call):

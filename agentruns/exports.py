@@ -15,8 +15,6 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
-from django.db.models import TextField
-from django.db.models.functions import Cast
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.translation import gettext as _
 
@@ -25,6 +23,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.journal.read import stored_rows
 from agentruns.masking import Sensitive, definitions_of, masked, sensitive_in, sensitive_of_all
 from agentruns.models import Definition, Message, Run, Session
 from agentruns.payloads import Stored
@@ -33,7 +32,6 @@ from agentruns.redaction import get_logger, is_on, redacted
 FORMAT, VERSION = "agentruns-export", 1
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 REVEAL = "agentruns.reveal_arguments"
-_TEXT = "payload_text"
 
 logger = get_logger("agentruns.exports")
 
@@ -159,12 +157,8 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
         body = definition.body if true_values else redacted(definition.body)
         whole = canonical.dumps(body) == canonical.dumps(definition.body)
         yield {"definition": key, "body" if whole else "redacted": canonical.dumps(body)}
-    rows = (
-        Message.objects.using(alias).filter(session_id=session.pk, seq__lt=session.next_seq).order_by("seq")
-    )
-    names = [_TEXT if name == "payload" else name for name in Row._fields]
-    for values in rows.annotate(**{_TEXT: Cast("payload", TextField())}).values_list(*names).iterator():
-        row = Row(*values)
+    rows = Message.objects.using(alias).filter(session_id=session.pk, seq__lt=session.next_seq)
+    for row in stored_rows(rows):
         yield _line(row, sensitive, true_values)
         yield from _file(row, sensitive, true_values)
 

@@ -28,7 +28,15 @@ from agentruns.journal.read import rows_until
 from agentruns.models import Run, Session
 from agentruns.models.definition import store_definition
 from agentruns.retries import in_transaction
-from agentruns.starting import NAME_LENGTH, Order, check_name, place, refuse_pruned
+from agentruns.starting import (
+    NAME_LENGTH,
+    Order,
+    check_name,
+    first_row,
+    place,
+    refuse_pruned,
+    user_row,
+)
 from agentruns.stores import DatabaseStore
 
 PERMISSION = "agentruns.fork_run"
@@ -91,11 +99,10 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
             _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
             % {"run": run.pk, "status": run.get_status_display()}
         )
-    key = Session.objects.using(settings.DATABASE).values_list("key", flat=True).get(pk=run.session_id)
     order = Order(
         agent=agent_again(run),
         text=run.input,
-        session=key,
+        session=run.session.key,
         actor=actor,
         key=idempotency_key or "",
         again=run,
@@ -142,9 +149,8 @@ class _Fork:
 
 def _session_key(origin: Run, run_id: UUID) -> str:
     """Return a key that is found by the beginning of the origin's."""
-    key = Session.objects.using(settings.DATABASE).values_list("key", flat=True).get(pk=origin.session_id)
     suffix = f" (fork {run_id.hex[-8:]})"
-    return key[: NAME_LENGTH - len(suffix)] + suffix
+    return origin.session.key[: NAME_LENGTH - len(suffix)] + suffix
 
 
 def _write(alias: str, fork: _Fork, name: str) -> Run:
@@ -253,23 +259,13 @@ def _start(batch: Batch, fork: _Fork, name: str) -> None:
     for row in fork.rows:
         if row.run_id == origin.pk:
             mine.apply(row)
-    batch.add(
-        events.RUN_STARTED,
-        {
-            "agent": fork.agent.name,
-            "version": fork.agent.version,
-            "definition": fork.agent.definition_hash,
-            "actor": events.actor_ref(fork.actor),
-            "idempotency_key": fork.key,
-            "session": name,
-            "origin": {
-                "run": str(origin.pk),
-                "seq": fork.at,
-                "hash": fork.rows[-1].hash,
-                "steps": mine.inherited + mine.step,
-            },
-        },
-    )
+    begun = first_row(fork.agent, fork.actor, fork.key, name)
+    begun["origin"] = {
+        "run": str(origin.pk),
+        "seq": fork.at,
+        "hash": fork.rows[-1].hash,
+        "steps": mine.inherited + mine.step,
+    }
+    batch.add(events.RUN_STARTED, begun)
     if fork.text is not None:
-        said = {"type": "text", "text": fork.stored.get("content", fork.text)}
-        batch.add(events.USER, {**fork.stored, "content": [said]})
+        batch.add(events.USER, user_row(fork.text, fork.stored))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.gate import DENIED
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -40,7 +41,7 @@ def unknown(batch: Batch, call: Call, actor: Any) -> None:
 def unknown_text(call: Call) -> str:
     """Return what the model is told of a call whose outcome nobody knows."""
     content = {
-        "kind": "tool-durability-error",
+        "kind": ToolDurabilityError.kind,
         "error": UNKNOWN.format(tool=call.tool),
         "toolName": call.tool,
         "toolCallId": call.provider_id,
@@ -82,12 +83,12 @@ def close_failed(batch: Batch, kind: str, text: str) -> None:
 
 
 def orphan(
-    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str, unresolved: bool = False
+    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str = "", unresolved: bool = False
 ) -> None:
     """Say what an interrupted call becomes, by what its tool declared when it started.
 
-    `surfaces` tells the model instead of holding for staff; `unresolved` says that what the tool declared
-    did not help.
+    `surfaces` tells the model instead of holding for staff; without `evidence` all there is of the call is
+    its start; `unresolved` says that what the tool declared did not help.
     """
     if call.declares == "transactional":
         return  # no result was committed, so nothing happened: it simply runs again
@@ -99,7 +100,7 @@ def orphan(
         {
             "action": "surfaced" if action == "held" and surfaces else action,
             "declares": call.declares,
-            "evidence": evidence,
+            "evidence": evidence or f"Attempt {call.attempt} started and left no result.",
             "started_at": events.timestamp(call.started_at) if call.started_at else None,
         },
         call=call,

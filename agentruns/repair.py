@@ -8,7 +8,7 @@ from uuid import UUID
 from django.db.models import Model
 
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal.fold import ACTIVE, ENDED
+from agentruns.journal.fold import ACTIVE
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Approval, Run
 from agentruns.retries import in_transaction
@@ -56,7 +56,7 @@ def _rewrite(alias: str, changed: list[Problem]) -> None:
         rows.setdefault(row, {})[problem.column] = value_of(problem)
     # Ended ones first: a session has one unfinished run at any moment.
     for (model, pk, status), columns in sorted(
-        rows.items(), key=lambda item: item[1].get("status") not in ENDED
+        rows.items(), key=lambda item: item[1].get("status") not in Run.ENDED
     ):
         # A lease may be taken without the session's lock, which makes a queued run a running one.
         if model._default_manager.using(alias).filter(pk=pk, status=status).update(**columns) != 1:

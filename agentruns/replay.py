@@ -23,7 +23,8 @@ from agentruns.journal.fold import text_of
 from agentruns.journal.read import session_rows
 from agentruns.journal.verify import check
 from agentruns.masking import sensitive_of
-from agentruns.models import Definition, Run
+from agentruns.models import Run
+from agentruns.models.definition import definition_body
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity, resolve
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import MASK
@@ -218,7 +219,7 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
 
 def _body(alias: str, bodies: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
     if key not in bodies:  # more than one where the run adopted another
-        bodies[key] = Definition.objects.using(alias).values_list("body", flat=True).get(pk=key)
+        bodies[key] = definition_body(alias, key)
     return bodies[key]
 
 

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from agentruns import outputs, people, recovery, transitions
 from agentruns.agents import Agent, get_agent
+from agentruns.clocks import readable
 from agentruns.conf import settings
 from agentruns.control import adopt_definition, cancel_run, pause_run, resolve_orphan
 from agentruns.driver import Driver, require_no_transaction
@@ -139,7 +140,8 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
     if agent is not None:
         runs = runs.filter(agent=agent)
     if owner is not None:
-        runs = runs.filter(owner_id=owner.pk)
+        # A visitor has no id, and nobody's runs are not theirs.
+        runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
     return runs
 
 
@@ -204,18 +206,20 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
         if not call.is_open:
             continue
         if call.attempt > 0 and not call.orphan:
-            evidence = f"Attempt {call.attempt} started and left no result."
-            recovery.orphan(batch, call, surfaces=True, actor=actor, evidence=evidence)
+            recovery.orphan(batch, call, surfaces=True, actor=actor)
         elif call.orphan == "held":
             recovery.surface(batch, call, actor)
 
 
 def _refuse_live(run: Run) -> None:
-    if run.status != Run.Status.RUNNING:
+    if run.status != Run.Status.RUNNING or run.lease_expires_at is None:
         return
     raise SessionBusyError(
-        _("Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it.")
-        % {"run": run.pk, "time": run.lease_expires_at},
+        _(
+            "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
+            "that process died, the run can be taken over then."
+        )
+        % {"run": run.pk, "time": readable(run.lease_expires_at)},
         str(run.pk),
         run.lease_expires_at,
     )

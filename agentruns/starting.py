@@ -110,7 +110,12 @@ def _put_away(alias: str, order: Order) -> Order:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError for a name of a session or a key that some database would refuse or cut."""
+    """Raise ValueError for a name of a session or a key that some database would refuse or cut.
+
+    TypeError for one that is no text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.
     if len(name) > NAME_LENGTH or not name.isprintable():
         raise ValueError(
@@ -278,19 +283,25 @@ def _leased_columns(owner: str) -> dict[str, Any]:
 
 def write_start(batch: Batch, order: Order) -> None:
     """Add the first two rows of a run."""
-    origin = {"origin": {"run": str(order.again.pk)}} if order.again else {}
-    batch.add(
-        events.RUN_STARTED,
-        {
-            "agent": order.agent.name,
-            "version": order.agent.version,
-            "definition": order.agent.definition_hash,
-            "actor": events.actor_ref(order.actor),
-            "idempotency_key": order.key,
-            "session": order.session,
-            **origin,
-        },
-    )
-    stored = order.stored or {}
-    text = {"type": "text", "text": stored.get("content", order.text)}
-    batch.add(events.USER, {**stored, "content": [text]})
+    begun = first_row(order.agent, order.actor, order.key, order.session)
+    if order.again:
+        begun["origin"] = {"run": str(order.again.pk)}
+    batch.add(events.RUN_STARTED, begun)
+    batch.add(events.USER, user_row(order.text, order.stored or {}))
+
+
+def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any]:
+    """Return the payload of the row that a run begins with; `key` is the idempotency key."""
+    return {
+        "agent": agent.name,
+        "version": agent.version,
+        "definition": agent.definition_hash,
+        "actor": events.actor_ref(actor),
+        "idempotency_key": key,
+        "session": session,
+    }
+
+
+def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload of the row with what the user says; `stored` is what stands for a long text."""
+    return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}

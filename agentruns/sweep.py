@@ -6,7 +6,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from uuid import UUID
 
@@ -96,8 +95,8 @@ def sweep(
     """Do one sweep. What one run raises is logged and counted, and the others go on.
 
     Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
-    that the outcome of their calls is unknown, with the actor `resume_runs`. A process that was asked to
-    drain drives none. After `seconds` it begins with no further run: what else is due must not wait for it.
+    that the outcome of their calls is unknown, with `name` as the actor. A process that was asked to drain
+    drives none. After `seconds` it begins with no further run: what else is due must not wait for it.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -108,7 +107,7 @@ def sweep(
     for run in unserved(run_id):
         swept.blocked += block(run, alias)
     if surfaces:
-        swept.surfaced = _surface(alias, name, run_id)
+        _surface(alias, name, run_id, swept)
     deliver_due(alias, should_stop)
     found = candidates(run_id, limit) if claims else []
     if len(found) > SEVERAL:
@@ -127,25 +126,42 @@ def sweep(
 
 
 def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:
-    """Hold every unfinished run for staff, whoever seems to drive it; return how many."""
+    """Hold every unfinished run for staff, whoever seems to drive it; return how many.
+
+    Raises what a run raised that cannot be held, after all the others are.
+    """
     unfinished = Run.objects.using(settings.DATABASE).unfinished()
-    held = 0
+    held, failed = 0, list[Exception]()
     for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
-        with suppress(RunStateError):  # paused already, or it ended in between
+        try:
             hold_run(run_id, "resume_runs", reason=reason)
             held += 1
+        except RunStateError:  # paused already, or it ended in between
+            continue
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception as error:
+            logger.exception("Not held run=%s", run_id)
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return held
 
 
-def _surface(alias: str, name: str, run_id: UUID | str | None) -> int:
+def _surface(alias: str, name: str, run_id: UUID | str | None, swept: Swept) -> None:
     held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
     held = held if run_id is None else held.filter(pk=run_id)
-    surfaced = 0
     for held_id in list(held.values_list("pk", flat=True)[:BATCH]):
-        with suppress(RunStateError, SessionBusyError):  # somebody else was faster
+        try:
             surface_orphans(held_id, name)
-            surfaced += 1
-    return surfaced
+            swept.surfaced += 1
+        except (RunStateError, SessionBusyError):  # somebody else was faster
+            continue
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("Not surfaced run=%s", held_id)
+            swept.errors += 1
 
 
 def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]) -> None:

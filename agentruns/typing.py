@@ -10,8 +10,8 @@ from typing import Any
 class RunResult:
     """What a run came to, or where it stands.
 
-    `messages` is in the provider's form; `pending` holds the Approvals that wait for people,
-    `orphans` those of calls whose outcome is in doubt.
+    `messages` is in the provider's form; `pending` holds the Approvals that wait for people, `orphans` the
+    ids of the calls whose outcome is in doubt.
     """
 
     status: str

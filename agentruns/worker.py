@@ -11,11 +11,12 @@ from django.db import DatabaseError, InterfaceError
 from agentruns import draining
 from agentruns.agents import Agent, definition_difference, get_agent
 from agentruns.driver import Driver, require_no_transaction
-from agentruns.engine import drive
+from agentruns.engine import backoff, drive
 from agentruns.exceptions import DurableConfigMismatchError, LeaseLostError, UnknownAgentError
 from agentruns.journal.conversation import SessionState
 from agentruns.leases import Lease, claim
-from agentruns.models import Definition, Run, Session
+from agentruns.models import Run, Session
+from agentruns.models.definition import definition_body
 from agentruns.redaction import bound, get_logger
 from agentruns.retries import in_transaction, reading
 from agentruns.stores import DatabaseStore, Store
@@ -34,7 +35,7 @@ def agent_for(run: Run, alias: str) -> Agent:
         raise DurableConfigMismatchError(f"Run {run.pk} cannot go on here: {error}", ("agent",)) from error
     if agent.definition_hash == run.definition_id:
         return agent
-    stored = Definition.objects.using(alias).values_list("body", flat=True).get(pk=run.definition_id)
+    stored = definition_body(alias, run.definition_id)
     parts = tuple(definition_difference(stored, agent.definition()))
     raise DurableConfigMismatchError(
         f"Run {run.pk} was started with another definition of agent {run.agent!r} version {run.version}: "
@@ -120,7 +121,8 @@ def _driver(
         state, session_key = (state, run.session.key) if state else _read(store, lease)
     except BaseException:
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-            lease.release(failed=True)
+            # Not at once again: a journal that cannot be read stays so until somebody mends it.
+            lease.release(failed=True, delay=backoff(lease.attempts, None))
         raise
     if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)

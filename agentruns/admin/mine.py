@@ -35,10 +35,10 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
     if not people.may(user, DECIDES):
         return pending.none()
     found = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
-    if not user.is_superuser:
-        permissions = user.get_all_permissions()
+    if not getattr(user, "is_superuser", False):
+        permissions: set[str] = getattr(user, "get_all_permissions", set)()
         names = {"", *permissions, *(name.rpartition(".")[2] for name in permissions)}
-        found &= Q(approvers__in=names | set(user.groups.values_list("name", flat=True)))
+        found &= Q(approvers__in=names | people.groups_of(user))
     return pending.filter(found if settings.REQUESTER_MAY_APPROVE else found & ~Q(run__owner_id=user.pk))
 
 

@@ -40,7 +40,8 @@ def of(number: int, most: int) -> Bounded:
 
 def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
     """Count rows, by one query that looks at one row more than `most`."""
-    # Not their keys: the index that finds the rows is then all that is read. Django drops a Value here.
+    # Not their keys: the index that finds the rows is then all that is read. Of `annotate(one=Value(1))`
+    # Django drops the constant and selects nothing.
     return of(rows.order_by().extra(select={"one": "1"}).values("one")[: most + 1].count(), most)
 
 

@@ -49,7 +49,7 @@ def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             id="agentruns.W003",
         )
         for agent in agents
-        if (why := budgets.unknown(agent))
+        if (why := budgets.unpriced(agent))
     ]
     return found
 

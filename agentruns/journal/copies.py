@@ -7,16 +7,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import TextField
-from django.db.models.functions import Cast
-
 from agentruns import canonical, payloads
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
+from agentruns.journal.read import stored_rows
 from agentruns.models import Message, Run
-
-_TEXT = "payload_text"
 
 
 class Copy(NamedTuple):
@@ -68,11 +64,7 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
         session_id__in=sessions.values("session_id"), seq__lte=copies[-1].seq
     )
     theirs = {}
-    # The text as it is stored: what was done to it may not even parse.
-    names = [_TEXT if name == "payload" else name for name in Row._fields]
-    values = rows.annotate(**{_TEXT: Cast("payload", TextField())}).order_by("seq").values_list(*names)
-    for one in values.iterator(chunk_size=500):
-        row = Row(*one)
+    for row in stored_rows(rows):
         theirs[row.run_id, row.seq] = (row.hash, _digest_of_stored(row))
     for copy in copies:
         there = theirs.get((copy.source, copy.seq))

@@ -15,7 +15,6 @@ from agentruns.journal.events import Row
 
 ACTIVE = "active"
 WAITING = ("awaiting-approval", "orphaned", "paused")
-ENDED = ("completed", "failed", "cancelled")
 VERDICTS = ("run", "ask", "refuse")  # of the gate
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from uuid import UUID
 
-from django.db.models import Max, Min
+from django.db.models import Max, Min, QuerySet, TextField
+from django.db.models.functions import Cast
 
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
@@ -13,6 +15,8 @@ from agentruns.journal.events import Row
 from agentruns.models import Message, Run
 
 FIELDS = Row._fields
+
+_TEXT = "payload_text"
 
 
 def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
@@ -38,6 +42,14 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
     return _rows(Message.objects.using(alias).filter(session_id=run.session_id, seq__lte=seq))
 
 
+def stored_rows(messages: QuerySet[Message]) -> Iterator[Row]:
+    """Yield rows in order, each payload as the text it is stored as: what was done to it may not parse."""
+    names = [_TEXT if name == "payload" else name for name in FIELDS]
+    texts = messages.annotate(**{_TEXT: Cast("payload", TextField())}).order_by("seq")
+    for values in texts.values_list(*names).iterator(chunk_size=500):
+        yield Row(*values)
+
+
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     """Rebuild everything a driver knows from the session's rows."""
     state = SessionState(session_id, run_id)
@@ -46,8 +58,8 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     return state
 
 
-def _rows(queryset: object, limit: int | None = None) -> list[Row]:
-    values = queryset.order_by("seq").values_list(*FIELDS)  # type: ignore[attr-defined]
+def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:
+    values = messages.order_by("seq").values_list(*FIELDS)
     found = [Row(*value) for value in (values[:limit] if limit else values)]
     return [_upcast(row) for row in found] if events.UPCASTERS else found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from agentruns.journal.calls import Call
 from agentruns.journal.copies import Copy, altered, copy_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, RunState
-from agentruns.journal.read import FIELDS
+from agentruns.journal.read import stored_rows
 from agentruns.models import Approval, Message, Run, Session
 
 # Approval columns that are folded from the journal; those of a run are RunState's.
@@ -28,7 +28,6 @@ CARD = (
 )  # fmt: skip
 
 TRIES = 10
-_TEXT = "payload_text"
 _SHOWN = 100
 
 
@@ -97,15 +96,19 @@ def _files(history: History) -> Iterator[Problem]:
             if stored is not None:
                 payloads.check(stored)
         except PayloadError as error:
-            name = f"seq {row.seq} ({row.kind}) points at a file that is not there as it was stored"
+            what = f"points at a file that is not there as it was stored: {error}"
             file = "".join(payloads.names_in(row.payload))
-            yield Problem(history.session.key, f"{name}: {error}", seq=row.seq, kind=row.kind, file=file)
+            yield _of_row(history.session.key, row.seq, row.kind, what, file)
 
 
 def _copies(alias: str, history: History) -> Iterator[Problem]:
     for copy, what in altered(alias, history.copies):
-        name = f"seq {copy.seq} ({copy.kind})"
-        yield Problem(history.session.key, f"{name} {what}", seq=copy.seq, kind=copy.kind)
+        yield _of_row(history.session.key, copy.seq, copy.kind, what)
+
+
+def _of_row(key: str, seq: int, kind: str, what: str, file: str = "") -> Problem:
+    name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
+    return Problem(key, f"{name} {what}", seq=seq, kind=kind, file=file)
 
 
 class History:
@@ -124,13 +127,9 @@ class History:
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the first that is wrong, or that the session remembers and is not there."""
-        # The text as it is stored: parsing it would forgive what was done to it.
-        rows = Message.objects.using(alias).filter(session_id=self.session.pk).order_by("seq")
-        names = [_TEXT if name == "payload" else name for name in FIELDS]
-        values = rows.annotate(**{_TEXT: Cast("payload", TextField())}).values_list(*names)
+        rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
-            for one in values.iterator(chunk_size=500):
-                row = Row(*one)
+            for row in stored_rows(rows):  # parsing a payload would forgive what was done to it
                 wrong = self.add(row._replace(payload={}), str(row.payload))
                 if wrong is not None:
                     return wrong
@@ -161,8 +160,7 @@ class History:
         return None
 
     def _problem(self, seq: int, kind: str, what: str) -> Problem:
-        name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
-        return Problem(self.session.key, f"{name} {what}", seq=seq, kind=kind)
+        return _of_row(self.session.key, seq, kind, what)
 
     def _unchained(self, row: Row, text: str) -> Problem | None:
         expected = self.seq + 1
@@ -307,16 +305,8 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
         status = str(stored["status"])
         if status in (Run.Status.QUEUED, Run.Status.RUNNING):
             stored["status"] = ACTIVE
-        for name, what, folded in _differences(Run, stored, state.columns()):
-            yield Problem(
-                key,
-                f"run {pk}: {what}",
-                run=pk,
-                column=name,
-                stored=stored[name],
-                folded=folded,
-                status=status,
-            )
+        about = Problem(key, f"run {pk}", run=pk, status=status)
+        yield from _differences(about, Run, stored, state.columns())
     for pk in unseen:
         yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
 
@@ -338,17 +328,8 @@ def _approvals(alias: str, history: History) -> Iterator[Problem]:
             continue
         who = (card.required, card.approvers, card.risk, card.expires_at)
         folded = (card.status, card.title, card.digest, call.arguments, len(card.given), *who)
-        for name, what, value in _differences(Approval, stored, dict(zip(CARD, folded, strict=True))):
-            yield Problem(
-                key,
-                f"approval {pk}: {what}",
-                run=run_id,
-                approval=pk,
-                column=name,
-                stored=stored[name],
-                folded=value,
-                status=str(stored["status"]),
-            )
+        about = Problem(key, f"approval {pk}", run=run_id, approval=pk, status=str(stored["status"]))
+        yield from _differences(about, Approval, stored, dict(zip(CARD, folded, strict=True)))
     for pk, (run_id, _, _) in unseen.items():
         yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
 
@@ -373,17 +354,22 @@ def _time_text(text: str) -> str:
 
 
 def _differences(
-    model: type[Model], stored: dict[str, str | None], folded: dict[str, Any]
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield the columns that differ: name, what to say of it, value by the journal."""
+    about: Problem, model: type[Model], stored: dict[str, str | None], folded: dict[str, Any]
+) -> Iterator[Problem]:
+    """Yield what is wrong with a row, column by column; `about` says with which row."""
     for name, value in folded.items():
         due = stored_form(model, name, value)
         if stored[name] == due:
             continue
+        what = differs(name, stored[name], due)
         if name == "arguments":  # may hold what is not to be shown
-            yield name, "arguments differ from the journal's.", value
-        else:
-            yield name, f"{name} is {shown(stored[name])}, the journal says {shown(due)}.", value
+            what = "arguments differ from the journal's."
+        yield replace(about, what=f"{about.what}: {what}", column=name, stored=stored[name], folded=value)
+
+
+def differs(column: str, stored: str | None, due: str | None) -> str:
+    """Return what is said of a column that does not hold what it should."""
+    return f"{column} is {shown(stored)}, the journal says {shown(due)}."
 
 
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:

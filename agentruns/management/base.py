@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -64,6 +64,14 @@ class AgentRunsCommand(BaseCommand):
 def usage(text: str) -> NoReturn:
     """End the command: it was asked for something that makes no sense."""
     raise CommandError(redaction.redact(text), returncode=USAGE)
+
+
+def count_of(text: str) -> int:
+    """Return an option's whole number from 1."""
+    count = int(text)
+    if count < 1:
+        raise ArgumentTypeError("give a whole number from 1")
+    return count
 
 
 def _cause(error: Exception) -> Exception | None:

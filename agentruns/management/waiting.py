@@ -14,20 +14,21 @@ from django.urls import NoReverseMatch, reverse
 from agentruns.journal import events
 from agentruns.management.terminal import moment, shortened
 from agentruns.models import Approval, Message, Run
-from agentruns.querysets import ACTIVE
+from agentruns.querysets import ACTIVE, RunQuerySet
 
 PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 MOST = 10
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
-    """Return how many runs a process holds, until when the first, and how many wait for a person."""
+    """Return how many runs a process holds, until when the first, wait for a person, or nobody could take."""
     runs = Run.objects.using(alias)
     if run_id is not None:
         runs = runs.filter(pk=run_id)
     leased = runs.filter(Q(status__in=ACTIVE), lease_expires_at__gte=Now())
     held = leased.aggregate(leased=Count("pk"), leased_until=Min("lease_expires_at"))
-    return {**held, "for_people": runs.filter(status__in=PEOPLE).count()}
+    waits = {"for_people": runs.filter(status__in=PEOPLE).count(), "unserved": _unserved(runs).count()}
+    return {**held, **waits}
 
 
 def idle(stands: dict[str, Any]) -> str:
@@ -43,9 +44,27 @@ def idle(stands: dict[str, Any]) -> str:
             "a run whose process died is taken over then."
         )
     if stands["for_people"]:
-        one = stands["for_people"] == 1
-        said.append("1 run waits for a person." if one else f"{stands['for_people']} runs wait for a person.")
+        one, number = stands["for_people"] == 1, stands["for_people"]
+        listed = page("run_changelist")
+        where = f"{listed}?status=person" if listed else "manage.py list_runs"
+        said.append(f"{'1 run waits' if one else f'{number} runs wait'} for a person ({where}).")
+    if stands["unserved"]:
+        said.append("No process that looked could take these:")
     return " ".join(said)
+
+
+def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
+    """Yield a line for each run that no process that looked could take, at most ten."""
+    runs = _unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
+    found = list((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
+    for run in found[:MOST]:
+        yield f"Session {run.session.key}: {shortened(run.blocked_reason, 300)}"
+    if len(found) > MOST:
+        yield "and more"
+
+
+def _unserved(runs: RunQuerySet) -> RunQuerySet:
+    return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 
 def lines(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
@@ -78,6 +97,13 @@ def verdict(run_id: UUID | str, call_id: str) -> str:
     return page("run_call", run_id, call_id) or (
         f'agentruns.resolve_orphan("{run_id}", "{call_id}", ...) in manage.py shell'
     )
+
+
+def to_resume(run: Run) -> str:
+    """Return why a run is paused, and the step that lets it go on once that is put right."""
+    step = page("run_change", run.pk)
+    how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
+    return f"Held: {shortened(run.blocked_reason) or 'no reason was given'}. Put that right, then {how}"
 
 
 def to_decide(approval: Approval) -> str:

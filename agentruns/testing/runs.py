@@ -90,6 +90,6 @@ def _refuse_leased(run_id: UUID | None) -> None:
 
     for run in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
         raise StillRunning(
-            f"Run {run} is held by a worker's lease until {run.lease_expires_at}. If that worker is dead, as "
-            "after a crash that the test made, call expire_leases() first."
+            f"Run {run} is held by a worker's lease until {run.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. "
+            "If that worker is dead, as after a crash that the test made, call expire_leases() first."
         )

@@ -8,6 +8,7 @@ from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
 
+from pydantic import BaseModel
 from typing_extensions import ParamSpec, TypeVar
 
 from agentruns import canonical
@@ -104,7 +105,7 @@ class Tool(Generic[P, R]):
 
         Raises InvalidArguments.
         """
-        return tool_arguments.dump(tool_arguments.validate(self.signature.model, arguments))
+        return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
         """Return whether a person has to approve; a gate that raises or does not answer means yes."""
@@ -147,8 +148,8 @@ class Tool(Generic[P, R]):
         Raises InvalidArguments before the handler is entered if the arguments are not effective ones;
         what the handler raises comes through unchanged. After its return nothing raises.
         """
-        model = tool_arguments.validate(self.signature.model, arguments)
-        if canonical.dumps(tool_arguments.dump(model)) != canonical.dumps(arguments):
+        model, again = self._read(arguments)
+        if canonical.dumps(again) != canonical.dumps(arguments):
             raise InvalidArguments("These are not effective arguments: validating them changes them.")
         values = {name: getattr(model, field) for name, field in self.signature.parameters.items()}
         if self.signature.context is not None:
@@ -157,6 +158,11 @@ class Tool(Generic[P, R]):
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code still to be run; its errors are the handler's
         return self.output(result)
+
+    def _read(self, arguments: dict[str, Any]) -> tuple[BaseModel, dict[str, Any]]:
+        """Return recorded arguments validated, and what they are today."""
+        validated = tool_arguments.validate(self.signature.model, arguments)
+        return validated, tool_arguments.dump(validated)
 
     def output(self, result: Any) -> ToolOutput:
         """Return what a handler returned as JSON; always succeeds."""

@@ -25,6 +25,7 @@ from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
+PEOPLE = "/admin/agentruns/run/?status=person"
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +42,21 @@ def test_one_sweep_drives_what_can_go_on(effects: Effects, agents: None) -> None
     card = Approval.objects.get()
     path = f"/admin/agentruns/approval/{card.pk}/change/"
     assert line == f"Run {card.run_id} in session s2: refund waits for approval. {path}"
-    assert run("resume_runs").out == "Nothing can go on now. 1 run waits for a person.\n"
+    assert run("resume_runs").out == f"Nothing can go on now. 1 run waits for a person ({PEOPLE}).\n"
     Run.objects.filter(status="awaiting-approval").update(status="completed")
     assert run("resume_runs").out == "Nothing can go on now.\n"
+
+
+def test_it_says_each_time_which_runs_it_cannot_take_and_why(effects: Effects, agents: None) -> None:
+    queued = start_run(shop_agent("gone"), "go", "s1")
+    Run.objects.filter(pk=queued.pk).update(version="0")
+    why = f"Session s1: Run {queued.pk} cannot go on here: There is no agent 'gone' version '0' in"
+    counts, line = run("resume_runs").out.splitlines()
+    assert (counts, line[: len(why)]) == ("blocked 1", why)
+    idle, line = run("resume_runs").out.splitlines()
+    assert idle == "Nothing can go on now. No process that looked could take these:"
+    assert line[: len(why)] == why
+    assert run("resume_runs", "--json").lines[0]["unserved"] == 1
 
 
 def test_it_names_the_runs_it_held_ten_at_most(effects: Effects, agents: None) -> None:
@@ -72,9 +85,9 @@ def test_what_is_known_when_nothing_can_go_on(effects: Effects, agents: None, ru
     until = Run.objects.filter(status="running").aggregate(first=Min("lease_expires_at"))["first"]
     said = {
         1: f"1 run is held by a live lease until {moment(until)} UTC; if its process died it is taken over "
-        "then. 1 run waits for a person.\n",
+        f"then. 1 run waits for a person ({PEOPLE}).\n",
         2: f"2 runs are held by live leases, the first until {moment(until)} UTC; a run whose process died "
-        "is taken over then. 2 runs wait for a person.\n",
+        f"is taken over then. 2 runs wait for a person ({PEOPLE}).\n",
     }[runs]
     assert run("resume_runs").out == run("resume_runs", "--dry-run").out == f"Nothing can go on now. {said}"
     told = run("resume_runs", "--json").lines[0]
@@ -229,8 +242,8 @@ class TestWatchingProcess:
 def test_hold_all_and_no_drive(effects: Effects, agents: None) -> None:
     start_run(shop_agent("held", {"tools": [call("post", text="x")]}), "do it", "s1", idempotency_key="k1")
     assert run("resume_runs", "--no-drive").out == "found 1, rung 1\n"
-    assert run("resume_runs", "--hold-all").out == "Held 1 runs for staff.\n"
+    assert run("resume_runs", "--hold-all").out == "Held 1 run for staff.\n"
     assert run("resume_runs", "--hold-all", "--json").lines == [{"held": 0}]
     said = run("resume_runs", "--surface-orphans").out
-    assert said == "Nothing can go on now. 1 run waits for a person.\n"
+    assert said == f"Nothing can go on now. 1 run waits for a person ({PEOPLE}).\n"
     assert (Run.objects.get().status, effects.count()) == ("paused", 0)

@@ -135,8 +135,11 @@ class TestExitCodes:
 
     def test_paused(self) -> None:
         self.command()
-        pause_run(Run.objects.get().pk)
-        assert self.command() == 3
+        paused = pause_run(Run.objects.get().pk, None, reason="the bank is shut")
+        outcome = run("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
+        assert outcome.code == 3
+        path = f"/admin/agentruns/run/{paused.pk}/change/"
+        assert outcome.out.endswith(f"Held: the bank is shut. Put that right, then press Resume on {path}\n")
 
     def test_cancelled(self) -> None:
         self.command()

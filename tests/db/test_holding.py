@@ -11,6 +11,7 @@ from agentruns.sweep import hold_all, sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.db.test_in_testcase import Bell
+from tests.db.test_sweep import spoilt
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -63,3 +64,12 @@ def test_without_driving_workers_are_rung(effects: Effects, agents: None, settin
     assert set(Bell.rung) == {run.pk, the_run(held).pk}
     assert Message.objects.filter(kind="tool_result", run=held.run_id).count() == 1
     assert Run.objects.filter(status="queued").count() == 2
+
+
+def test_a_run_that_cannot_be_read_is_told_after_all_others_are_held(effects: Effects, agents: None) -> None:
+    unread = start_run(shop_agent("unread"), "do it", "first")
+    read = start_run(shop_agent("read"), "do it", "second")
+    spoilt(unread.pk)
+    with pytest.raises(KeyError):
+        hold_all()
+    assert dict(Run.objects.values_list("pk", "status")) == {unread.pk: "queued", read.pk: "paused"}

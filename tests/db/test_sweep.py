@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -10,10 +11,12 @@ from django.db import connection, transaction
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.agents import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
-from agentruns.models import Approval, Control, Run
+from agentruns.journal import triggers
+from agentruns.models import Approval, Control, Message, Run
 from agentruns.runs import result_of
 from agentruns.sweep import BATCH, sweep
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
+from tests.db.test_doubt import wire
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -40,6 +43,34 @@ def test_runs_of_a_retired_definition_do_not_starve_the_others(
         assert sweep().completed == 3
         assert sweep().completed == 2
     assert not Run.objects.exclude(blocked_reason="").exists()
+
+
+def spoilt(run_id: Any) -> None:
+    """Take from a journal what no run can be read without."""
+    row = Message.objects.filter(run=run_id, kind__in=("assistant", "run_started")).latest("seq")
+    kept = {key: value for key, value in row.payload.items() if key not in ("calls", "agent")}
+    with triggers.lifted(connection):
+        Message.objects.filter(pk=row.pk).update(payload=kept)
+
+
+def test_a_journal_that_cannot_be_read_stops_no_other_run(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=True, expires_in=timedelta(hours=1))
+    def launch() -> str:
+        """Launch."""
+        return "launched"
+
+    expired = run_turns({"tools": [call("launch")]}, tools=[launch], session="expired")
+    run_out(expired.pending[0])
+    doubtful = run_turns({"tools": [call("wire", text="x")]}, session="doubtful", tools=[wire])
+    queued = start_run(shop_agent("queued"), "do it", "queued")
+    for run_id in (expired.run_id, doubtful.run_id, queued.pk):
+        spoilt(run_id)
+    start_run(shop_agent("good"), "do it", "good")
+    swept = sweep(surfaces=True)
+    assert (swept.completed, swept.expired, swept.errors) == (1, 0, 2)
+    queued.refresh_from_db()
+    assert (queued.status, queued.attempts, queued.not_before is not None) == ("queued", 1, True)
+    assert sweep().found == 0, "it is not tried again at once"
 
 
 def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.people import user_named
-from agentruns.management.terminal import as_json, escaped, moment
+from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
 from agentruns.tokens import LONGEST, create_token
 
@@ -47,7 +47,7 @@ class Command(AgentRunsCommand):
             usage(escaped(error))
         if json:
             facts = {"prefix": token.prefix, "scopes": token.scopes, "expires_at": token.expires_at}
-            self.stdout.write(as_json({**facts, "token": text}))
+            self.say_json({**facts, "token": text})
             return
         until = f"expires {moment(token.expires_at)} UTC" if token.expires_at else "never expires"
         self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")

@@ -39,7 +39,8 @@ class Command(AgentRunsCommand):
         if json:
             self.say_json({"drained": not left, "runs": [str(run_id) for run_id in left]})
         elif left:
-            self.say(f"After {timeout:g} s {len(left)} runs are still in a call:")
+            runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
+            self.say(f"After {timeout:g} s {runs} still in a call:")
             for run_id in left:
                 self.say(f"  {run_id}")
             self.say(

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
 from agentruns.management.stopping import Stop
 from agentruns.redaction import redact
 from agentruns.retention import Pruned, count_ended, erase_session, prune_ended
@@ -31,7 +31,7 @@ class Command(AgentRunsCommand):
             help="Sessions in which nothing has happened for so many days.",
         )
         which.add_argument("--session", metavar="KEY", help="This session, now: for who asks to be erased.")
-        parser.add_argument("--limit", type=_count, metavar="N", help="At most N sessions, the oldest.")
+        parser.add_argument("--limit", type=count_of, metavar="N", help="At most N sessions, the oldest.")
         parser.add_argument("--dry-run", action="store_true", help="Only count what is due.")
         parser.add_argument(
             "--forget-key",
@@ -86,13 +86,6 @@ def _counts(pruned: Pruned) -> str:
 def _redacted(pruned: Pruned) -> dict[str, Any]:
     texts = {name: [redact(text) for text in getattr(pruned, name)] for name in ("refused", "copies")}
     return {**asdict(pruned), **texts}
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ArgumentTypeError("give a whole number from 1")
-    return count
 
 
 def _days(text: str) -> int:

@@ -12,10 +12,10 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from agentruns import draining, get_run
 from agentruns.conf import settings
 from agentruns.management import waiting
-from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
 from agentruns.management.stopping import Stop
-from agentruns.management.terminal import as_json, shortened, table
-from agentruns.redaction import get_logger
+from agentruns.management.terminal import shortened, table
+from agentruns.redaction import get_logger, redact
 from agentruns.sweep import Swept, candidates, hold_all, sweep
 
 logger = get_logger("agentruns.sweep")
@@ -38,7 +38,7 @@ class Command(AgentRunsCommand):
             metavar="S",
             help="At most so many seconds between sweeps that find nothing (1).",
         )
-        parser.add_argument("--limit", type=_count, metavar="N", help="At most N runs a sweep.")
+        parser.add_argument("--limit", type=count_of, metavar="N", help="At most N runs a sweep.")
         parser.add_argument("--run", metavar="ID", help="Only this run.")
         parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
         parser.add_argument(
@@ -64,7 +64,8 @@ class Command(AgentRunsCommand):
             if watch or dry_run or options["surface_orphans"] or options["run"]:
                 usage("--hold-all stands alone: it holds every unfinished run and drives none.")
             held = hold_all()
-            self.say_json({"held": held}) if json else self.say(f"Held {held} runs for staff.")
+            held_runs = "1 run" if held == 1 else f"{held} runs"
+            self.say_json({"held": held}) if json else self.say(f"Held {held_runs} for staff.")
             return
         which = {"run_id": options["run"], "limit": options["limit"]}
         if dry_run:
@@ -127,12 +128,14 @@ class Command(AgentRunsCommand):
             return
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
         self.say(counts or waiting.idle(stands))
-        for line in self._left(swept):
+        for line in self._left(swept, stands):
             self.say(line)
 
-    def _left(self, swept: Swept) -> list[str]:
+    def _left(self, swept: Swept, stands: dict[str, Any]) -> list[str]:
+        alias = settings.DATABASE
         try:
-            return list(waiting.lines(settings.DATABASE, swept.left)) if swept.left else []
+            left = [*waiting.lines(alias, swept.left)] if swept.left else []
+            return [*left, *waiting.unserved(alias)] if swept.blocked or stands.get("unserved") else left
         except (DatabaseError, InterfaceError):  # what is only said must not end a worker
             return []
 
@@ -140,7 +143,7 @@ class Command(AgentRunsCommand):
         runs = candidates(**which)
         if json:
             for run in runs:
-                self.say(as_json({"id": run.pk, "agent": run.agent, "status": run.status}))
+                self.say_json({"id": run.pk, "agent": redact(run.agent), "status": run.status})
             return
         rows = [(run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50)) for run in runs]
         for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
@@ -160,10 +163,3 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 86_400:
         raise ArgumentTypeError("give seconds, more than 0 and less than a day")
     return seconds
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ArgumentTypeError("give a whole number from 1")
-    return count

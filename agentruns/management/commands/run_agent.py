@@ -6,9 +6,7 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
-
-from agentruns import run_agent
+from agentruns import get_run, run_agent
 from agentruns.agents import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import SessionBusyError
@@ -18,8 +16,10 @@ from agentruns.journal.events import Row
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.following import Follower
+from agentruns.management.people import user_named
 from agentruns.management.terminal import escaped
 from agentruns.masking import masked, sensitive_of
+from agentruns.models import Run
 from agentruns.outputs import shown
 from agentruns.redaction import redact, redacted
 from agentruns.typing import RunResult
@@ -59,7 +59,7 @@ class Command(AgentRunsCommand):
         if not text.strip():
             usage("The text is empty; say what the agent is to do.")
         session = options["session"] or f"run-{uuid7()}"
-        actor = self._user(options["user"])
+        actor = user_named(options["user"]) if options["user"] is not None else None
         found = get_agent(agent)
         self.sensitive = sensitive_of(found.definition())
         self.unknown: list[str] = []
@@ -77,15 +77,6 @@ class Command(AgentRunsCommand):
         self._end(result, json=json)
         if EXIT[result.status]:
             sys.exit(EXIT[result.status])
-
-    def _user(self, name: str | None) -> Any:
-        if name is None:
-            return None
-        users = get_user_model()._default_manager
-        user = users.filter(**{get_user_model().USERNAME_FIELD: name}).first()
-        if user is None:
-            usage(f"There is no user {escaped(name)}.")
-        return user
 
     def _print(self, row: Row) -> None:
         self.say(timeline.line(masked(row, self.sensitive)))
@@ -109,6 +100,8 @@ class Command(AgentRunsCommand):
         for call in result.orphans:
             self.say(f"Waits for a person: did call {call} happen?")
             self.say(f"Say what became of it: {waiting.verdict(str(result.run_id), call)}")
+        if result.status == Run.Status.PAUSED:
+            self.say(waiting.to_resume(get_run(str(result.run_id))))
         if self.unknown:
             calls, them = (
                 ("1 call", "it") if len(self.unknown) == 1 else (f"{len(self.unknown)} calls", "them")

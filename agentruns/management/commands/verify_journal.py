@@ -14,7 +14,7 @@ from django.db.models import Model
 
 from agentruns.conf import settings
 from agentruns.journal import triggers
-from agentruns.journal.verify import Problem, check, shown, stored_form
+from agentruns.journal.verify import Problem, check, differs, shown, stored_form
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session
@@ -138,8 +138,7 @@ def _redacted(problem: Problem) -> Problem:
         return problem
     model, row = _row(problem)
     stored, due = redacted([problem.stored, stored_form(model, problem.column, problem.folded)])
-    text = f"{row}: {problem.column} is {shown(stored)}, the journal says {shown(due)}."
-    return replace(problem, what=text)
+    return replace(problem, what=f"{row}: {differs(problem.column, stored, due)}")
 
 
 def _row(problem: Problem) -> tuple[type[Model], str]:
