@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -51,6 +52,22 @@ def test_the_cost_of_a_step_does_not_grow_with_the_history(effects: Effects, age
     assert longest - longer == 36 * per_step
     limit = {"sqlite": 10, "postgresql": 6}[connection.vendor]  # two commits: BEGIN, statements, COMMIT
     assert per_step <= limit
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the limit is one of SQLite's")
+def test_ten_steps_of_two_calls_take_less_than_two_hundred_milliseconds(
+    effects: Effects, agents: None
+) -> None:
+    """The seeds' own limit, of CPU time: on a busy machine the clock on the wall tells nothing."""
+    turn = {"tools": [call("lookup", number="A1"), call("lookup", number="A2")]}
+
+    def seconds(session: str) -> float:
+        agent = shop_agent(f"timed-{session}", *[turn] * 10)
+        began = time.process_time()
+        assert run_agent(agent, "do it", session).status == "completed"
+        return time.process_time() - began
+
+    assert min(seconds(str(number)) for number in range(5)) < 0.2
 
 
 def test_a_run_in_a_session_of_its_own_asks_little_beyond_its_steps(effects: Effects, agents: None) -> None:

@@ -24,6 +24,7 @@ from tests.seeds.places import (
 from tests.seeds.table import (
     BAD,
     BETWEEN,
+    COST,
     DEFINITION,
     E2,
     E3,
@@ -35,7 +36,6 @@ from tests.seeds.table import (
     IN_FLIGHT,
     JOURNAL,
     KILL,
-    MISSING,
     ONE_CALL,
     RACES,
     TOLD,
@@ -380,8 +380,7 @@ DS: dict[str, tuple[str, Shown]] = {
     "D-S12": (
         "The seed's limit of time holds with the whole journal.",
         Shown(
-            tests=(COMMITS,),
-            reason=f"{MISSING}a benchmark with that limit of time; commits and statements are counted.",
+            tests=(COMMITS, f"{COST}ten_steps_of_two_calls_take_less_than_two_hundred_milliseconds"),
         ),
     ),
 }

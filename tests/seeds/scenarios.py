@@ -9,7 +9,7 @@ from tests.seeds.answers_b1 import B1
 from tests.seeds.answers_b2 import B2
 from tests.seeds.answers_dr import DR, DS
 from tests.seeds.answers_dv import DE, DV
-from tests.seeds.table import MISSING, Shown
+from tests.seeds.table import Shown, cell
 
 GROUPS: dict[str, tuple[str, dict[str, tuple[str, Shown]]]] = {
     "B1": ("What vertz tests", B1),
@@ -29,29 +29,18 @@ HEAD = """\
 Written by `python -m tests.seeds.scenarios > docs/reference/scenarios.md`; do not edit it.
 
 {total} scenarios: {tested} are shown by tests, {unshown} have a reason instead. "Ours differs" says where
-agentruns behaves in another way than the scenario expects; "not built yet" says what is missing
-({missing}).
+agentruns behaves in another way than the scenario expects.
 """
-
-
-def missing() -> list[str]:
-    """Return the scenarios of which something is not built yet."""
-    return [name for name, (_, shown) in SCENARIOS.items() if MISSING in shown.reason]
-
-
-def _cell(shown: Shown) -> str:
-    reason = shown.reason[:1].upper() + shown.reason[1:]
-    return "<br>".join([*(f"`{test}`" for test in shown.tests), *([reason] if reason else [])])
 
 
 def page() -> str:
     """Return the page of the scenarios."""
     tested = sum(bool(shown.tests) for _, shown in SCENARIOS.values())
     figures = {"total": len(SCENARIOS), "tested": tested, "unshown": len(SCENARIOS) - tested}
-    lines = [HEAD.format(**figures, missing=", ".join(missing()))]
+    lines = [HEAD.format(**figures)]
     for title, entries in GROUPS.values():
         lines += [f"## {title}", "", "| | scenario | shown by |", "|---|---|---|"]
-        lines += [f"| {name} | {text} | {_cell(shown)} |" for name, (text, shown) in entries.items()]
+        lines += [f"| {name} | {text} | {cell(shown)} |" for name, (text, shown) in entries.items()]
         lines.append("")
     return "\n".join(lines)
 
