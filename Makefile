@@ -8,11 +8,12 @@ BIN = $(VENV)/bin
 PYTEST = pytest -n 4 --dist worksteal --ignore=tests/e2e --ignore=tests/browser
 # By itself: Playwright's loop runs in the thread that uses the database.
 BROWSER = pytest -n 2 tests/browser
-# Each append followed by forgetting: without what lasts long and has nothing to do with what a driver remembers.
-REBUILD = AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) tests/db tests/crash tests/properties \
-	$(patsubst %,--ignore=tests/db/test_%.py,claims claude forks host_project imports log_records notifications \
-	odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify) \
-	--ignore=tests/crash/test_soak.py
+ENGINE = tests/db tests/crash tests/properties
+# What has nothing to do with what a driver remembers, or counts what it costs.
+REMEMBERED = tests/crash/test_soak.py $(patsubst %,tests/db/test_%.py,claims claude cost forks host_project imports \
+	log_records notifications odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify)
+# The rest of the engine, with all that a driver remembers thrown away after each append.
+REBUILD = AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) $(ENGINE) $(addprefix --ignore=,$(REMEMBERED))
 
 # uv is ten times faster than pip; where it cannot be had, pip installs the same pins.
 define install
@@ -24,7 +25,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-fast test-rebuild test-browser test-browser-61 coverage check bench
+.PHONY: demo console test test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -33,7 +34,8 @@ console: $(VENV)/runtime
 	@$(BIN)/python manage.py console
 
 # Each test at least once; the engine's on both databases, with crashes, races and properties, but for what is
-# between it and a model. The console's pages are read on PostgreSQL, where a broken query breaks the transaction, and
+# between it and a model: on PostgreSQL as it is, on SQLite with what it remembers thrown away (`make test-sqlite` has it
+# there as it is). The console's pages are read on PostgreSQL, where a broken query breaks the transaction, and
 # seen in a browser on SQLite; so are the endpoints that ask nothing of a database that others do not (those of races,
 # pages, keys and streams run on both). Celery workers are for PostgreSQL.
 ON_POSTGRESQL = tests/admin tests/workers $(patsubst %,tests/api/test_%.py,approvals auth content control docs_page \
@@ -43,13 +45,17 @@ ON_SQLITE = tests/unit tests/packaging tests/seeds $(patsubst %,tests/db/test_%.
 	create_api_token deciding fork_run list_runs redaction run_agent show_run terminal)
 
 test: $(VENV)/dev
-	$(BIN)/$(PYTEST) $(addprefix --ignore=,$(ON_POSTGRESQL))
+	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/seeds tests/unit $(REMEMBERED) \
+		$(addprefix --ignore=,$(ON_POSTGRESQL))
 	$(BIN)/python -m tests.servers $(PYTEST) $(addprefix --ignore=,$(ON_SQLITE))
 	$(REBUILD)
 	$(BIN)/pytest -n 4 --dist worksteal tests/e2e tests/browser
 
 test-fast: $(VENV)/dev
 	$(BIN)/$(PYTEST) --ignore=tests/crash --ignore=tests/properties
+
+test-sqlite: $(VENV)/dev
+	$(BIN)/$(PYTEST) $(ENGINE)
 
 test-rebuild: $(VENV)/dev
 	$(REBUILD)

@@ -36,6 +36,12 @@ def test_functions_are_short() -> None:
     assert not long
 
 
+def test_make_test_knows_every_folder_of_tests() -> None:
+    """It names what it runs, so a new folder would be run nowhere."""
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders <= set(re.findall(r"tests/\w+", (ROOT / "Makefile").read_text()))
+
+
 def test_nothing_is_written_twice() -> None:
     """Whatever its indentation; imports, brackets and tables of names do not count."""
     found: dict[tuple[str, ...], set[str]] = defaultdict(set)
