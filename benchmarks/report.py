@@ -222,6 +222,7 @@ def panels(found: Found, workload: str) -> list[chart.Panel]:
             values = ratios(found, system, raw, workload)
             if values and raw_of(system) == raw:
                 label = system.replace("-postgresql", "").replace("-sqlite", "")
+                label = label.replace("statements", "agentruns' SQL alone")
                 bars.append(chart.Bar(label, median(values), system.startswith("agentruns")))
         if bars:
             drawn.append(chart.Panel(title, sorted(bars, key=lambda bar: bar.value)))
