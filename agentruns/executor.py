@@ -55,8 +55,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     _start(driver, group)
     if driver.released or driver.run.ended:
         return
-    if not all((one.id, driver.run.calls[one.id].attempt) in driver.started for one in group):
-        return  # a cancel or a pause came in before the start was stored
+    calls = driver.run.calls
+    if not all(one.id in calls and (one.id, calls[one.id].attempt) in driver.started for one in group):
+        return  # a cancel or a pause came in before the start was stored, or others have gone on since
     if len(group) > 1:
         _run_parallel(driver, [driver.run.calls[one.id] for one in group])
     else:

@@ -7,12 +7,14 @@ import threading
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
 from agentruns.exceptions import RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.runs import result_of
+from agentruns.stores import DatabaseStore
 from agentruns.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.disasters import ended, forked
@@ -20,7 +22,7 @@ from tests.crash.processes import expire_lease, wait_for
 from tests.db.helpers import kill, outcomes, payloads
 from tests.effects import Effects
 from tests.seeds.dying import elsewhere
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -286,3 +288,31 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
     resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
     assert sweep().completed == 1
     assert (outcomes(the_only_run()), effects.count()) == (["ok"], 1)
+
+
+def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, slept = DatabaseStore.append, list[bool]()
+
+    def append_and_sleep(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        append(store, batch, **options)
+        if not slept and any(row.kind == "tool_started" for row in batch.rows):
+            slept.append(True)
+            kill(Run.objects.get())
+            elsewhere(sweep)
+            raise OperationalError("the connection broke before the acknowledgement came")
+
+    @tool(parallel=True, safe_to_retry=True)
+    def look(ctx: ToolContext) -> str:
+        """Look something up."""
+        record(ctx)
+        return "seen"
+
+    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
+    turns = [{"tools": [call("look")]}, {"tools": [call("refund", cents=5000)]}]
+    agent = shop_agent("zombie", *turns, tools=[look, refund])
+    assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
+    assert slept
+    assert outcomes(the_only_run()) == ["ok"]
+    assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
