@@ -56,7 +56,11 @@ def test_it_says_each_time_which_runs_it_cannot_take_and_why(effects: Effects, a
     idle, line = run("resume_runs").out.splitlines()
     assert idle == "Nothing can go on now. No process that looked could take these:"
     assert line[: len(why)] == why
+    assert run("resume_runs", "--dry-run").out.splitlines() == [idle, line]
     assert run("resume_runs", "--json").lines[0]["unserved"] == 1
+    other = start_run(shop_agent("other"), "go", "s2")
+    assert run("resume_runs", "--run", str(other.pk)).out == "found 1, driven 1, completed 1\n"
+    assert run("resume_runs", "--run", str(other.pk)).out == "Nothing can go on now.\n"
 
 
 def test_it_names_the_runs_it_held_ten_at_most(effects: Effects, agents: None) -> None:

@@ -79,7 +79,7 @@ class Command(AgentRunsCommand):
             swept = sweep(**which, should_stop=stop)
         told = json or not any(swept.as_dict().values())  # otherwise nobody is told where the rest stands
         stands = waiting.standing(settings.DATABASE, options["run"]) if told else {}
-        self._report(swept, stands, json=json)
+        self._report(swept, stands, options["run"], json=json)
         if swept.errors:
             raise SystemExit(WRONG)
 
@@ -97,7 +97,7 @@ class Command(AgentRunsCommand):
                         "Draining: this process claims no run any more. Stop it when the new code is up."
                     )
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
-                self._report(swept, {}, json=json)
+                self._report(swept, {}, which["run_id"], json=json)
             if swept.driven:
                 pause = interval / EAGER  # more may be on its way
             else:
@@ -122,20 +122,21 @@ class Command(AgentRunsCommand):
             connections.close_all()
             return Swept()
 
-    def _report(self, swept: Swept, stands: dict[str, Any], *, json: bool) -> None:
+    def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None, *, json: bool) -> None:
         if json:
             self.say_json({**swept.as_dict(), **stands})
             return
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
         self.say(counts or waiting.idle(stands))
-        for line in self._left(swept, stands):
+        for line in self._left(swept, stands, run_id):
             self.say(line)
 
-    def _left(self, swept: Swept, stands: dict[str, Any]) -> list[str]:
+    def _left(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> list[str]:
         alias = settings.DATABASE
         try:
             left = [*waiting.lines(alias, swept.left)] if swept.left else []
-            return [*left, *waiting.unserved(alias)] if swept.blocked or stands.get("unserved") else left
+            says = swept.blocked or stands.get("unserved")
+            return [*left, *waiting.unserved(alias, run_id)] if says else left
         except (DatabaseError, InterfaceError):  # what is only said must not end a worker
             return []
 
@@ -150,6 +151,8 @@ class Command(AgentRunsCommand):
             self.say(line)
         if not rows:
             self.say(waiting.idle(waiting.standing(settings.DATABASE, which["run_id"])))
+            for line in waiting.unserved(settings.DATABASE, which["run_id"]):
+                self.say(line)
 
 
 def _wait(seconds: float, stop: Stop) -> None:
