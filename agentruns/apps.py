@@ -13,8 +13,8 @@ class AgentRunsConfig(AppConfig):
 
     def ready(self) -> None:
         from agentruns import checks  # noqa: F401 - importing registers them
-        from agentruns.agents import autodiscover
-        from agentruns.journal.triggers import install_on_migrate
+        from agentruns.agents.agent import autodiscover
+        from agentruns.models.triggers import install_on_migrate
 
         post_migrate.connect(install_on_migrate, sender=self)
         autodiscover()

@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 
 DEFAULTS: dict[str, Any] = {
     "DATABASE": "default",
-    "DISPATCHER": "agentruns.dispatch.SweepDispatcher",
+    "DISPATCHER": "agentruns.engine.wakeup.SweepDispatcher",
     "LEASE_SECONDS": 60,
     "HEARTBEAT_SECONDS": 20,
     "MAX_ATTEMPTS": 5,

@@ -14,12 +14,12 @@ from uuid import UUID
 from celery import shared_task, signals
 
 from agentruns.conf import settings
+from agentruns.engine.worker import advance, block
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Run
-from agentruns.redaction import get_logger
-from agentruns.retries import close_stale
-from agentruns.sweep import sweep
-from agentruns.worker import advance, block
+from agentruns.services.sweep import sweep
+from agentruns.utils.db import close_stale
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tasks")
 

@@ -23,8 +23,8 @@ CHILD = "import sys; from benchmarks import capacity; capacity.main(sys.argv[1:]
 
 def work(share: str, shares: str) -> None:
     """Drive every nth run to its end, when all have been started and the gate is open."""
+    from agentruns.engine.worker import advance
     from agentruns.models import Run
-    from agentruns.worker import advance
 
     runs = list(Run.objects.runnable().order_by("created_at"))[int(share) :: int(shares)]
     print("ready", flush=True)

@@ -46,7 +46,7 @@ def serve(url: str, path: str, pool: str) -> None:
 
     from agentruns import start_run
     from agentruns.models import ApiToken
-    from agentruns.tokens import create_token
+    from agentruns.services.api_tokens import create_token
 
     settings.ALLOWED_HOSTS = ["bench"]
     owner = get_user_model().objects.create_superuser("root")

@@ -15,9 +15,8 @@ from django.db import DatabaseError, InterfaceError, connection, connections, tr
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
-from agentruns.agents import isolated_registry
-from agentruns.journal import triggers
-from agentruns.models import Message
+from agentruns.agents.agent import isolated_registry
+from agentruns.models import Message, triggers
 from tests import effects as ledger
 from tests.settings import DATABASE
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from agentruns.driver import Driver
+from agentruns.engine.driver import Driver
 from agentruns.journal.batch import Batch
 from agentruns.models import Run
 from tests.settings import DATABASE

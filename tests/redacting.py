@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentruns import Agent, approve, deny, run_agent, start_run, tool
-from agentruns.agents import get_agent
+from agentruns.agents.agent import get_agent
 from agentruns.models import Approval, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.testing import ScriptedModel
@@ -113,7 +113,7 @@ def story(actor: Any = None) -> Story:
 
 
 def _drive(run_id: Any) -> Run:
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
 
     assert get_agent("keeper")
     sweep(run_id=run_id)

@@ -10,7 +10,6 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from agentruns import transitions
 from agentruns.admin import advice, badges, orphans, verdicts
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.journal import TEXT_LIMIT, card
@@ -20,13 +19,14 @@ from agentruns.admin.text import arguments, body, plain, visible
 from agentruns.admin.times import dated
 from agentruns.admin.verbs import CHANNEL
 from agentruns.conf import settings
-from agentruns.control import VERDICTS, resolve_orphan
 from agentruns.exceptions import JournalConflictError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
-from agentruns.masking import sensitive_in
+from agentruns.journal.masking import sensitive_in
 from agentruns.models import Approval, Run
-from agentruns.retries import in_transaction
+from agentruns.services.control import VERDICTS, resolve_orphan
+from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK
+from agentruns.utils.db import in_transaction
 
 PERMISSION = "agentruns.resolve_orphan"
 
@@ -105,7 +105,7 @@ class CallPages(ReadOnlyAdmin):
 
     def _resolve(self, request: HttpRequest, found: History, given: dict[str, Any]) -> Run:
         run = found.run
-        transitions.lock_session(settings.DATABASE, run.session_id)
+        lock_session(settings.DATABASE, run.session_id)
         now = self._history(run, found.call.id)
         if now.seq != found.seq:
             raise RunStateError(_moved_on())

@@ -11,7 +11,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns import canonical, people
 from agentruns.admin import badges, decisions, facts, outlook, waiting
 from agentruns.admin.asked import Asked, asked
 from agentruns.admin.edit import EditForm
@@ -21,15 +20,17 @@ from agentruns.admin.precedents import Flag, flags, precedents
 from agentruns.admin.preview import preview
 from agentruns.admin.text import Body, arguments, plain, visible
 from agentruns.admin.times import dated, is_urgent
-from agentruns.agents import get_agent
+from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.masking import Sensitive, masked, sensitive_in
+from agentruns.journal.masking import Sensitive, masked, sensitive_in
 from agentruns.models import Approval
-from agentruns.redaction import redact, redacted
-from agentruns.retries import undone
+from agentruns.services import permissions
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK
+from agentruns.utils import json as canonical
+from agentruns.utils.db import undone
+from agentruns.utils.redaction import redact, redacted
 
 CHANGED = gettext_lazy("What the preview shows has changed since the agent asked. This is how it is now.")
 GONE = gettext_lazy("The preview cannot be made any more: it shows how things were when the agent asked.")
@@ -79,12 +80,12 @@ class Decidable:
             return _("Its time is over. The next sweep of a worker records that nobody answered.")
         if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
             return _("Its run is being cancelled.")
-        return plain(people.why_not_decide(self.user, approval))
+        return plain(permissions.why_not_decide(self.user, approval))
 
     @property
     def why_not_approve(self) -> str:
         """Why this user can do everything but approve, or ""."""
-        if people.already_given(self.user, [self.approval]):
+        if permissions.already_given(self.user, [self.approval]):
             return _("You approved it already. It takes another person. You can still change your mind.")
         return ""
 

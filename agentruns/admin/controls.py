@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from agentruns import transitions
 from agentruns.admin import advice, paging
 from agentruns.admin.calls import CallPages
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
@@ -25,7 +24,8 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events
 from agentruns.models import Message, Run
-from agentruns.runs import cancel_run, pause_run, resume_run
+from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.write import find_run, lock_session
 
 REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
 
@@ -49,8 +49,8 @@ class RunControls(CallPages):
         def act(run: Run) -> str:
             form = ResumeForm(request.POST)
             with transaction.atomic(using=settings.DATABASE):
-                transitions.lock_session(settings.DATABASE, run.session_id)
-                run = transitions.find_run(run.pk)
+                lock_session(settings.DATABASE, run.session_id)
+                run = find_run(run.pk)
                 seen = form.cleaned_data["seq"] if form.is_valid() else None
                 if seen != paging.last_seq(settings.DATABASE, run.pk):
                     raise RunStateError(_("The run moved on since you looked. This is how it is now."))

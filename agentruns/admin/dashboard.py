@@ -20,7 +20,6 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns import notifications
 from agentruns.admin import mine
 from agentruns.admin.advice import SILENT_AFTER
 from agentruns.admin.filters import STALLED, failed_lately
@@ -31,8 +30,9 @@ from agentruns.admin.text import plain, visible
 from agentruns.admin.times import age, words
 from agentruns.admin.waiting import sweeper_seen
 from agentruns.conf import settings
+from agentruns.journal import outbox
 from agentruns.models import Approval, Notification, Run
-from agentruns.redaction import get_logger
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
 
@@ -160,7 +160,7 @@ def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
     ):
         count = counted(runs.filter(which), MOST)
         found.figures.append(_figure(count, label, tone, _list(site, Run, status=status)))
-    unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=notifications.MAX_ATTEMPTS)
+    unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if given_up := counted(unsent, MOST):
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     found.sweeper = _sweeper(sweeper_seen(alias))

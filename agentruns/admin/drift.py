@@ -9,10 +9,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.text import plain, pretty, visible
-from agentruns.agents import Agent, definition_difference, get_agent
+from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.exceptions import UnknownAgentError
 from agentruns.models import Run
-from agentruns.redaction import redact
+from agentruns.utils.redaction import redact
 
 CUT = 400  # characters
 LEAD = 60  # of them, before the first that differs

@@ -10,9 +10,9 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from agentruns import canonical
 from agentruns.admin.forms import ApproveForm, TypedField
 from agentruns.admin.text import plain
+from agentruns.utils import json as canonical
 
 PREFIX = "argument-"
 SHORT = 60  # characters of a text that fits on one line

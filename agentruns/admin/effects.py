@@ -18,7 +18,7 @@ from agentruns.admin.times import stamp
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row, upcast
-from agentruns.masking import masked
+from agentruns.journal.masking import masked
 from agentruns.models import Message, Run
 
 KINDS = (

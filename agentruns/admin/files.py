@@ -19,8 +19,8 @@ from agentruns.admin.paging import LARGEST
 from agentruns.admin.text import Fact, plain, visible
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError
-from agentruns.exports import REVEAL, Content, download, download_export, find_content, read_content
 from agentruns.models import Run
+from agentruns.services.transfer import REVEAL, Content, download, download_export, find_content, read_content
 
 
 class RunFiles(RunOverview):

@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.admin.names import names
 from agentruns.admin.search import first_id
 from agentruns.admin.text import plain
-from agentruns.leases import FREE
+from agentruns.engine.leases import FREE
 from agentruns.models import Approval, Run
-from agentruns.querysets import PENDING
+from agentruns.models.querysets import PENDING
 
 NEEDS_A_PERSON = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 STALLED = Q(status=Run.Status.RUNNING) & FREE

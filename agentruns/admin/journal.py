@@ -16,7 +16,7 @@ from agentruns.admin.times import stamp
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.payloads import names_in
+from agentruns.journal.payloads import names_in
 
 TEXT_LIMIT = 4_000
 PAYLOAD_LIMIT = 20_000

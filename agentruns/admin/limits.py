@@ -12,7 +12,6 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from agentruns import people, transitions
 from agentruns.admin import advice, controls, paging
 from agentruns.admin.drift import Drift, drift, told
 from agentruns.admin.forms import AdoptForm, PauseForm
@@ -20,13 +19,15 @@ from agentruns.admin.listing import is_stalled
 from agentruns.admin.meters import judgement, meters, unlimited
 from agentruns.admin.overview import RunOverview
 from agentruns.conf import settings
-from agentruns.control import adopt_definition
 from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal import events
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
+from agentruns.services import permissions
+from agentruns.services.control import adopt_definition
+from agentruns.services.write import find_run, lock_session
 
 
 class RunLimits(RunOverview):
@@ -46,7 +47,7 @@ class RunLimits(RunOverview):
             super().situation(request, run),
             is_paused=paused,
             pause_requested=requested,
-            may_pause=user.has_perm("agentruns.pause_run") or people.owns(user, run),
+            may_pause=user.has_perm("agentruns.pause_run") or permissions.owns(user, run),
             may_adopt=user.has_perm("agentruns.adopt_definition"),
         )
 
@@ -74,8 +75,8 @@ class RunLimits(RunOverview):
             form = AdoptForm(request.POST)
             sent = form.cleaned_data if form.is_valid() else {}
             with transaction.atomic(using=settings.DATABASE):
-                transitions.lock_session(settings.DATABASE, run.session_id)
-                run = transitions.find_run(run.pk)
+                lock_session(settings.DATABASE, run.session_id)
+                run = find_run(run.pk)
                 found = drift(run, definition_body(settings.DATABASE, run.definition_id))
                 action = advice.adopt(self.situation(request, run), found)
                 if action.forbidden:

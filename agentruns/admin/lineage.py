@@ -11,16 +11,14 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns import people
 from agentruns.admin import badges
 from agentruns.admin.advice import Action, missing
 from agentruns.admin.forms import TypedField
 from agentruns.admin.overview import RunOverview
 from agentruns.admin.text import plain, short_id, visible
 from agentruns.admin.times import age
-from agentruns.agents import registered
+from agentruns.agents.agent import registered
 from agentruns.conf import settings
-from agentruns.control import agent_again
 from agentruns.exceptions import (
     JournalConflictError,
     PayloadError,
@@ -29,9 +27,11 @@ from agentruns.exceptions import (
     SessionBusyError,
     UnknownAgentError,
 )
-from agentruns.forks import PERMISSION, fork_run, run_again
-from agentruns.ids import uuid7
 from agentruns.models import Run
+from agentruns.services import permissions
+from agentruns.services.control import agent_again
+from agentruns.services.forks import PERMISSION, fork_run, run_again
+from agentruns.utils.ids import uuid7
 
 MOST = 20  # derived runs on the page
 TEXT_LENGTH = 100_000
@@ -155,7 +155,7 @@ class RunLineage(RunOverview):
 
     def may_fork(self, request: HttpRequest, run: Run) -> bool:
         """Whether this user may run the run again, or fork it."""
-        return request.user.has_perm(PERMISSION) or people.owns(request.user, run)
+        return request.user.has_perm(PERMISSION) or permissions.owns(request.user, run)
 
     def _made(self, request: HttpRequest, run: Run, new: Run, logged: str, said: str) -> HttpResponse:
         self.log_change(request, run, logged)

@@ -21,8 +21,8 @@ from agentruns.admin.readonly import LeanChangeList, ReadOnlyAdmin
 from agentruns.admin.search import matching
 from agentruns.admin.text import short_id, two_lines, visible
 from agentruns.admin.times import EMPTY, age, exact
-from agentruns.budgets import TOKENS
 from agentruns.conf import settings
+from agentruns.engine.budgets import TOKENS
 from agentruns.models import Run
 
 CENT = Decimal("0.01")

@@ -9,13 +9,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.urls import URLPattern, path
 from django.utils import timezone
 
-from agentruns import canonical
 from agentruns.admin import paging, timeline, waiting
 from agentruns.admin.overview import RunOverview
 from agentruns.admin.readonly import READING
 from agentruns.conf import settings
 from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
+from agentruns.utils import json as canonical
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from agentruns.budgets import TOKENS
+from agentruns.engine.budgets import TOKENS
 
 FULL = 100  # percent
 _STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended begins

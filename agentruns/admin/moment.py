@@ -18,16 +18,15 @@ from agentruns.admin.text import Body, Fact, body, plain, pretty, visible
 from agentruns.admin.times import EMPTY, stamp
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
-from agentruns.forks import PERMISSION, fate
-from agentruns.ids import uuid7
 from agentruns.journal import events
-from agentruns.journal.calls import Call
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
-from agentruns.journal.fold import RunState
+from agentruns.journal.fold import Call, RunState
+from agentruns.journal.masking import Sensitive, hide, masked, sensitive_in
 from agentruns.journal.read import rows_until
-from agentruns.masking import Sensitive, hide, masked, sensitive_in
 from agentruns.models import Definition, Message, Run
+from agentruns.services.forks import PERMISSION, fate
+from agentruns.utils.ids import uuid7
 
 LONGEST = 4_000  # characters of one block of the conversation
 MESSAGES = 200  # the newest ones

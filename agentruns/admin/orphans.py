@@ -15,14 +15,13 @@ from agentruns.admin.journal import card
 from agentruns.admin.text import Fact, plain, visible
 from agentruns.admin.times import EMPTY, ago, dated, exact
 from agentruns.journal import events
-from agentruns.journal.calls import Call
 from agentruns.journal.copies import original
 from agentruns.journal.events import Row
-from agentruns.journal.fold import fold
-from agentruns.masking import Sensitive, masked
+from agentruns.journal.fold import Call, fold
+from agentruns.journal.masking import Sensitive, masked
 from agentruns.models import Message, Run
-from agentruns.redaction import redacted
 from agentruns.tools.card import MASK, call_text
+from agentruns.utils.redaction import redacted
 
 CALL_LENGTH = 36
 

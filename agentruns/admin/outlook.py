@@ -9,10 +9,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.text import visible
-from agentruns.gate import DENIED
+from agentruns.engine.gate import DENIED
+from agentruns.engine.in_doubt import EXPIRED
 from agentruns.journal.conversation import EDITED
 from agentruns.models import Approval
-from agentruns.recovery import EXPIRED
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from agentruns import people
 from agentruns.admin import advice, badges, facts, paging, waiting
 from agentruns.admin.controls import RunControls
 from agentruns.admin.forms import CancelForm, ResumeForm
@@ -17,9 +16,10 @@ from agentruns.admin.journal import Card, card
 from agentruns.admin.text import plain, pretty, visible
 from agentruns.admin.times import age
 from agentruns.conf import settings
+from agentruns.journal.masking import Sensitive, masked, sensitive_in
 from agentruns.journal.read import run_rows
-from agentruns.masking import Sensitive, masked, sensitive_in
 from agentruns.models import Approval, Run
+from agentruns.services import permissions
 
 
 class RunOverview(RunControls):
@@ -79,7 +79,7 @@ class RunOverview(RunControls):
             cancel_requested=None if run.is_ended else waiting.cancel_request(alias, run),
             sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
             may_resume=user.has_perm("agentruns.resume_run"),
-            may_cancel=user.has_perm("agentruns.cancel_run") or people.owns(user, run),
+            may_cancel=user.has_perm("agentruns.cancel_run") or permissions.owns(user, run),
         )
 
     def sensitive(self, run: Any) -> Sensitive:

@@ -12,11 +12,11 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy as _
 
-from agentruns import people
 from agentruns.admin.filters import KnownValues
 from agentruns.admin.mine import HEAVY, mine
 from agentruns.models import Approval
-from agentruns.querysets import PENDING, RISK_RANK
+from agentruns.models.querysets import PENDING, RISK_RANK
+from agentruns.services import permissions
 
 # What is riskier first, then what expires sooner, then who waits longer.
 URGENT_FIRST = (F("risk_rank").asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
@@ -69,7 +69,7 @@ class Queue:
         keys = list(self._round(approval.pk))
         approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
         waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*HEAVY)}
-        mine = {one.pk for one in people.decidable(self.user, list(waiting.values()))}
+        mine = {one.pk for one in permissions.decidable(self.user, list(waiting.values()))}
         return next((key for key in keys if key in mine), None)
 
     def _round(self, key: UUID) -> Iterator[UUID]:

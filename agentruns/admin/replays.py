@@ -17,8 +17,8 @@ from agentruns.admin.overview import RunOverview
 from agentruns.admin.text import body, plain, pretty, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Run
-from agentruns.redaction import get_logger
-from agentruns.replay import OWN, ReplayReport, replay_run
+from agentruns.services.history import OWN, ReplayReport, replay_run
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin")
 

@@ -17,7 +17,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns import transitions
 from agentruns.admin import advice
 from agentruns.admin.forms import CancelForm
 from agentruns.admin.listing import RunListing
@@ -28,9 +27,10 @@ from agentruns.admin.waiting import is_live
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.models import Run
-from agentruns.redaction import get_logger
-from agentruns.retries import in_transaction
-from agentruns.runs import cancel_run, pause_run, resume_run
+from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.write import lock_session
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import get_logger
 
 MOST = 100  # what one page can show and one person can look at
 LIVE = "live"  # seen at work: it is to be stopped however far it has come since
@@ -177,7 +177,7 @@ class _Bulk:
         return self._line(self._again(run), done=told)
 
     def _act(self, run: Run, seen: str, reason: str) -> str:
-        transitions.lock_session(settings.DATABASE, run.session_id)
+        lock_session(settings.DATABASE, run.session_id)
         run = self._again(run)
         if seen != _last_seq(run) and not (self.verb.stops and seen == LIVE):
             raise RunStateError(_("It moved on since you looked. Look at it again."))

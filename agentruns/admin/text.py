@@ -17,7 +17,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.redaction import redact, redacted
+from agentruns.utils.redaction import redact, redacted
 
 ONE_LINE = 80  # characters
 

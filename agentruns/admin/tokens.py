@@ -23,7 +23,7 @@ from agentruns.admin.text import Fact, plain, two_lines, visible
 from agentruns.admin.times import EMPTY, ago, dated, exact, remaining
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import ApiToken
-from agentruns.tokens import PERMISSION, may_revoke, owners, revoke
+from agentruns.services.api_tokens import PERMISSION, may_revoke, owners, revoke
 
 MINE = "_agentruns_has_tokens"
 

@@ -11,9 +11,9 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from agentruns.admin.text import plain
-from agentruns.approvals import answer, approve, deny, extend
 from agentruns.exceptions import ApprovalStateError, JournalConflictError, RunStateError
 from agentruns.models import Approval
+from agentruns.services.approvals import answer, approve, deny, extend
 
 CHANNEL = "console"
 REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)

@@ -10,14 +10,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns import recovery
 from agentruns.admin.forms import RESULT_LENGTH, VerdictForm
 from agentruns.admin.orphans import History
 from agentruns.admin.text import Body, body, plain, pretty
 from agentruns.admin.times import ago, exact
+from agentruns.engine import in_doubt
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.masking import carries_mask
+from agentruns.journal.masking import carries_mask
 from agentruns.models import Run
 
 
@@ -185,14 +185,14 @@ def _unknown(found: History) -> Choice:
             _("Still unknown"), _("Still unknown: record the note"), list(filter(None, effect)), form
         )
     tool = plain(found.call.tool)
-    told = [body(_("Told to the model, as an error"), recovery.UNKNOWN.format(tool=tool))]
+    told = [body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=tool))]
     effect = [_("The model decides what to do: check, ask, or stop.")]
     if found.later:
         effect.append(
             _("What it asked for after this call is not run, and open approvals of it are cancelled.")
         )
         told.append(body(_("Not run"), "\n".join(found.later)))
-        told.append(body(_("Told to the model of each of these"), recovery.AFTER_UNKNOWN))
+        told.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
     effect += [text for text in (_asks(found), _goes_on(found.run, 0)) if text]
     return Choice(_("Unknown"), _("Unknown: tell the model"), effect, form, told)
 

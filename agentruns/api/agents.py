@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from agentruns.agents import registered
+from agentruns.agents.agent import registered
 from agentruns.api.auth import user_of
 from agentruns.api.errors import documented
 from agentruns.api.routing import router

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
-from agentruns import approvals as services
 from agentruns.api import conflicts
 from agentruns.api.auth import channel_of, user_of
 from agentruns.api.errors import Problem, documented
@@ -19,7 +18,8 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
-from agentruns.querysets import PENDING
+from agentruns.models.querysets import PENDING
+from agentruns.services import approvals as services
 
 DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 

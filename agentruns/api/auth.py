@@ -12,10 +12,10 @@ from ninja import security
 from ninja.errors import AuthenticationError
 from ninja.utils import check_csrf
 
-from agentruns import tokens
 from agentruns.api import throttling
 from agentruns.api.errors import URN, Problem
 from agentruns.models import ApiToken
+from agentruns.services import api_tokens
 
 HEADER = "Authorization"
 SCOPES = "_agentruns_scopes"
@@ -88,7 +88,7 @@ def token_of(request: HttpRequest) -> ApiToken | None:
     """Return the valid token of the request's header, also where nobody has to authenticate; else None."""
     if not hasattr(request, TOKEN):
         scheme, _, text = request.headers.get(HEADER, "").partition(" ")
-        found = tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
+        found = api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
         setattr(request, TOKEN, found)
     token: ApiToken | None = getattr(request, TOKEN)
     return token

@@ -11,9 +11,9 @@ from django.http.response import HttpResponseBase
 from django.utils.http import parse_etags
 
 import agentruns
-from agentruns import canonical
 from agentruns.api.schemas import utc
 from agentruns.models import Run
+from agentruns.utils import json as canonical
 
 REVALIDATED = "private, no-cache"
 

@@ -8,8 +8,8 @@ from uuid import UUID
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
-from agentruns.querysets import MessageQuerySet
-from agentruns.redaction import redact
+from agentruns.models.querysets import MessageQuerySet
+from agentruns.utils.redaction import redact
 
 
 def of_run(run: Run, call_id: str = "") -> dict[str, Any]:

@@ -15,12 +15,12 @@ from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
-from agentruns import canonical
 from agentruns import exceptions as core
 from agentruns.api.schemas import Problem as Body
 from agentruns.api.schemas import utc
-from agentruns.redaction import redact, redacted
 from agentruns.tools import InvalidArguments
+from agentruns.utils import json as canonical
+from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"

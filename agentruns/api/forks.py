@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.http import HttpRequest
 from ninja import Status
 
-from agentruns import forks as services
 from agentruns.api import conflicts
 from agentruns.api.auth import user_of
 from agentruns.api.errors import Problem, documented
@@ -15,6 +14,7 @@ from agentruns.api.permissions import find_run, run_of_key
 from agentruns.api.routing import router
 from agentruns.api.schemas import ForkRun, Key, RunOut
 from agentruns.exceptions import RunStateError
+from agentruns.services import forks as services
 
 
 @router.post(

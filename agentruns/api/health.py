@@ -12,9 +12,9 @@ from agentruns.api.auth import HEADER, token_of
 from agentruns.api.errors import URN, Problem, documented
 from agentruns.api.routing import router
 from agentruns.api.schemas import Health
-from agentruns.checks import sweeper
 from agentruns.conf import settings
 from agentruns.models import ApiToken, Control, Run
+from agentruns.services.sweep import sweeper
 
 
 @router.get("/health", auth=None, response=Health, exclude_unset=True, openapi_extra=documented(503))

@@ -12,14 +12,14 @@ from ninja import Status
 from ninja.params.models import Header
 from pydantic import BaseModel
 
-from agentruns import canonical
 from agentruns.api.auth import user_of
 from agentruns.api.errors import URN, Problem
 from agentruns.api.schemas import Keyed
 from agentruns.conf import settings
 from agentruns.models import IdempotencyRecord
-from agentruns.redaction import redact
-from agentruns.retries import in_transaction
+from agentruns.utils import json as canonical
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import redact
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

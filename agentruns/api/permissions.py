@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, SessionAccessDeniedError
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.querysets import ApprovalQuerySet
-from agentruns.starting import NAME_LENGTH
+from agentruns.models.querysets import ApprovalQuerySet
+from agentruns.services.runs import NAME_LENGTH
 
 SHOWN = 50  # characters of an id that is none
 

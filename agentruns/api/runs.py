@@ -8,8 +8,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
 from ninja import Status
 
-from agentruns import runs as services
-from agentruns.agents import get_agent
+from agentruns.agents.agent import get_agent
 from agentruns.api import conflicts, pagination
 from agentruns.api.auth import channel_of, user_of
 from agentruns.api.caching import REVALIDATED, is_known, tag_of
@@ -44,13 +43,14 @@ from agentruns.api.schemas import (
 )
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
-from agentruns.exports import download, find_content, read_content
-from agentruns.ids import uuid7
+from agentruns.journal.masking import sensitive_in
 from agentruns.journal.read import run_rows
-from agentruns.masking import sensitive_in
 from agentruns.models import Message, Run
-from agentruns.starting import Order, place
-from agentruns.states import record, state_at
+from agentruns.services import runs as services
+from agentruns.services.history import record, state_at
+from agentruns.services.runs import Order, place
+from agentruns.services.transfer import download, find_content, read_content
+from agentruns.utils.ids import uuid7
 
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
 ONE = documented(401, 404)

@@ -12,13 +12,13 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from agentruns import canonical
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.journal.events import Row
-from agentruns.masking import Sensitive, masked
+from agentruns.journal.masking import Sensitive, masked
 from agentruns.models import Approval, Run, Session
-from agentruns.redaction import redacted
 from agentruns.tools import Tool
+from agentruns.utils import json as canonical
+from agentruns.utils.redaction import redacted
 
 MAX_DEPTH = 64  # of a body; the deepest values are one level below a member of it
 

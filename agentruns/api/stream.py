@@ -34,10 +34,10 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import MessageOut, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
+from agentruns.journal.masking import sensitive_in
 from agentruns.journal.read import run_rows
-from agentruns.masking import sensitive_in
-from agentruns.querysets import ENDED
-from agentruns.redaction import get_logger
+from agentruns.models.querysets import ENDED
+from agentruns.utils.redaction import get_logger
 
 RETRY = 2_000  # milliseconds until a client that was cut off comes back
 NOTHING = ":\n"  # a comment

@@ -14,7 +14,7 @@ from ninja.throttling import BaseThrottle
 
 from agentruns.api.errors import URN, Problem
 from agentruns.conf import settings
-from agentruns.redaction import get_logger
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.api.throttling")
 

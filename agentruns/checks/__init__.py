@@ -11,7 +11,6 @@ from agentruns.checks.deployment import (
     check_dispatcher,
     check_sweeper,
     check_telemetry,
-    sweeper,
 )
 from agentruns.checks.settings import (
     check_notifiers,
@@ -34,5 +33,4 @@ __all__ = [
     "check_sweeper",
     "check_telemetry",
     "check_throttle",
-    "sweeper",
 ]

@@ -13,10 +13,10 @@ from django.core.checks import CheckMessage, Tags, Warning, register
 from django.db import connections, router
 from django.db.models import Q
 
-from agentruns import budgets
-from agentruns.agents import registered
+from agentruns.agents.agent import registered
+from agentruns.agents.prices import mistakes
 from agentruns.conf import settings
-from agentruns.prices import mistakes
+from agentruns.engine import budgets
 
 DECIDE = "agentruns.decide_approval"
 # With others a permission may come from anywhere, and rows say nothing about who has it.

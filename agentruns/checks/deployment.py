@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
-from django.db.models import Count, Q
 from django.utils.module_loading import import_string
 
-from agentruns import draining
-from agentruns.agents import registered
-from agentruns.clocks import later
+from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.models import Control, Run, Session
+from agentruns.services.sweep import LATE, sweeper
+from agentruns.utils.db import later
 
-LATE = 600  # seconds without a sweep after which something is wrong
 LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
 TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
 # Seconds after which these brokers deliver an unacknowledged message again; others wait for the connection.
@@ -43,7 +41,7 @@ def check_deployment(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         found.append(
             Warning(
                 f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}.",
-                hint="Put 'agentruns.routers.JournalRouter' first in DATABASE_ROUTERS.",
+                hint="Put 'agentruns.models.router.JournalRouter' first in DATABASE_ROUTERS.",
                 id="agentruns.W013",
             )
         )
@@ -60,7 +58,9 @@ def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             raise TypeError("it has no method ring(run_id)")
     except Exception as error:  # a module may raise anything while it is imported
         text = f"AGENTRUNS_DISPATCHER names {path!r}, which cannot be used: {error}"
-        hint = "'agentruns.dispatch.SweepDispatcher'; or 'agentruns.tasks.CeleryDispatcher', which needs "
+        hint = (
+            "'agentruns.engine.wakeup.SweepDispatcher'; or 'agentruns.tasks.CeleryDispatcher', which needs "
+        )
         return [Error(text, hint=hint + "`pip install agentruns[celery]`.", id="agentruns.E014")]
     return _celery(dispatcher)
 
@@ -153,12 +153,3 @@ def check_sweeper(
             id="agentruns.W012",
         )
     ]
-
-
-def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Return whether sweeps are seen, by the database clock; one that drives a run is at work."""
-    recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
-    seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
-    if seen["lately"] or (seen["ever"] and draining.driven(alias)):
-        return "ok"
-    return "late" if seen["ever"] else "never"

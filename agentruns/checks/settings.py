@@ -9,10 +9,10 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
-from agentruns import payloads
+from agentruns.agents.prices import mistakes
 from agentruns.conf import settings, unknown_names
-from agentruns.notifications import load_notifier
-from agentruns.prices import mistakes
+from agentruns.journal import payloads
+from agentruns.journal.outbox import load_notifier
 
 
 @register("agentruns")

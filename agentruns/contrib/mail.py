@@ -13,8 +13,8 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
+from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Run
-from agentruns.notices import Notice
 from agentruns.tools.card import one_line
 
 MISSING = "AGENTRUNS_NOTIFY_EMAILS names nobody to write to."

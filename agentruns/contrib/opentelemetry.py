@@ -35,12 +35,12 @@ from opentelemetry.trace import (
 
 from agentruns import __version__
 from agentruns.conf import settings
+from agentruns.engine.handler import Interrupted
 from agentruns.exceptions import LeaseLostError
-from agentruns.handlers import Interrupted
+from agentruns.journal.telemetry import Facts
 from agentruns.models import Run
 from agentruns.providers.base import ProviderError
-from agentruns.redaction import get_logger, redact
-from agentruns.telemetry import Facts
+from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.opentelemetry")
 

@@ -21,8 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 import agentruns
 from agentruns.conf import settings
-from agentruns.notices import Notice
-from agentruns.notifications import UndeliverableError
+from agentruns.journal.outbox import Notice, UndeliverableError
 
 TIMEOUT = 5  # seconds of silence
 GONE = 410

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from agentruns import canonical, payloads
-from agentruns.journal import events
-from agentruns.journal.calls import Call, Card
+from agentruns.journal import events, payloads
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
+from agentruns.journal.fold import Call, Card
+from agentruns.utils import json as canonical
 
 # After these the run has moved on, so earlier crashes no longer count against it.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)

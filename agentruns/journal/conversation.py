@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from agentruns import canonical, payloads
-from agentruns.journal import events
+from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
-from agentruns.payloads import Stored
+from agentruns.journal.payloads import Stored
+from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
 MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from agentruns import canonical, payloads
-from agentruns.journal import events
+from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.read import stored_rows
 from agentruns.models import Message, Run
+from agentruns.utils import json as canonical
 
 
 class Copy(NamedTuple):

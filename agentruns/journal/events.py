@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from agentruns import canonical
+from agentruns.utils import json as canonical
 
 VERSION = 1
 

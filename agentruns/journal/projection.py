@@ -9,8 +9,8 @@ from django.db.models import Q
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.calls import Call, Card
 from agentruns.journal.events import Row
+from agentruns.journal.fold import Call, Card
 from agentruns.models import Approval
 
 

@@ -11,16 +11,15 @@ from uuid import UUID
 from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from agentruns import canonical, payloads
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
-from agentruns.journal import events
-from agentruns.journal.calls import Call
+from agentruns.journal import events, payloads
 from agentruns.journal.copies import Copy, altered, copy_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import ACTIVE, RunState
+from agentruns.journal.fold import ACTIVE, Call, RunState
 from agentruns.journal.read import stored_rows
 from agentruns.models import Approval, Message, Run, Session
+from agentruns.utils import json as canonical
 
 # Approval columns that are folded from the journal; those of a run are RunState's.
 CARD = (

@@ -14,9 +14,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from agentruns import redaction
 from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
+from agentruns.utils import redaction
 
 WRONG, USAGE = 1, 2
 

@@ -11,7 +11,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from agentruns.journal.events import Row
 from agentruns.journal.read import session_rows
 from agentruns.models import Session
-from agentruns.redaction import get_logger
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.management")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentruns.models import Run
-from agentruns.redaction import redact, redacted
+from agentruns.utils.redaction import redact, redacted
 
 FIELDS = (
     "agent",

@@ -13,8 +13,8 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from agentruns import canonical
-from agentruns.redaction import redact, redacted
+from agentruns.utils import json as canonical
+from agentruns.utils.redaction import redact, redacted
 
 # Controls, formats (bidi marks among them), surrogates, private, unassigned; line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

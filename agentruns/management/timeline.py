@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agentruns import canonical
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
+from agentruns.journal.payloads import names_in
 from agentruns.management.terminal import call_text, escaped, moment, shortened
-from agentruns.payloads import names_in
-from agentruns.redaction import redact, redacted
+from agentruns.utils import json as canonical
+from agentruns.utils.redaction import redact, redacted
 
 Payload = dict[str, Any]
 

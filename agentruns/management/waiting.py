@@ -14,7 +14,7 @@ from django.urls import NoReverseMatch, reverse
 from agentruns.journal import events
 from agentruns.management.terminal import moment, shortened
 from agentruns.models import Approval, Message, Run
-from agentruns.querysets import ACTIVE, RunQuerySet
+from agentruns.models.querysets import ACTIVE, RunQuerySet
 
 PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 MOST = 10

@@ -6,9 +6,9 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.models.run import Run
-from agentruns.querysets import RISK_RANK, ApprovalQuerySet
-from agentruns.redaction import redact
+from agentruns.utils.redaction import redact
 
 
 class Approval(models.Model):

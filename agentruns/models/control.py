@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.querysets import ControlQuerySet
+from agentruns.models.querysets import ControlQuerySet
 
 
 class Control(models.Model):

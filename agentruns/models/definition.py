@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import CanonicalField
 
 if TYPE_CHECKING:
-    from agentruns.agents import Agent
+    from agentruns.agents.agent import Agent
 
 
 class Definition(models.Model):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
-from agentruns import canonical
+from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     AnyTextField = models.TextField[Any, Any]

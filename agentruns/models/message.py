@@ -5,9 +5,9 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
+from agentruns.models.querysets import MessageQuerySet
 from agentruns.models.run import Run
 from agentruns.models.session import Session
-from agentruns.querysets import MessageQuerySet
 
 
 class Message(models.Model):

@@ -4,8 +4,8 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.ids import uuid7
 from agentruns.models.run import Run
+from agentruns.utils.ids import uuid7
 
 
 class Notification(models.Model):

@@ -5,11 +5,11 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.ids import uuid7
 from agentruns.models.definition import Definition
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
-from agentruns.querysets import ENDED, UNFINISHED, RunQuerySet
+from agentruns.utils.ids import uuid7
 
 
 class Run(models.Model):

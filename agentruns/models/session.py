@@ -4,10 +4,10 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.canonical import GENESIS
-from agentruns.ids import uuid7
 from agentruns.models.indexes import PrefixIndex
-from agentruns.redaction import redact
+from agentruns.utils.ids import uuid7
+from agentruns.utils.json import GENESIS
+from agentruns.utils.redaction import redact
 
 
 class Session(models.Model):

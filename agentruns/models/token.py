@@ -4,8 +4,8 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.ids import uuid7
 from agentruns.models.fields import CanonicalField
+from agentruns.utils.ids import uuid7
 
 
 class ApiToken(models.Model):

@@ -7,7 +7,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
-from agentruns.redaction import redact
+from agentruns.utils.redaction import redact
 
 FORGOTTEN = "sha256:"
 

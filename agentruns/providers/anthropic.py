@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
-from agentruns import canonical
 from agentruns.providers import window
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, check_reply
 from agentruns.providers.caching import marked
 from agentruns.providers.window import Compact
 from agentruns.signals import text_streamed
+from agentruns.utils import json as canonical
 
 DEFAULT_MAX_TOKENS = 8192
 # The SDK refuses a longer reply without streaming, unless a time-out is given.

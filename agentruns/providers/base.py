@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from agentruns import canonical
 from agentruns.exceptions import AgentRunsError
+from agentruns.utils import json as canonical
 
 Disposition = Literal["retry", "pause", "fail"]
 

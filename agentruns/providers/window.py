@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agentruns import canonical
+from agentruns.utils import json as canonical
 
 Messages = list[dict[str, Any]]
 Compact = Callable[[Messages, int, int], Messages]

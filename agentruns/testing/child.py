@@ -83,7 +83,7 @@ def main() -> None:
             database["ENGINE"] = "django.db.backends.dummy"
     django.setup()
 
-    from agentruns.agents import get_agent
+    from agentruns.agents.agent import get_agent
     from agentruns.testing.script import scripted_model
 
     with ExitStack() as stack:

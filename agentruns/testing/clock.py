@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 # Where the engine asks Python for the time; a test looks that none is missing.
 READERS = (
-    "agentruns.budgets",
-    "agentruns.control",
-    "agentruns.engine",
-    "agentruns.executor",
-    "agentruns.exports",
-    "agentruns.gate",
+    "agentruns.engine.budgets",
+    "agentruns.services.control",
+    "agentruns.engine.loop",
+    "agentruns.engine.tool_calls",
+    "agentruns.services.transfer",
+    "agentruns.engine.gate",
     "agentruns.journal.batch",
 )
 _current: list[DatabaseClock] = []
@@ -64,7 +64,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from django.db.models.functions import Now
     from django.utils import timezone
 
-    from agentruns import draining
+    from agentruns.engine import leases
     from agentruns.journal import append
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
@@ -87,6 +87,6 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
             yield Now, name, as_sql
     yield append, "clock", append_clock
     yield timezone, "now", lambda: clock.now
-    yield draining, "_started", {}  # when this process began is not to be told by a clock that was moved
+    yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
     for name in READERS:
         yield import_module(name), "datetime", Frozen

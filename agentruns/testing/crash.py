@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from unittest.mock import patch
 from uuid import UUID
 
-from agentruns import crashpoints
-from agentruns.crashpoints import arm
+from agentruns.utils import failpoints
+from agentruns.utils.failpoints import arm
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from django.db.models import Q
 
     from agentruns.journal.batch import Batch
     from agentruns.journal.conversation import SessionState
-    from agentruns.stores import Store
+    from agentruns.journal.store import Store
 
 
 def crash_at(point: str) -> None:
@@ -39,7 +39,7 @@ def crashing_at(point: str) -> Iterator[None]:
     its dead driver (see `expire_leases`). `point` is `<point>[:<nth>]`, as for `crash_at`. AssertionError if
     the boundary was not reached.
     """
-    from agentruns.leases import Lease
+    from agentruns.engine.leases import Lease
 
     died: list[Crash] = []
     release = Lease.release
@@ -53,8 +53,8 @@ def crashing_at(point: str) -> Iterator[None]:
             release(lease, **options)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(crashpoints, "_armed", None))
-        stack.enter_context(patch.object(crashpoints, "_strike", die))
+        stack.enter_context(patch.object(failpoints, "_armed", None))
+        stack.enter_context(patch.object(failpoints, "_strike", die))
         stack.enter_context(patch.object(Lease, "release", release_if_alive))
         arm(point, die)
         try:

@@ -38,7 +38,7 @@ def _lifted(alias: str) -> Iterator[None]:
     from django.apps import apps
     from django.db import connections
 
-    from agentruns.journal.triggers import lifted
+    from agentruns.models.triggers import lifted
 
     with lifted(connections[alias]) if apps.is_installed("agentruns") else ExitStack():
         yield

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from agentruns import RunResult
-    from agentruns.agents import Agent
+    from agentruns.agents.agent import Agent
     from agentruns.testing import DatabaseClock, EffectsLedger, FakeAnthropic, Script
     from agentruns.testing.crash import CrashingStore
 

@@ -12,7 +12,7 @@ from agentruns.conf import settings
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from agentruns import RunResult
     from agentruns.models import Run
-    from agentruns.querysets import RunQuerySet
+    from agentruns.models.querysets import RunQuerySet
 
 
 class StillRunning(AssertionError):
@@ -30,9 +30,9 @@ def run_until_blocked(
     see that time too). Raises StillRunning for a run held by the lease of a worker, dead or alive, and for
     one that goes on and on.
     """
-    from agentruns.approvals import expire_due
-    from agentruns.runs import result_of
-    from agentruns.sweep import candidates, sweep
+    from agentruns.services.approvals import expire_due
+    from agentruns.services.runs import result_of
+    from agentruns.services.sweep import candidates, sweep
     from agentruns.testing.clock import frozen_clock
 
     run_id = _id(run)

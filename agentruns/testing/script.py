@@ -12,7 +12,7 @@ from agentruns.providers.scripted import ScriptedModel, Turn
 from agentruns.testing.messages import check_messages
 
 if TYPE_CHECKING:
-    from agentruns.agents import Agent
+    from agentruns.agents.agent import Agent
 
 playing: list[tuple[Agent, Script]] = []
 
@@ -39,7 +39,7 @@ def scripted_model(agent: Agent | str, turns: Iterable[Turn]) -> Iterator[Script
     The agent's definition stays the same, so runs that were started with the real model go on, and the
     other way round.
     """
-    from agentruns.agents import get_agent
+    from agentruns.agents.agent import get_agent
 
     found = get_agent(agent)
     script = Script(turns, model_identity(found.model))

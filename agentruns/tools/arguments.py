@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from agentruns import canonical
 from agentruns.exceptions import AgentRunsError
 from agentruns.tools.card import one_line
+from agentruns.utils import json as canonical
 
 _MAX_ERRORS = 10
 _MAX_NAME = 60

@@ -11,8 +11,6 @@ from typing import Any, Generic
 from pydantic import BaseModel
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns import canonical
-from agentruns.redaction import get_logger
 from agentruns.tools import arguments as tool_arguments
 from agentruns.tools.arguments import InvalidArguments
 from agentruns.tools.calling import call
@@ -22,6 +20,8 @@ from agentruns.tools.options import Options, Recovery
 from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
 from agentruns.tools.results import to_jsonable
 from agentruns.tools.signature import Signature
+from agentruns.utils import json as canonical
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
 

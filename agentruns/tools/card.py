@@ -6,7 +6,7 @@ from collections.abc import Collection
 from reprlib import Repr
 from typing import Any
 
-from agentruns.redaction import redacted
+from agentruns.utils.redaction import redacted
 
 MASK = "***"
 _LIMIT = 200

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentruns.redaction import get_logger
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from agentruns import canonical
+from agentruns.utils import json as canonical
 
 # Far above any sensible result, far below what json and the recursion limit bear.
 _MAX_DEPTH = 100

@@ -72,7 +72,7 @@ def recover(variant: str, url: str) -> world.Outcome:
 def swept() -> Any:
     """Return the run once it has ended or waits for a person."""
     from agentruns.models import Run
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
 
     until = time.monotonic() + world.PATIENCE
     while time.monotonic() < until:

@@ -55,7 +55,7 @@ def run(workload: Workload) -> list[float]:
     """Execute it all again, with a run and a session of its own."""
     from django.db import connection, transaction
 
-    from agentruns.ids import uuid7
+    from agentruns.utils.ids import uuid7
 
     transactions, names = recorded[str(workload)]
     new = [uuid7(), uuid7()]

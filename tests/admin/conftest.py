@@ -8,8 +8,8 @@ import pytest
 from django.db import connections
 
 from agentruns import ToolContext, run_agent, start_run, tool
-from agentruns.control import pause_run
 from agentruns.models import Approval, Run
+from agentruns.services.control import pause_run
 from tests.admin.people import user
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent

@@ -12,7 +12,7 @@ from agentruns import ToolContext, resume_run, run_agent, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
 from tests.crash.processes import wait_for

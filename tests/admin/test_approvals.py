@@ -12,9 +12,9 @@ from django.db import connection
 from django.utils import timezone
 
 from agentruns import approve, cancel_run, deny, run_agent, tool
-from agentruns.approvals import expire_due
 from agentruns.models import Approval
-from agentruns.sweep import sweep
+from agentruns.services.approvals import expire_due
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user

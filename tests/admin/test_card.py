@@ -25,11 +25,11 @@ from agentruns import (
 )
 from agentruns.admin.edit import ValueField
 from agentruns.admin.preview import preview
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url

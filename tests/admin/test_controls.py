@@ -14,13 +14,12 @@ from django.test import Client
 from django.utils import timezone
 
 from agentruns import approve
-from agentruns.control import cancel_run
-from agentruns.journal import triggers
+from agentruns.engine.leases import Lease, claim
+from agentruns.engine.worker import agent_for, drive_claimed
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease, claim
-from agentruns.models import Message, Run, Session
-from agentruns.sweep import sweep
-from agentruns.worker import agent_for, drive_claimed
+from agentruns.models import Message, Run, Session, triggers
+from agentruns.services.control import cancel_run
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user

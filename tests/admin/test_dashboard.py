@@ -19,10 +19,10 @@ from django.utils import timezone
 
 from agentruns import approve, deny
 from agentruns.admin import dashboard, register
-from agentruns.ids import uuid7
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
+from agentruns.journal.outbox import MAX_ATTEMPTS
 from agentruns.models import Approval, Control, Notification, Run
-from agentruns.notifications import MAX_ATTEMPTS
+from agentruns.utils.ids import uuid7
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user

@@ -6,10 +6,10 @@ import pytest
 from django.urls import reverse
 
 from agentruns import approve
-from agentruns.control import resolve_orphan
-from agentruns.forks import fork_run
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.control import resolve_orphan
+from agentruns.services.forks import fork_run
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World, secretive
 from tests.admin.pages import read
 from tests.admin.people import browser, user

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from agentruns import Agent, approve, deny, run_agent, tool
 from agentruns.models import Approval, Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.conftest import World
 from tests.admin.pages import read, url

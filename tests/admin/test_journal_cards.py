@@ -11,7 +11,7 @@ import pytest
 from agentruns.admin.journal import PAYLOAD_LIMIT, card
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.masking import masked, sensitive_of
+from agentruns.journal.masking import masked, sensitive_of
 
 CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
 KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.COPIED})

@@ -11,13 +11,13 @@ import pytest
 
 from agentruns import Agent, run_agent, start_run
 from agentruns.admin.meters import judgement, meters
-from agentruns.agents import get_agent, isolated_registry
-from agentruns.budgets import exceeded
+from agentruns.agents.agent import get_agent, isolated_registry
+from agentruns.engine.budgets import exceeded
+from agentruns.engine.leases import claim
 from agentruns.journal.fold import RunState
-from agentruns.leases import claim
 from agentruns.models import Run
 from agentruns.providers.base import model_identity
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url

@@ -12,9 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agentruns import approve
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import ROLES, browser, user

@@ -16,7 +16,7 @@ from agentruns.admin import paginator, search
 from agentruns.admin.mine import mine
 from agentruns.admin.names import names
 from agentruns.models import Approval, Run, Session
-from agentruns.people import decidable
+from agentruns.services.permissions import decidable
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user

@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import URLPattern, reverse
 
 from agentruns.models import ApiToken, Approval, Run
-from agentruns.tokens import create_token
+from agentruns.services.api_tokens import create_token
 from tests.admin.conftest import World
 from tests.admin.pages import snapshot
 from tests.admin.people import browser, user

@@ -13,9 +13,9 @@ from django.utils.html import escape
 
 from agentruns import ToolContext, Unknown, approve, tool
 from agentruns.admin.times import exact
+from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.models import Approval, Run
-from agentruns.recovery import AFTER_UNKNOWN, UNKNOWN
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,

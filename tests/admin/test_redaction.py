@@ -15,7 +15,7 @@ from agentruns import approve
 from agentruns.admin.text import body, plain, pretty, visible
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
-from agentruns.redaction import FAILED, redacted
+from agentruns.utils.redaction import FAILED, redacted
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
 from tests.effects import Effects

@@ -10,12 +10,12 @@ from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, connection
 from django.urls import reverse
 
-from agentruns.control import cancel_run
+from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
-from agentruns.leases import claim
 from agentruns.models import Message, Run
-from agentruns.runs import resume_run
-from agentruns.sweep import sweep
+from agentruns.services.control import cancel_run
+from agentruns.services.runs import resume_run
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot
 from tests.admin.people import browser, user

@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from agentruns.admin import paginator
 from agentruns.admin.listing import cost, short, tokens
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser

@@ -9,11 +9,11 @@ import pytest
 from django.utils import timezone
 
 from agentruns import approve, run_agent, start_run
-from agentruns.control import cancel_run
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from agentruns.providers.base import model_identity
-from agentruns.sweep import sweep
+from agentruns.services.control import cancel_run
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user

@@ -20,9 +20,9 @@ from agentruns import (
     resolve_orphan,
     resume_run,
 )
-from agentruns.control import hold_run
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
-from agentruns.runs import surface_orphans
+from agentruns.services.control import hold_run
+from agentruns.services.runs import surface_orphans
 from tests.admin.conftest import World, timed
 from tests.admin.pages import snapshot
 from tests.admin.people import ROLES, user

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from agentruns import Agent, approve, ask_human, deny, run_agent
 from agentruns.models import Approval
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.conftest import World
 from tests.admin.pages import read, snapshot

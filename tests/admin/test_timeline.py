@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from agentruns import approve, resolve_orphan, run_agent, tool
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from agentruns.models import ApiToken
+from agentruns.services.api_tokens import authenticate, create_token, revoke
 from agentruns.testing import frozen_clock
-from agentruns.tokens import authenticate, create_token, revoke
 from tests.admin.conftest import requests_commit
 from tests.admin.pages import Page, read
 from tests.admin.people import ROLES, browser, user

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from agentruns.recovery import AFTER_UNKNOWN, UNKNOWN
-from agentruns.sweep import sweep
+from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,

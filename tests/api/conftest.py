@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Approval
-from agentruns.runs import run_agent
+from agentruns.services.runs import run_agent
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from agentruns import approve, cancel_run, deny
-from agentruns.agents import Agent
-from agentruns.gate import call_digest
+from agentruns.agents.agent import Agent
+from agentruns.engine.gate import call_digest
 from agentruns.models import Approval
-from agentruns.runs import run_agent
-from agentruns.sweep import sweep
+from agentruns.services.runs import run_agent
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.db.helpers import run_out
 from tests.effects import Effects
@@ -173,7 +173,7 @@ def test_a_wrong_digest_is_a_conflict(staff: Api, pending: Pending) -> None:
 
 
 def test_an_edit_of_an_agent_that_is_not_served_here(staff: Api, pending: Pending) -> None:
-    from agentruns.agents import isolated_registry
+    from agentruns.agents.agent import isolated_registry
 
     approval = pending()
     with isolated_registry():

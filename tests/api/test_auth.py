@@ -12,9 +12,9 @@ from django.contrib.auth.models import Group
 from django.utils.crypto import get_random_string
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Approval, Run
-from agentruns.runs import run_agent
+from agentruns.services.runs import run_agent
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.handlers.asgi import ASGIRequest
 
-from agentruns.exports import download, find_content, read_content
+from agentruns.services.transfer import download, find_content, read_content
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.files import MEGABYTE, fetch_secretly, fetched, folder, report_of, row_of, stored_in

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agentruns import start_run, tool
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World, world
 from tests.api.http import Api, make_user
 from tests.effects import Effects

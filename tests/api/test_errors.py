@@ -10,7 +10,7 @@ import pytest
 from ninja.errors import HttpError
 
 from agentruns import exceptions
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api.errors import PROBLEMS, URN, Problem
 from tests.api.http import Api
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api import runs
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 

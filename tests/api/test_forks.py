@@ -7,7 +7,7 @@ import pytest
 from agentruns import run_agent, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -10,10 +10,10 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Control, Run
-from agentruns.sweep import sweep
-from agentruns.tokens import create_token
+from agentruns.services.api_tokens import create_token
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 

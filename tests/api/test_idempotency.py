@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Approval, IdempotencyRecord, Message, Run
 from tests.admin.conftest import World, world
 from tests.admin.people import user

@@ -12,7 +12,7 @@ from django.core.asgi import get_asgi_application
 from django.urls import path
 from ninja import NinjaAPI
 
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api import router
 from agentruns.models import Run
 from tests.api.http import Api

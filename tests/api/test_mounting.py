@@ -14,7 +14,7 @@ from ninja.errors import HttpError
 from ninja.security import HttpBearer
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api import build_api, register_errors, router
 from agentruns.exceptions import SessionBusyError
 from agentruns.models import Run

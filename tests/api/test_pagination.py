@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agentruns import cancel_run, start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Approval, Run
 from tests.api.http import Api, make_user
 

@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 from django.db import connection, connections
 
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api import runs
 from agentruns.journal.verify import problems
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentruns.models import Approval, Run
-from agentruns.redaction import FAILED
+from agentruns.utils.redaction import FAILED
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.redacting import CARD, FAIL, HIDE, KEY, PIN, Story, leaks, story

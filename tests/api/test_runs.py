@@ -6,10 +6,10 @@ from uuid import UUID
 import pytest
 
 from agentruns import run_agent, start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Run, Session
 from agentruns.providers.base import model_identity
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -258,7 +258,7 @@ def test_resume_needs_its_permission_and_only_queues(
 
 
 def test_resume_of_a_run_that_is_live_or_ended(api: Api, shop: Agent) -> None:
-    from agentruns.leases import claim
+    from agentruns.engine.leases import claim
 
     user = make_user("boss", "resume_run", "cancel_run")
     boss = Api(user)

@@ -16,9 +16,9 @@ from hypothesis import settings as examples
 from agentruns import cancel_run, pause_run, run_agent, start_run, tool
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.models.querysets import ENDED
 from agentruns.providers.base import ModelRequest, ProviderError
-from agentruns.querysets import ENDED
-from agentruns.tokens import create_token
+from agentruns.services.api_tokens import create_token
 from tests.admin.people import user
 from tests.api.snapshot import FILE
 from tests.effects import Effects

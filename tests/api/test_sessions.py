@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.models import Run
 from tests.api.http import Api, make_user
 

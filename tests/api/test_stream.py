@@ -18,12 +18,13 @@ from django.urls import path
 from ninja import NinjaAPI
 from pytest_django.live_server_helper import LiveServer
 
-from agentruns import ModelReply, cancel_run, deny, run_agent, start_run, tokens
-from agentruns.agents import Agent
+from agentruns import ModelReply, cancel_run, deny, run_agent, start_run
+from agentruns.agents.agent import Agent
 from agentruns.api import router
 from agentruns.api.stream import Feed
 from agentruns.models import ApiToken, Run
-from agentruns.sweep import sweep
+from agentruns.services import api_tokens
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
     Listener,
@@ -219,12 +220,12 @@ def test_who_may_no_longer_see_the_run_hears_no_more(
 def test_a_revoked_token_hears_no_more(pending: Any, owner: Any, settings: Any) -> None:
     settings.AGENTRUNS_API_PING_SECONDS = 0
     run = pending().run
-    token, text = tokens.create_token(owner, [ApiToken.Scope.RUNS_READ])
+    token, text = api_tokens.create_token(owner, [ApiToken.Scope.RUNS_READ])
     stream = Stream(None, run, Authorization=f"Bearer {text}")
     assert stream.poll() == journal(run)
     stream.poll()
     assert stream.is_open
-    tokens.revoke(token.pk, owner)
+    api_tokens.revoke(token.pk, owner)
     stream.poll()
     stream.poll()
     assert not stream.is_open

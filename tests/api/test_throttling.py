@@ -17,7 +17,7 @@ from agentruns.api import throttling
 from agentruns.api.auth import BearerAuth, needing
 from agentruns.checks import check_throttle
 from agentruns.models import ApiToken
-from agentruns.tokens import create_token
+from agentruns.services.api_tokens import create_token
 from tests.api.http import Api
 from tests.api.test_mounting import host, urlconf
 from tests.api.test_tokens import Program

@@ -14,12 +14,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
 
 from agentruns import start_run
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.api.auth import channel_of, token_of
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken, Approval, Run
+from agentruns.services.api_tokens import authenticate, create_token, revoke
 from agentruns.testing import frozen_clock
-from agentruns.tokens import authenticate, create_token, revoke
 from tests.api.http import Api, make_user
 from tests.api.test_auth import endpoints
 from tests.api.test_mounting import Bearer, host, urlconf

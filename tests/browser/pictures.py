@@ -113,7 +113,7 @@ def take_history(visitors: Visitors, folder: Path) -> None:
 def day(clock: DatabaseClock) -> tuple[Any, Any]:
     """Let a day at the desk pass; return the card and the call in doubt to look at."""
     from agentruns import approve, deny
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
     from tests.admin.people import user
     from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
     from tests.shop.agents import call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.utils import timezone
 
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
 from tests.admin.people import user
 from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk

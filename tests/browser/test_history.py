@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentruns import approve
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.browser.desk import REFUND, Desk
 from tests.browser.sound import assert_sound

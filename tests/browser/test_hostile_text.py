@@ -8,7 +8,7 @@ import pytest
 
 from agentruns import Agent, approve, deny, run_agent, tool
 from agentruns.models import Approval, Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.browser.desk import Desk

@@ -11,7 +11,7 @@ from django.views.static import serve
 from playwright.sync_api import Locator, Route
 
 from agentruns import approve
-from agentruns.tokens import create_token, revoke
+from agentruns.services.api_tokens import create_token, revoke
 from tests.admin.people import user
 from tests.browser.desk import CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.sound import assert_sound

@@ -9,7 +9,7 @@ import pytest
 from agentruns import approve
 from agentruns.admin import RunAdmin
 from agentruns.models import Approval
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import Desk

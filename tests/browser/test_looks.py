@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentruns import approve, deny
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk

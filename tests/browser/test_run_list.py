@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentruns import approve, deny
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from tests.admin.conftest import World
 from tests.admin.people import user

@@ -7,9 +7,8 @@ from datetime import timedelta
 from django.db import connection
 
 from agentruns import start_run
-from agentruns.journal import triggers
-from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.models import Message, Run, triggers
+from agentruns.services.sweep import sweep
 from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor

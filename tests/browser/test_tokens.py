@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from agentruns.tokens import authenticate, create_token, revoke
+from agentruns.services.api_tokens import authenticate, create_token, revoke
 from tests.admin.people import user
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor

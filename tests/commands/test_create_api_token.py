@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from agentruns.models import ApiToken
-from agentruns.tokens import authenticate
+from agentruns.services.api_tokens import authenticate
 from tests.commands.running import run
 
 pytestmark = pytest.mark.django_db(transaction=True)

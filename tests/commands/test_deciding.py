@@ -6,7 +6,7 @@ import pytest
 
 from agentruns import run_agent, tool
 from agentruns.models import Approval, Message
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.commands.running import run
 from tests.db.helpers import user
 from tests.effects import Effects

@@ -11,8 +11,8 @@ from django.core.management import CommandError, call_command
 
 from agentruns import Agent, approve
 from agentruns.models import Message, Run
-from agentruns.redaction import FAILED
 from agentruns.testing import ScriptedModel
+from agentruns.utils.redaction import FAILED
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.redacting import CARD, FAIL, HIDE, KEY, PIN, Story, explode, leaks, story

@@ -15,7 +15,7 @@ from django.db import OperationalError, connection
 from django.db.models import Min
 
 from agentruns import approve, pause_run, run_agent, start_run
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.management.commands import resume_runs
 from agentruns.management.terminal import moment
 from agentruns.models import Approval, Message, Run

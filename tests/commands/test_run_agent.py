@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from pydantic import BaseModel
 
 from agentruns import Agent, cancel_run, pause_run, start_run
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.testing import ScriptedModel, crashing_at, expire_leases

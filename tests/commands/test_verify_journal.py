@@ -8,8 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from agentruns import approve, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.journal import triggers
-from agentruns.models import Approval, Message, Run, Session
+from agentruns.models import Approval, Message, Run, Session, triggers
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent

@@ -23,10 +23,11 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
-from agentruns import approve, cancel_run, crashpoints, get_run, run_agent, tool
+from agentruns import approve, cancel_run, get_run, run_agent, tool
+from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
-from agentruns.sweep import sweep
-from agentruns.worker import advance
+from agentruns.services.sweep import sweep
+from agentruns.utils import failpoints
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
 
@@ -103,9 +104,9 @@ def perform(orders: Orders, pipe: Connection) -> None:
     errors: list[str] = []
     with ExitStack() as faults:
         if orders.point and orders.dies:
-            crashpoints.arm(orders.point)
+            failpoints.arm(orders.point)
         elif orders.point:
-            crashpoints.arm(orders.point, lambda: _ask(pipe, faults))
+            failpoints.arm(orders.point, lambda: _ask(pipe, faults))
         for action in orders.actions:
             if not _act(action, errors):
                 _act(action, errors)

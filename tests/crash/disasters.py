@@ -14,8 +14,9 @@ from django.db import connection, connections, transaction
 from django.db.models import F
 from django.test import override_settings
 
-from agentruns import NotOccurred, Occurred, ToolContext, Unknown, crashpoints, get_run, resume_run, tool
-from agentruns.worker import advance
+from agentruns import NotOccurred, Occurred, ToolContext, Unknown, get_run, resume_run, tool
+from agentruns.engine.worker import advance
+from agentruns.utils import failpoints
 from tests.crash.child import Orders
 from tests.crash.processes import Forked
 from tests.effects import VARIABLE, Effects
@@ -112,7 +113,7 @@ def die_before_commit(nth: int) -> None:
 
 def stop_at(point: str) -> None:
     """Let this process freeze, once, where it would be killed: a host that sleeps."""
-    crashpoints.arm(point, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    failpoints.arm(point, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 # The server that forks has the environment of whichever test started it.
@@ -136,7 +137,7 @@ def perform(orders: Orders, pipe: Connection) -> None:
     if commit := os.environ.get("DISASTER_COMMIT"):
         die_before_commit(int(commit))
     if orders.point:
-        crashpoints.arm(orders.point) if orders.dies else stop_at(orders.point)
+        failpoints.arm(orders.point) if orders.dies else stop_at(orders.point)
     for name, *arguments in orders.actions:
         ACTIONS[name](*arguments)
     connections.close_all()

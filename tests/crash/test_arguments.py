@@ -19,10 +19,10 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from agentruns import Agent, ToolContext, approve, run_agent, tool
-from agentruns.gate import call_digest
+from agentruns.engine.gate import call_digest
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.crash.processes import LEASE, ROOT, expire_lease
 from tests.db.helpers import payloads

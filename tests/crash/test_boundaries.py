@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-import agentruns.executor
+import agentruns.engine.tool_calls
 from agentruns import (
     Agent,
     NotOccurred,
@@ -22,15 +22,15 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns.engine.leases import Lease
+from agentruns.engine.worker import advance
 from agentruns.exceptions import ApprovalStateError, RunStateError
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing.crash import Crash
-from agentruns.worker import advance
 from tests.db.helpers import kill, outcomes
 from tests.db.racing import Click, decide, drive, end, nothing_lost, order
 from tests.effects import Effects
@@ -203,7 +203,7 @@ def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPa
     run = start_run(agent, "do it", session)
     with monkeypatch.context() as patch:
         patch.setattr(Lease, "release", lambda self, **how: None)
-        patch.setattr(agentruns.executor, "reached", reached)
+        patch.setattr(agentruns.engine.tool_calls, "reached", reached)
         with pytest.raises(Crash):
             advance(run, "default")
     kill(run)

@@ -13,7 +13,7 @@ from agentruns import approve, cancel_run, deny, pause_run, resolve_orphan, resu
 from agentruns.exceptions import ApprovalStateError, RunStateError, SessionBusyError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.crash.processes import expire_lease, finish, start, wait_for
 from tests.effects import Effects
 

@@ -18,8 +18,8 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from agentruns import Agent, approve, resume_run, run_agent
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill
 from tests.db.racing import decide

@@ -13,12 +13,12 @@ import pytest
 from django.db import connection
 
 from agentruns import RunResult, resume_run, run_agent
-from agentruns.crashpoints import POINTS
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
 from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, Cell, cells
 from tests.crash.processes import LEASE, Forked, expire_lease, wait_for

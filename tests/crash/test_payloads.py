@@ -12,10 +12,10 @@ import pytest
 from django.db import connection
 
 from agentruns import resume_run
+from agentruns.journal.payloads import names_in
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.payloads import names_in
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.crash.fetching import fetcher
 from tests.crash.processes import LEASE, ROOT, expire_lease
 from tests.effects import Effects

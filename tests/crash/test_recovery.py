@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from agentruns import Agent, resolve_orphan, resume_run, start_run
+from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
-from agentruns.leases import claim
 from agentruns.models import Run
 from agentruns.providers.base import ProviderError
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.crash.disasters import ended, forked
 from tests.crash.processes import wait_for

@@ -11,7 +11,7 @@ from django.db import connection
 from agentruns import approve, resume_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.child import Orders, perform
 from tests.crash.processes import Forked, expire_lease

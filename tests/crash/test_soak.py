@@ -16,7 +16,7 @@ from agentruns import approve, deny, resume_run, start_run
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
+from agentruns.services.runs import result_of
 from agentruns.testing import check_messages
 from tests.crash.processes import start
 from tests.effects import Effects

@@ -9,7 +9,7 @@ import pytest
 from agentruns import approve, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
+from agentruns.services.runs import result_of
 from agentruns.testing import check_messages
 from tests.crash.disasters import ended, forked
 from tests.db.helpers import kill, outcomes

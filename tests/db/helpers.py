@@ -9,11 +9,12 @@ from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from agentruns import RunResult, run_agent, transitions
+from agentruns import RunResult, run_agent
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
+from agentruns.services.write import write
 from tests.shop.agents import shop_agent
 
 
@@ -68,4 +69,4 @@ def run_out(approval: Approval) -> None:
         call = batch.state.run.calls[approval.call_id]
         batch.add(events.APPROVAL_EXTENDED, {"expires_at": past, "actor": None}, call=call)
 
-    transitions.write(approval.run_id, change)
+    write(approval.run_id, change)

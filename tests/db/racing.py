@@ -11,13 +11,13 @@ import pytest
 from django.db import connection, connections
 
 from agentruns import approve, cancel_run, deny, pause_run, resume_run
+from agentruns.engine.worker import advance
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from agentruns.worker import advance
 from tests.crash.processes import wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSer
 from agentruns import DatabaseStore, ToolContext, approve, resume_run, run_agent, tool
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import Crash, check_messages, crash_after_tool_results
 from tests.crash.test_arguments import act, bound, ordered, started
 from tests.db.helpers import outcomes, payloads, run_turns, the_run

@@ -17,7 +17,7 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import (
     ApprovalStateError,
     DurableConfigMismatchError,
@@ -31,7 +31,7 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.models import Message, Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects

@@ -13,7 +13,7 @@ import pytest
 from agentruns import Agent, resume_run, run_agent
 from agentruns.models import Run
 from agentruns.providers.base import ModelReply, ProviderError
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import Script, run_until_blocked
 from tests.db.helpers import forget_backoff, payloads, the_run
 from tests.effects import Effects

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from agentruns import start_run
-from agentruns.leases import Lease, claim
+from agentruns.engine.leases import Lease, claim
 from agentruns.models import Run
 from tests.db.racing import LEVELS, LIMIT, at_once, isolation
 from tests.effects import Effects

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from agentruns import Agent, approve, resume_run, run_agent
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases, run_until_blocked
 from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.db.helpers import forget_backoff, outcomes, payloads, the_run

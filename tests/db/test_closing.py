@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import agentruns.budgets
+import agentruns.engine.budgets
 from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
+from agentruns.engine.leases import Lease
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import Crash, ScriptedModel, check_messages
 from agentruns.testing.crash import CrashingStore
 from tests.db.helpers import kill, payloads
@@ -259,7 +259,7 @@ def test_a_run_that_died_at_any_prefix_and_then_fails(
             return
         with monkeypatch.context() as patch:
             if how == "deadline":
-                patch.setattr(agentruns.budgets, "datetime", Later)
+                patch.setattr(agentruns.engine.budgets, "datetime", Later)
             revive(run)
         run.refresh_from_db()
         assert (run.status, run.error.startswith(said)) == ("failed", True), run.error

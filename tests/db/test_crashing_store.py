@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentruns import DatabaseStore, run_agent
-from agentruns.crashpoints import arm
 from agentruns.models import Message, Run
 from agentruns.testing import Crash, crash_after_tool_results
+from agentruns.utils.failpoints import arm
 from tests.db.helpers import outcomes, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -10,7 +10,7 @@ from django.db import transaction
 from agentruns import approve, cancel_run, list_runs, resolve_orphan, resume_run, run_agent, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Definition, Message, Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

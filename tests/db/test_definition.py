@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from agentruns import adopt_definition, resume_run, run_agent, start_run, tool
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
+from agentruns.engine.leases import Lease, claim
 from agentruns.exceptions import DurableConfigMismatchError, PermissionDeniedError, RunStateError
-from agentruns.leases import Lease, claim
 from agentruns.models import Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import kill, outcomes, payloads, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -78,8 +78,10 @@ def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(
     turn = {"tools": [call("act")]}
     with isolated_registry(), pytest.MonkeyPatch.context() as patch:
         agent = shop_agent("changed", turn, tools=[careful])
-        patch.setattr("agentruns.executor._orphan", lambda *args, **options: 1 / 0)  # dies before it is held
-        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
+        patch.setattr(
+            "agentruns.engine.tool_calls._orphan", lambda *args, **options: 1 / 0
+        )  # dies before it is held
+        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
         with pytest.raises(ZeroDivisionError):
             run_agent(agent, "do it", "s1", idempotency_key="k")
     run = Run.objects.get()
@@ -105,7 +107,7 @@ def test_what_is_adopted_just_before_the_claim_is_what_drives(
         return claim(alias, run_id)
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentruns.worker.claim", adopt_first)
+        patch.setattr("agentruns.engine.worker.claim", adopt_first)
         assert (sweep().queued, effects.count()) == (1, 0)
     assert sweep().completed == 1
     assert [line["text"] for line in effects.lines()] == ["new"]

@@ -11,8 +11,8 @@ from agentruns.exceptions import PermissionDeniedError, RunStateError, ToolDurab
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects

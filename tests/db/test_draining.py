@@ -11,10 +11,11 @@ import pytest
 from django.core.management import call_command
 from django.db import OperationalError
 
-from agentruns import ToolContext, draining, run_agent, start_run, tool
-from agentruns.leases import claim
+from agentruns import ToolContext, run_agent, start_run, tool
+from agentruns.engine import leases
+from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
@@ -28,8 +29,8 @@ def restarted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def restart() -> None:
         time.sleep(0.01)  # SQLite's clock counts milliseconds
-        monkeypatch.setattr(draining, "LOADED", draining.uptime())
-        monkeypatch.setattr(draining, "_started", {})
+        monkeypatch.setattr(leases, "LOADED", leases.uptime())
+        monkeypatch.setattr(leases, "_process_started", {})
 
     return restart
 
@@ -38,7 +39,7 @@ def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
     effects: Effects, restarted: Any
 ) -> None:
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
-    draining.drain("default")
+    leases.drain("default")
     assert claim("default", run.pk) is None
     assert (sweep().found, sweep(drives=False).rung) == (0, 1)
     result = run_agent("calls-post", "do it", "s2", idempotency_key="k2")
@@ -52,14 +53,14 @@ def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
 @tool
 def deploy(ctx: ToolContext) -> str:
     """Deploy, which is to drain the worker that does it."""
-    draining.drain("default")
+    leases.drain("default")
     return "deployed"
 
 
 def test_a_drive_ends_at_its_next_boundary(
     effects: Effects, agents: None, restarted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "EVERY", 0)
+    monkeypatch.setattr(leases, "DRAIN_CHECK_SECONDS", 0)
     agent = shop_agent("deploys", {"tools": [call("deploy"), call("post", text="up")]}, tools=[deploy, post])
     result = run_agent(agent, "deploy it", "s1", idempotency_key="k1")
     run = Run.objects.get()
@@ -72,19 +73,19 @@ def test_a_drive_ends_at_its_next_boundary(
 def test_looking_costs_nothing_until_it_is_time_and_a_database_out_of_reach_is_no_stamp(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = draining.Look("default")
-    draining.drain("default")
+    look = leases.DrainCheck("default")
+    leases.drain("default")
     with django_assert_num_queries(0):
         assert not look()
-    look.looked -= draining.EVERY
+    look.looked -= leases.DRAIN_CHECK_SECONDS
 
     def unreachable(alias: str) -> bool:
         raise OperationalError("the server is restarting")
 
     with monkeypatch.context() as patch:
-        patch.setattr(draining, "is_asked", unreachable)
+        patch.setattr(leases, "is_draining", unreachable)
         assert not look()
-    look.looked -= draining.EVERY
+    look.looked -= leases.DRAIN_CHECK_SECONDS
     assert look() and look()
 
 
@@ -106,7 +107,7 @@ def test_the_command_waits_for_what_is_driven_and_names_what_stays(restarted: An
 
 
 def test_the_stamp_is_no_sweeper(restarted: Any) -> None:
-    draining.drain("default")
+    leases.drain("default")
     sweep()
     assert not Control.objects.sweepers().exists(), "a drained worker is none"
     restarted()

@@ -5,7 +5,7 @@ import pytest
 from agentruns import approve, deny, run_agent, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -8,9 +8,9 @@ import pytest
 from pydantic import AfterValidator
 
 from agentruns import answer, approve, deny, run_agent, tool
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.models import Approval, Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -64,8 +64,10 @@ def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
     result = run_agent(agent, "read", "s1", idempotency_key="k")
     approve(result.pending[0].pk, None)
     with pytest.MonkeyPatch.context() as patch:  # the process dies between tool_started and the handler
-        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
-        patch.setattr("agentruns.executor.reached", lambda point: 1 / 0 if point == "before_tool" else None)
+        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
+        patch.setattr(
+            "agentruns.engine.tool_calls.reached", lambda point: 1 / 0 if point == "before_tool" else None
+        )
         sweep()
     run = Run.objects.get()
     assert Message.objects.filter(kind="tool_started").count() == 1

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from agentruns import answer, approve, cancel_run, extend, transitions
-from agentruns.approvals import expire_due
+from agentruns import answer, approve, cancel_run, extend
 from agentruns.exceptions import ApprovalStateError, JournalConflictError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
+from agentruns.services import approvals
+from agentruns.services.approvals import expire_due
 from tests.db.helpers import payloads, run_out, run_turns
 from tests.effects import Effects
 from tests.shop.agents import call
@@ -33,14 +34,14 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], N
     """`first(act)`: right before the next service writes, somebody else does this."""
 
     def first(act: Callable[[], object]) -> None:
-        real = transitions.write
+        real = approvals.write
 
         def write(*given: Any, **options: Any) -> Run:
-            monkeypatch.setattr(transitions, "write", real)
+            monkeypatch.setattr(approvals, "write", real)
             act()
             return real(*given, **options)
 
-        monkeypatch.setattr(transitions, "write", write)
+        monkeypatch.setattr(approvals, "write", write)
 
     return first
 
@@ -99,7 +100,7 @@ def test_the_journal_is_busy(card: Approval, monkeypatch: pytest.MonkeyPatch) ->
         raise JournalConflictError("somebody writes all the time")
 
     with monkeypatch.context() as patch:
-        patch.setattr(transitions, "write", busy)
+        patch.setattr(approvals, "write", busy)
         assert expire_due() == 0
     assert decided(card) == []
     assert (expire_due(), decided(card)) == (1, ["expire"])

@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from agentruns import approve, canonical, fork_run
-from agentruns.ids import uuid7
+from agentruns import approve, fork_run
 from agentruns.journal.events import Row, row_hash
 from agentruns.journal.read import FIELDS
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
+from agentruns.utils import json as canonical
+from agentruns.utils.ids import uuid7
 from tests.db.helpers import run_turns, the_run
 from tests.db.test_verify import forge
 from tests.effects import Effects

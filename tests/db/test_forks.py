@@ -19,19 +19,19 @@ from agentruns import (
     run_agent,
     start_run,
     state_at,
-    transitions,
 )
+from agentruns.engine.leases import claim
 from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
-from agentruns.journal import copies, triggers
+from agentruns.journal import copies
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load, session_rows
 from agentruns.journal.verify import problems
-from agentruns.leases import claim
-from agentruns.models import Approval, Message, Notification, Run, Session
-from agentruns.repair import repair_session
+from agentruns.models import Approval, Message, Notification, Run, Session, triggers
+from agentruns.services.history import session_at
+from agentruns.services.repair import repair_session
+from agentruns.services.sweep import sweep
+from agentruns.services.write import write
 from agentruns.signals import run_ended
-from agentruns.states import session_at
-from agentruns.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import payloads, run_turns, the_run, user
 from tests.effects import Effects
@@ -326,7 +326,7 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied(effects: Effe
         batch.add("late_result", said, call_id=first.call_id, tool_name="lookup", attempt=1)
         batch.add("ballot", {"v": 2, "votes": [{"copied": True}]}, call_id=first.call_id)
 
-    run = transitions.write(run.pk, evidence, closed=True)
+    run = write(run.pk, evidence, closed=True)
     again = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
     for origin, seq in ((run, seq_of(run, "ballot")), (again, seq_of(again, "user"))):
         fork = fork_run(origin.pk, seq, text="go on")

@@ -25,10 +25,10 @@ from agentruns import (
     tool,
 )
 from agentruns.exceptions import ApprovalStateError, PermissionDeniedError, RunStateError
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.providers.base import ProviderError
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import forget_backoff, kill, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
@@ -52,8 +52,10 @@ def patient(ctx: ToolContext) -> str:
 
 def die_before_the_handler(monkeypatch: pytest.MonkeyPatch, agent: Agent) -> Run:
     with monkeypatch.context() as patch:
-        patch.setattr("agentruns.leases.Lease.release", lambda self, **how: None)
-        patch.setattr("agentruns.executor.reached", lambda point: 1 / 0 if point == "before_tool" else None)
+        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
+        patch.setattr(
+            "agentruns.engine.tool_calls.reached", lambda point: 1 / 0 if point == "before_tool" else None
+        )
         with pytest.raises(ZeroDivisionError):
             run_agent(agent, "do it", "s1", idempotency_key="k")
     run = Run.objects.get()
@@ -283,7 +285,7 @@ def test_a_pause_that_was_only_requested_is_lifted_by_resume(
     run = die_before_the_handler(monkeypatch, agent)
     Run.objects.update(lease_expires_at=None)  # the worker is live while the pause is requested
     with monkeypatch.context() as patch:
-        patch.setattr("agentruns.transitions.take", lambda alias, run_id, **how: 0)
+        patch.setattr("agentruns.services.write.take", lambda alias, run_id, **how: 0)
         pause_run(run.pk, reason="wait for Bob")
     kill(run)
     assert resume_run(run.pk).status == "completed"

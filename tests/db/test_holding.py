@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentruns import approve, resume_run, start_run
-from agentruns.leases import claim
+from agentruns.engine.leases import claim
 from agentruns.models import Approval, Message, Run
-from agentruns.sweep import hold_all, sweep
+from agentruns.services.sweep import hold_all, sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.db.test_in_testcase import Bell

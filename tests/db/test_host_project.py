@@ -22,10 +22,9 @@ from django.test import TransactionTestCase
 from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run
 from agentruns.checks import check_database
 from agentruns.exceptions import NotDurableError
-from agentruns.journal import triggers
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Definition, Message, Run, Session
-from agentruns.sweep import sweep
+from agentruns.models import Approval, Definition, Message, Run, Session, triggers
+from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.seeds.dying import elsewhere

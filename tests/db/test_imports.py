@@ -13,11 +13,10 @@ from django.db import connection, transaction
 
 from agentruns import ToolContext, approve, export_run, fork_run, run_again, run_agent, tool
 from agentruns.exceptions import PayloadError, RunStateError
-from agentruns.imports import import_run
-from agentruns.journal import triggers
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Definition, Message, Notification, Run, Session
-from agentruns.sweep import Swept, hold_all, sweep
+from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
+from agentruns.services.sweep import Swept, hold_all, sweep
+from agentruns.services.transfer import import_run
 from tests.commands.running import run as command
 from tests.crash.test_faults import broken_commit
 from tests.db.helpers import run_turns, the_run, user

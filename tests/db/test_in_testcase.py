@@ -12,7 +12,7 @@ from django.test import TestCase, TransactionTestCase
 from agentruns import approve, run_agent, start_run
 from agentruns.exceptions import NotDurableError
 from agentruns.models import Message
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing.flush import JournalFlushMixin
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects

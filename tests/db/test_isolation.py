@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 from agentruns import ModelRequest, ToolContext, approve, cancel_run, pause_run, resume_run, run_agent, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import expire_lease, run_and_die
 from tests.db import test_races

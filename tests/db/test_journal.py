@@ -5,12 +5,11 @@ from django.db import DatabaseError, connection, transaction
 
 from agentruns import start_run
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal import triggers
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run, Session, Tombstone
-from agentruns.stores import DatabaseStore
+from agentruns.models import Message, Run, Session, Tombstone, triggers
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

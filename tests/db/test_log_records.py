@@ -13,8 +13,8 @@ import pytest
 
 from agentruns import approve, tool
 from agentruns.models import Approval, Run
-from agentruns.redaction import RunFilter, bound, driven
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
+from agentruns.utils.redaction import RunFilter, bound, driven
 from tests.crash.processes import ROOT
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects

@@ -16,8 +16,8 @@ from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resu
 from agentruns.exceptions import ApprovalStateError, ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import payloads
 from tests.effects import Effects

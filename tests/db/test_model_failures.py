@@ -10,8 +10,8 @@ import pytest
 from agentruns import Agent, resume_run, run_agent
 from agentruns.models import Run
 from agentruns.providers.base import ProviderError
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import forget_backoff, payloads, the_run
 from tests.effects import Effects

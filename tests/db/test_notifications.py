@@ -30,11 +30,10 @@ from django.test.utils import CaptureQueriesContext
 from agentruns import approve, cancel_run, deny, pause_run, run_agent, signals, start_run, tool
 from agentruns.contrib.mail import MailNotifier
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.ids import uuid7
+from agentruns.journal.outbox import MAX_ATTEMPTS, Notice, UndeliverableError, deliver_due, resting
 from agentruns.models import Notification, Run
-from agentruns.notices import Notice
-from agentruns.notifications import MAX_ATTEMPTS, UndeliverableError, deliver_due, resting
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
+from agentruns.utils.ids import uuid7
 from tests.crash.processes import ROOT
 from tests.db.helpers import run_turns, the_run, user
 from tests.db.racing import at_once
@@ -280,7 +279,7 @@ def test_with_no_listener_and_no_notifier_nothing_is_added(
         return len(captured)
 
     with_hook = cost("a")
-    monkeypatch.setattr("agentruns.stores.announce", lambda alias, batch: None)
+    monkeypatch.setattr("agentruns.journal.store.announce", lambda alias, batch: None)
     assert with_hook == cost("b")
 
 

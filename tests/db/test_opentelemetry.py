@@ -26,12 +26,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
-from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run, telemetry, tool
+from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run, tool
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
+from agentruns.journal import telemetry
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.crash.child import Orders, perform
 from tests.crash.processes import Forked, expire_lease

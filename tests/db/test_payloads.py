@@ -12,16 +12,17 @@ from django.db import OperationalError, transaction
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
-from agentruns import ToolContext, payloads, resolve_orphan, resume_run, run_agent, start_run, tool
-from agentruns.agents import Agent
+from agentruns import ToolContext, resolve_orphan, resume_run, run_agent, start_run, tool
+from agentruns.agents.agent import Agent
 from agentruns.checks import check_payload_storage, check_payloads
+from agentruns.journal import payloads
+from agentruns.journal.payloads import Stored
 from agentruns.journal.read import load
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run
-from agentruns.payloads import Stored
-from agentruns.runs import result_of
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.admin.doubts import timed_out
 from tests.commands.running import run as command

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, Permission, User
 
-from agentruns import list_runs, people, start_run
+from agentruns import list_runs, start_run
 from agentruns.admin import mine
 from agentruns.models import Approval
+from agentruns.services import permissions
 from tests.db.helpers import run_turns
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -38,21 +39,21 @@ def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody(
     effects: Effects, agents: None
 ) -> None:
     asked, bare = card(), Bare()
-    assert people.decidable(bare, [asked]) == [asked]
+    assert permissions.decidable(bare, [asked]) == [asked]
     assert [*mine.open_to(bare, Approval.objects.all())] == [asked]
     asked.approvers = "treasurers"
-    assert "is not among them" in people.why_not_decide(bare, asked)
-    assert people.decidable(bare, [asked]) == []
+    assert "is not among them" in permissions.why_not_decide(bare, asked)
+    assert permissions.decidable(bare, [asked]) == []
 
 
 def test_a_group_may_have_a_dot_in_its_name(effects: Effects, agents: None) -> None:
     asked, ann = card("Acme Inc. support"), User.objects.create_user("ann")
     ann.user_permissions.add(Permission.objects.get(codename="decide_approval"))
-    assert "is not among them" in people.why_not_decide(ann, asked)
+    assert "is not among them" in permissions.why_not_decide(ann, asked)
     ann.groups.add(Group.objects.create(name="Acme Inc. support"))
     ann = User.objects.get(pk=ann.pk)
-    assert people.why_not_decide(ann, asked) == ""
-    assert people.decidable(ann, [asked]) == [*mine.open_to(ann, Approval.objects.all())] == [asked]
+    assert permissions.why_not_decide(ann, asked) == ""
+    assert permissions.decidable(ann, [asked]) == [*mine.open_to(ann, Approval.objects.all())] == [asked]
 
 
 def test_nobodys_runs_are_not_a_visitors(agents: None) -> None:

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from agentruns import ToolContext, approve, start_run, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests import pgbouncer
 from tests.commands.running import run as command
 from tests.crash import child  # noqa: F401 - declares its agents

@@ -9,12 +9,12 @@ import pytest
 from django.utils import timezone
 
 from agentruns import Agent, answer, approve, ask_human, deny, extend, question_to, run_agent, tool
-from agentruns.agents import definition_difference
+from agentruns.agents.agent import definition_difference
 from agentruns.exceptions import ApprovalStateError, NotDurableError, PermissionDeniedError
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval
-from agentruns.repair import repair_session
-from agentruns.sweep import sweep
+from agentruns.services.repair import repair_session
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import payloads, run_out, user
 from tests.effects import Effects

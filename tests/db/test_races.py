@@ -12,15 +12,15 @@ import pytest
 from django.db import OperationalError, connection
 
 from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_run, tool
-from agentruns.agents import isolated_registry
-from agentruns.driver import Driver
+from agentruns.agents.agent import isolated_registry
+from agentruns.engine.driver import Driver
+from agentruns.engine.leases import Lease, claim
+from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease, claim
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
-from agentruns.worker import advance
+from agentruns.services.sweep import sweep
 from tests.crash.processes import wait_for
 from tests.db.helpers import kill, outcomes, run_turns, the_run
 from tests.db.racing import (

@@ -22,12 +22,11 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import NotDurableError, RunStateError
-from agentruns.journal import triggers
-from agentruns.models import Message, Run
+from agentruns.models import Message, Run, triggers
 from agentruns.providers.base import ProviderError
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.commands.running import run as command
 from tests.db.helpers import the_run

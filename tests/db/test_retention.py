@@ -16,23 +16,12 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
-from agentruns import (
-    cancel_run,
-    fork_run,
-    payloads,
-    replay_run,
-    retention,
-    run_again,
-    run_agent,
-    start_run,
-    state_at,
-)
-from agentruns.agents import isolated_registry
+from agentruns import cancel_run, fork_run, replay_run, run_again, run_agent, start_run, state_at
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError
-from agentruns.exports import export_run
-from agentruns.imports import import_run
+from agentruns.journal import payloads
+from agentruns.journal.masking import sensitive_in
 from agentruns.journal.verify import problems
-from agentruns.masking import sensitive_in
 from agentruns.models import (
     Approval,
     Definition,
@@ -44,8 +33,10 @@ from agentruns.models import (
     Session,
     Tombstone,
 )
-from agentruns.retention import Pruned, count_ended, erase_session, prune_ended, revived
-from agentruns.sweep import sweep
+from agentruns.services import retention
+from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended, revived
+from agentruns.services.sweep import sweep
+from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
 from tests.crash.processes import ROOT
 from tests.db.helpers import user
@@ -243,7 +234,7 @@ def test_pages_limits_and_what_a_host_keeps(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "PAGE", 2)
-    monkeypatch.setattr("agentruns.retries.TRIES", 2)
+    monkeypatch.setattr("agentruns.utils.db.TRIES", 2)
     for number in range(5):
         ended(f"s{number}", days=50 - number)
         run_agent(f"agent-s{number}", "again", f"s{number}", idempotency_key=f"{number}")
@@ -323,7 +314,7 @@ django.setup()
 from django.conf import settings
 from django.db.models.signals import pre_delete
 from agentruns.models import Session
-from agentruns.retention import prune_ended
+from agentruns.services.retention import prune_ended
 from tests.files import alias
 settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.db.test_retention.DeadlyStorage")}
 settings.DATABASES.pop("other")

@@ -15,9 +15,9 @@ from django.urls import reverse
 from agentruns import start_run
 from agentruns.management.base import AgentRunsCommand
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.routers import JournalRouter
-from agentruns.sweep import sweep
-from agentruns.tokens import create_token
+from agentruns.models.router import JournalRouter
+from agentruns.services.api_tokens import create_token
+from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
 from tests.db.helpers import user
 from tests.effects import Effects
@@ -45,7 +45,7 @@ def test_every_command_takes_a_database_and_speaks_json(name: str) -> None:
 @pytest.fixture
 def journal(settings: Any) -> None:
     settings.AGENTRUNS_DATABASE = "other"
-    settings.DATABASE_ROUTERS = ["agentruns.routers.JournalRouter"]
+    settings.DATABASE_ROUTERS = ["agentruns.models.router.JournalRouter"]
 
 
 def test_tables_are_made_where_the_journal_is(journal: None) -> None:
@@ -71,7 +71,7 @@ def test_users_are_found_where_they_are(journal: None, effects: Effects, agents:
     assert found.owner._state.db == "default"
     assert User.objects.get(pk=al.pk).agentruns_runs.get() == found
     assert Run(owner=al, session=Session.objects.get()).owner == al  # refused without the router
-    settings.DATABASE_ROUTERS = ["agentruns.routers.JournalRouter", UsersElsewhere()]
+    settings.DATABASE_ROUTERS = ["agentruns.models.router.JournalRouter", UsersElsewhere()]
     assert router.db_for_read(User, instance=found) == "users"
 
 

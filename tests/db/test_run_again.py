@@ -10,8 +10,8 @@ from agentruns import run_again, run_agent, start_run
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal.verify import problems
 from agentruns.models import Run
-from agentruns.states import session_at
-from agentruns.sweep import sweep
+from agentruns.services.history import session_at
+from agentruns.services.sweep import sweep
 from tests.crash.test_faults import broken_commit
 from tests.db.helpers import payloads, the_run
 from tests.db.test_forks import seq_of, story, the_run_of

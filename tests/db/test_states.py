@@ -14,8 +14,8 @@ from agentruns import ToolContext, approve, deny, export_run, run_agent, state_a
 from agentruns.exceptions import DurableRunNotFoundError, RunStateError
 from agentruns.journal.read import load
 from agentruns.models import Message, Run
-from agentruns.states import record, session_at
-from agentruns.sweep import sweep
+from agentruns.services.history import record, session_at
+from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects

@@ -11,11 +11,12 @@ import pytest
 from django.core.files.storage import FileSystemStorage
 from django.db import OperationalError
 
-from agentruns import leftovers, payloads
 from agentruns.exceptions import PayloadError
-from agentruns.ids import uuid7
+from agentruns.journal import payloads
+from agentruns.journal.payloads import Stored
 from agentruns.models import Run
-from agentruns.payloads import Stored
+from agentruns.services import retention
+from agentruns.utils.ids import uuid7
 from tests.effects import Effects
 from tests.files import alias, fetched, folder, row_of, stored_in
 
@@ -62,7 +63,7 @@ def test_a_content_is_out_of_reach_and_not_empty(
         payloads.check(stored)
     with pytest.raises(PayloadError, match="has no place: STORAGES has no such alias"):
         payloads.restore(stored, [b"x"])
-    assert (leftovers.delete([stored.name]), leftovers.delete_old()) == (0, 0)
+    assert (retention.delete_files([stored.name]), retention.delete_old_files()) == (0, 0)
     assert len(stored_in(folder)) == 1
 
 
@@ -86,11 +87,11 @@ def test_nothing_is_deleted_while_nobody_can_say_who_needs_it(
         raise OperationalError("the database is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(leftovers, "_journals", away)
-        assert (leftovers.delete(names), leftovers.delete_old()) == (0, 0)
+        patch.setattr(retention, "_journals", away)
+        assert (retention.delete_files(names), retention.delete_old_files()) == (0, 0)
     assert caplog.text.count("Files are left for the next time") == 2
     assert len(stored_in(folder)) == 2
-    assert leftovers.delete_old() == 2
+    assert retention.delete_old_files() == 2
     assert stored_in(folder) == []
 
 
@@ -100,12 +101,12 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other(
     settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.StickyStorage")}
     names = leave(folder, "a", "sticky", "z")
     with caplog.at_level(logging.ERROR, "agentruns"):
-        assert leftovers.delete(names) == 2
+        assert retention.delete_files(names) == 2
     assert [path.name for path in stored_in(folder)] == ["sticky"]
     assert "was not deleted" in caplog.text
 
 
 def test_deleting_stops_when_it_is_asked_to(folder: Path) -> None:
     leave(folder, "a")
-    assert leftovers.delete_old(should_stop=lambda: True) == 0
+    assert retention.delete_old_files(should_stop=lambda: True) == 0
     assert len(stored_in(folder)) == 1

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from agentruns import Agent, cancel_run, pause_run, resume_run, run_agent
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.models import Message, Run
-from agentruns.runs import result_of
+from agentruns.services.runs import result_of
 from agentruns.testing import (
     Script,
     check_messages,

@@ -9,12 +9,11 @@ import pytest
 from django.db import connection, transaction
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
-from agentruns.journal import triggers
-from agentruns.models import Approval, Control, Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import BATCH, sweep
+from agentruns.models import Approval, Control, Message, Run, triggers
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import BATCH, sweep
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.effects import Effects
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_runs_of_a_retired_definition_do_not_starve_the_others(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentruns.sweep.BATCH", 3)
+    monkeypatch.setattr("agentruns.services.sweep.BATCH", 3)
     assert BATCH > 3
     with isolated_registry():
         old = shop_agent("retired")

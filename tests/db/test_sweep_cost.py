@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from agentruns import run_agent, start_run
 from agentruns.models import Approval, Run, Session
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)

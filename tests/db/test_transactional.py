@@ -13,8 +13,8 @@ from django.db import IntegrityError, connection, connections, transaction
 from agentruns import RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Message, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from tests.crash.processes import wait_for
 from tests.db.helpers import kill, outcomes, payloads, the_run
 from tests.seeds.dying import elsewhere

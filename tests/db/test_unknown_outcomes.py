@@ -30,8 +30,8 @@ from agentruns import (
 )
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import wait_for
 from tests.db.helpers import outcomes, payloads, the_run

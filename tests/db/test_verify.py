@@ -9,15 +9,15 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-import agentruns.repair
+import agentruns.services.repair
 from agentruns import approve, cancel_run, deny, run_agent, start_run
-from agentruns.journal import triggers, verify
+from agentruns.journal import verify
 from agentruns.journal.events import Row, row_hash
 from agentruns.journal.read import FIELDS
 from agentruns.journal.verify import History, check, problems
-from agentruns.models import Approval, Message, Run, Session
-from agentruns.repair import repair_session
-from agentruns.sweep import sweep
+from agentruns.models import Approval, Message, Run, Session, triggers
+from agentruns.services.repair import repair_session
+from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -323,7 +323,7 @@ def test_a_repair_that_loses_a_race_is_done_again(waiting: Run, monkeypatch: pyt
         seen.append(len(found))
         return found
 
-    monkeypatch.setattr(agentruns.repair, "check", check_slowly)
+    monkeypatch.setattr(agentruns.services.repair, "check", check_slowly)
     repair_session("default", waiting.session_id)
     assert seen == [2, 2]
     assert problems(waiting.session_id) == []

@@ -11,11 +11,11 @@ from django.db import OperationalError
 
 from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
 from agentruns.exceptions import RunStateError
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.runs import result_of
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.disasters import ended, forked
 from tests.crash.processes import expire_lease, wait_for
@@ -185,7 +185,7 @@ def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects,
 def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentruns.executor.PARALLEL", 1)
+    monkeypatch.setattr("agentruns.engine.tool_calls.PARALLEL", 1)
 
     @tool(safe_to_retry=True, parallel=True)
     def read(ctx: ToolContext, number: int) -> str:
@@ -235,7 +235,7 @@ def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
         return "done"
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("agentruns.executor.wait", ctrl_c)  # where the engine waits for the handler
+        patch.setattr("agentruns.engine.tool_calls.wait", ctrl_c)  # where the engine waits for the handler
         run(call("long"), tools=[long])
     sweep()
     found = the_only_run()

@@ -95,7 +95,7 @@ def work(fake: FakeAnthropic, ticket: Any, plan: tuple[str, ...]) -> None:
 def drive(ticket: Any, session: str) -> Any:
     """Do what an operator does, until the run has ended: sweep, approve, resume what is paused."""
     from agentruns import approve, get_run, resume_run, run_agent
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
 
     result = run_agent("helpdesk", ticket.as_task(), session, idempotency_key=session)
     give_up = time.monotonic() + PATIENCE

@@ -7,10 +7,9 @@ from django.db import connection, connections
 from django.test import TestCase, TransactionTestCase
 
 from agentruns import run_agent, start_run
-from agentruns.journal import triggers
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.models import Message, Run, triggers
+from agentruns.services.sweep import sweep
 from agentruns.testing.flush import JournalFlushMixin
 from tests.shop.models import Order
 

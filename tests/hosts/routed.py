@@ -3,4 +3,4 @@
 from tests.hosts.base import *  # noqa: F403
 
 AGENTRUNS_DATABASE = "other"
-DATABASE_ROUTERS = ["agentruns.routers.JournalRouter", "tests.hosts.router.Router"]
+DATABASE_ROUTERS = ["agentruns.models.router.JournalRouter", "tests.hosts.router.Router"]

@@ -12,7 +12,7 @@ from django.urls import reverse
 from agentruns import start_run
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order

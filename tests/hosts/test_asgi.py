@@ -17,7 +17,7 @@ from django.db import connections
 from agentruns import deny
 from agentruns.api.stream import Feed
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.conftest import decider, owner, pending, shop
 from tests.api.streaming import Reader, connected, cookies, journal, rows
 from tests.effects import Effects

@@ -14,8 +14,8 @@ from django.urls import reverse
 from agentruns.api.routing import router
 from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run
-from agentruns.sweep import sweep
-from agentruns.tokens import create_token
+from agentruns.services.api_tokens import create_token
+from agentruns.services.sweep import sweep
 from tests.admin.conftest import World, timed, world
 from tests.admin.people import browser, user
 from tests.admin.test_limits import drifted, seen

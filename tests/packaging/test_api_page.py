@@ -18,8 +18,8 @@ from pytest_django.live_server_helper import LiveServer
 from agentruns import Agent, tool
 from agentruns.api.errors import PROBLEMS, URN
 from agentruns.models import Approval, Run
+from agentruns.services.api_tokens import create_token
 from agentruns.testing import ScriptedModel
-from agentruns.tokens import create_token
 from tests.admin.people import user
 from tests.api.snapshot import FILE
 from tests.api.test_mounting import urlconf

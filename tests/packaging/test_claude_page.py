@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentruns import prices
-from agentruns.engine import MAX_PAUSE_TURNS
+from agentruns.agents import prices
+from agentruns.engine.loop import MAX_PAUSE_TURNS
 from agentruns.providers import anthropic as provider
 from agentruns.providers import window
 from agentruns.providers.base import ModelRequest, call_model

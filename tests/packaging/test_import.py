@@ -122,7 +122,7 @@ def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path, ac
     code = (
         "import sys, django; from django.core.management import call_command;"
         f"{action};"
-        "from agentruns.agents import get_agent; "
+        "from agentruns.agents.agent import get_agent; "
         "assert get_agent('by-object').model.name;"
         f"print([name for name in {SDK} if name in sys.modules])"
     )
@@ -151,5 +151,5 @@ def test_manage_py_check_of_the_demo_does_not_load_the_sdk() -> None:
         text=True,
     )
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"agentruns.agents", "agentruns.checks", "project.helpdesk.tools"} <= loaded
+    assert {"agentruns.agents.agent", "agentruns.checks", "project.helpdesk.tools"} <= loaded
     assert not {name for name in loaded if name.partition(".")[0] in SDK}

@@ -17,9 +17,9 @@ from django.utils.translation import override
 from django.utils.translation.template import templatize
 
 from agentruns.contrib.mail import MailNotifier
-from agentruns.ids import uuid7
+from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Run
-from agentruns.notices import Notice
+from agentruns.utils.ids import uuid7
 
 PACKAGE = Path(__file__).parents[2] / "agentruns"
 LANGUAGES = sorted(path.name for path in (PACKAGE / "locale").iterdir())

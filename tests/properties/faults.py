@@ -16,12 +16,12 @@ from django.db import connection, connections
 from hypothesis import strategies as st
 
 from agentruns import deny, resume_run
+from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.batch import Batch
-from agentruns.leases import Lease
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Approval, Run
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill
 from tests.shop.agents import call
 

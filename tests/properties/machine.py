@@ -12,24 +12,24 @@ from uuid import UUID
 import pytest
 
 from agentruns import ToolContext, tool
-from agentruns.clocks import uptime
 from agentruns.conf import settings
-from agentruns.driver import Driver
-from agentruns.engine import drive
+from agentruns.engine.driver import Driver
+from agentruns.engine.gate import call_digest
+from agentruns.engine.handler import Observation
+from agentruns.engine.handler import call as enter
+from agentruns.engine.leases import Lease
+from agentruns.engine.loop import drive
+from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
-from agentruns.gate import call_digest
-from agentruns.handlers import Observation
-from agentruns.handlers import call as enter
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
 from agentruns.journal.verify import problems
-from agentruns.leases import Lease
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import InvalidMessages, ScriptedModel, check_messages
 from agentruns.tools import Tool
-from agentruns.worker import advance
+from agentruns.utils.db import uptime
 from tests.effects import Effects
 from tests.properties.faults import Unwell, Worker, at_each_append, at_each_point
 from tests.shop.agents import TOOLS, act
@@ -87,8 +87,8 @@ class World:
         at_each_append(patch, before=lambda batch: _reach("before", batch), after=self._appended)
         for module in ("driver", "executor", "leases", "starting", "transactional"):
             patch.setattr(f"agentruns.{module}.uptime", self._uptime)
-        patch.setattr("agentruns.engine.Heartbeat", self._heartbeat)
-        patch.setattr("agentruns.handlers.in_thread", _in_this_thread)
+        patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
+        patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
         invoke, propose = Tool.invoke, ScriptedModel.propose
 
         def watched_drive(driver: Driver, **options: Any) -> None:
@@ -117,8 +117,8 @@ class World:
             self._asking(request)
             return propose(model, request)
 
-        patch.setattr("agentruns.worker.drive", watched_drive)
-        patch.setattr("agentruns.sweep.advance", watched_advance)
+        patch.setattr("agentruns.engine.worker.drive", watched_drive)
+        patch.setattr("agentruns.services.sweep.advance", watched_advance)
         patch.setattr(Tool, "invoke", watched_invoke)
         patch.setattr(ScriptedModel, "propose", watched_propose)
 

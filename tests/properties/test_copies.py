@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentruns import ToolContext, ask_human, export_run, fork_run, replay_run, run_again, start_run, tool
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import RunStateError
-from agentruns.imports import ACTOR, import_run
-from agentruns.journal import triggers
 from agentruns.journal.read import load
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Definition, Message, Notification, Run, Session
-from agentruns.repair import repair_session
-from agentruns.sweep import sweep
+from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
+from agentruns.services.repair import repair_session
+from agentruns.services.sweep import sweep
+from agentruns.services.transfer import ACTOR, import_run
 from agentruns.testing import check_messages
 from tests.db.helpers import kill, run_out
 from tests.effects import Effects

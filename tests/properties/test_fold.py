@@ -20,11 +20,11 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
-from agentruns.runs import result_of
-from agentruns.sweep import sweep
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill
 from tests.effects import Effects

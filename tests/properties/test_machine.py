@@ -37,11 +37,11 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents import isolated_registry
-from agentruns.control import VERDICTS
+from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Run
-from agentruns.sweep import hold_all
+from agentruns.services.control import VERDICTS
+from agentruns.services.sweep import hold_all
 from agentruns.testing import check_messages
 from tests.db.helpers import forget_backoff, kill, run_out
 from tests.effects import Effects

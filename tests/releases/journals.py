@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from agentruns import canonical
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.models import Approval, Definition, Message, Run, Session
+from agentruns.utils import json as canonical
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "releases"
 HOSTILE = "<script>alert(1)</script>"

@@ -18,7 +18,7 @@ def main() -> None:
     from agentruns import start_run
     from agentruns.journal.verify import problems
     from agentruns.models import Run
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
     from tests.releases import agents
 
     declared = agents.declare()

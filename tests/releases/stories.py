@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 
 from agentruns import answer, approve, cancel_run, deny, export_run, pause_run, start_run
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.releases import agents
 
 Write = Callable[[Run], None]
@@ -32,7 +32,7 @@ def all_of_them() -> dict[str, Callable[[Write], None]]:
         "cancelled": lambda write: write(cancel_run(started("cancelled", "asks").pk, ann, reason="no more")),
         "at-work": lambda write: _at_work(declared, write),
     }
-    if find_spec("agentruns.forks"):
+    if find_spec("agentruns.services.forks"):
         found["forked"] = lambda write: write(_forked(started("origin", "finds")))
     return found
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import agentruns.engine
-import agentruns.executor
+import agentruns.engine.loop
+import agentruns.engine.tool_calls
 from agentruns import run_agent
-from agentruns.agents import Agent
-from agentruns.leases import Lease
+from agentruns.agents.agent import Agent
+from agentruns.engine.leases import Lease
 from agentruns.models import Run
 from tests.db.helpers import kill
 
@@ -32,8 +32,8 @@ def die_at(point: str, agent: Agent, session: str = "s1", nth: int = 1) -> Run:
             raise Death(point)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agentruns.engine, "reached", reached)
-        patch.setattr(agentruns.executor, "reached", reached)
+        patch.setattr(agentruns.engine.loop, "reached", reached)
+        patch.setattr(agentruns.engine.tool_calls, "reached", reached)
         patch.setattr(Lease, "release", lambda lease, **how: None)
         with pytest.raises(Death):
             run_agent(agent, "do it", session, idempotency_key=session)

@@ -11,10 +11,10 @@ import pytest
 from django.core.management import call_command
 
 from agentruns import approve, deny, pause_run, resume_run, run_agent, start_run, tool
-from agentruns.agents import Agent, isolated_registry
+from agentruns.agents.agent import Agent, isolated_registry
 from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError
 from agentruns.models import Approval, Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.effects import Effects

@@ -12,7 +12,7 @@ from agentruns import cancel_run, resume_run, run_agent
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.read import load
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill, outcomes, payloads, the_run
 from tests.db.racing import at_once

@@ -8,7 +8,7 @@ from agentruns import ToolContext, resume_run, tool
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.seeds.dying import die_at

@@ -10,8 +10,8 @@ from django.db import DatabaseError
 from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.stores import DatabaseStore
 from tests.db.helpers import payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.seeds.dying import elsewhere
@@ -57,7 +57,7 @@ def test_item_13_a_write_that_fails_half_way_leaves_nothing(
     batch = Batch(load("default", run.session_id, run.pk))
     batch.add("run_pause_requested", {"reason": "one"})
     batch.add("run_paused", {"reason": "two"})
-    monkeypatch.setattr("agentruns.stores.project", fail)
+    monkeypatch.setattr("agentruns.journal.store.project", fail)
     with pytest.raises(DatabaseError, match="disk is full"):
         DatabaseStore().append(batch)
     assert everything() == before

@@ -8,8 +8,8 @@ import pytest
 
 from agentruns import Agent, MemoryStore, run_agent, start_run
 from agentruns.exceptions import MemoryStoreNotDurableError
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.stores import DatabaseStore
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import the_run
 from tests.effects import Effects

@@ -11,7 +11,7 @@ import pytest
 from agentruns import Agent, ToolContext, resume_run, run_agent, tool
 from agentruns.exceptions import AgentRunsError, ToolDurabilityError
 from agentruns.models import Message
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects

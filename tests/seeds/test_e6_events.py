@@ -9,11 +9,11 @@ import pytest
 from agentruns import Agent, approve, run_agent
 from agentruns.journal.fold import fold
 from agentruns.journal.read import load, run_rows
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Definition, Message, Run
 from agentruns.providers.base import ModelReply
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import payloads, run_turns, the_run, user
 from tests.effects import Effects

@@ -9,10 +9,10 @@ import pytest
 from agentruns import list_runs, resume_run, run_agent, start_run
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.stores import DatabaseStore
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.seeds.dying import die_at, elsewhere

@@ -11,7 +11,7 @@ import pytest
 from agentruns import ToolContext, answer, approve, deny, resume_run, run_agent, tool
 from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError
 from agentruns.models import Approval, Run
-from agentruns.sweep import sweep
+from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import agentruns
-from agentruns import canonical
-from agentruns.agents import (
+from agentruns.agents.agent import (
     Agent,
     autodiscover,
     definition_difference,
@@ -25,6 +24,7 @@ from agentruns.agents import (
 from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.scripted import ScriptedModel
 from agentruns.tools import tool
+from agentruns.utils import json as canonical
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def make(name: str = "support", **changes: Any) -> Agent:
 def elsewhere(source: str, module: str = "shop.agents") -> ModuleType:
     """Import `source` as another module would be."""
     code = ModuleType(module)
-    exec(compile("from agentruns.agents import Agent\n" + source, module, "exec"), code.__dict__)
+    exec(compile("from agentruns.agents.agent import Agent\n" + source, module, "exec"), code.__dict__)
     return code
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentruns import Agent, canonical, run_agent
+from agentruns import Agent, run_agent
 from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelRequest, call_model
 from agentruns.signals import text_streamed
 from agentruns.testing.fake_anthropic import FakeAnthropic
+from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
 from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent, went_on
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentruns import canonical
+from agentruns.utils import json as canonical
 
 TEXT = st.text(alphabet=st.characters(codec=None) | st.sampled_from("\x00\x10\ud800\udfff\\u0"))
 VALUES = st.recursive(

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from agentruns import tool
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.checks import (
     check_agents,
     check_approvers,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 
-from agentruns.agents import Agent
+from agentruns.agents.agent import Agent
 from agentruns.checks import check_agents, check_approvers
 from agentruns.tools import Tool
 from tests.db.helpers import user

@@ -12,12 +12,12 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from agentruns import start_run, tool
-from agentruns.agents import Agent
-from agentruns.checks import check_deployment, check_dispatcher, check_sweeper, check_telemetry, sweeper
-from agentruns.dispatch import SweepDispatcher
+from agentruns.agents.agent import Agent
+from agentruns.checks import check_deployment, check_dispatcher, check_sweeper, check_telemetry
+from agentruns.engine.wakeup import SweepDispatcher
 from agentruns.models import Control, Run
-from agentruns.routers import JournalRouter
-from agentruns.sweep import sweep
+from agentruns.models.router import JournalRouter
+from agentruns.services.sweep import sweep, sweeper
 from agentruns.tasks import CeleryDispatcher
 from tests.effects import Effects
 from tests.shop.agents import shop_agent

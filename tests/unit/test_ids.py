@@ -4,7 +4,7 @@ import threading
 import time
 import uuid
 
-from agentruns import ids
+from agentruns.utils import ids
 
 
 def test_ids_are_version_7_and_sort_as_made() -> None:

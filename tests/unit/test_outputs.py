@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 
-from agentruns.outputs import MAX_PROBLEM, problem_with, schema_of, value_of
+from agentruns.agents.output import MAX_PROBLEM, problem_with, schema_of, value_of
 
 
 class Answer(BaseModel):

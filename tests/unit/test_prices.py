@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from agentruns.prices import added, amount, cost_of, mistakes, price_of
+from agentruns.agents.prices import added, amount, cost_of, mistakes, price_of
 
 PRICES = {
     "claude-sonnet-5": {"input": 2, "output": 10},

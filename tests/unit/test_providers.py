@@ -29,7 +29,7 @@ TEXT = {"type": "text", "text": "Hello."}
 
 def test_importing_the_providers_does_not_import_the_sdk() -> None:
     code = (
-        "import sys, agentruns.agents, agentruns.providers.anthropic, agentruns.testing as t;"
+        "import sys, agentruns.agents.agent, agentruns.providers.anthropic, agentruns.testing as t;"
         "print([m for m in ('anthropic', 'httpx2', 'agentruns.models') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

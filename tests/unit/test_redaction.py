@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import agentruns
-from agentruns import redaction
 from agentruns.journal import events
-from agentruns.masking import carries_mask, masked
-from agentruns.redaction import FAILED, get_logger, redact, redacted
+from agentruns.journal.masking import carries_mask, masked
+from agentruns.utils import redaction
+from agentruns.utils.redaction import FAILED, get_logger, redact, redacted
 from tests.admin.test_journal_cards import row
 from tests.redacting import CARD, FAIL, HIDE, KEY, NOT_TEXT, leaks
 

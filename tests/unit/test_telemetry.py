@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentruns import run_agent, telemetry
-from agentruns.redaction import bound, driven
-from agentruns.telemetry import Facts
+from agentruns import run_agent
+from agentruns.journal import telemetry
+from agentruns.journal.telemetry import Facts
+from agentruns.utils.redaction import bound, driven
 from tests.crash.processes import ROOT
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -131,7 +132,8 @@ def test_everything_else_works_without_opentelemetry() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import django; django.setup()\n"
-        "from agentruns import Agent, telemetry, run_agent\n"
+        "from agentruns import Agent, run_agent\n"
+        "from agentruns.journal import telemetry\n"
         "from agentruns.testing import ScriptedModel\n"
         "agent = Agent('a', instructions='Go.', model=ScriptedModel([{'text': 'done'}]))\n"
         "assert run_agent(agent, 'go').output == 'done'\n"

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentruns import canonical
 from agentruns.tools import ToolContext, ToolOutput, to_jsonable, tool
+from agentruns.utils import json as canonical
 
 CONTEXT = ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k")
 

@@ -28,7 +28,6 @@ from pydantic import (
     computed_field,
 )
 
-from agentruns import canonical
 from agentruns.tools import (
     InvalidArguments,
     NotOccurred,
@@ -38,6 +37,7 @@ from agentruns.tools import (
     Unknown,
     tool,
 )
+from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers

@@ -52,7 +52,7 @@ def test_a_secret_that_is_none_is_refused_and_not_quoted(secret: Any) -> None:
     [
         ({"NOTIFIERS": "agentruns.contrib.mail.MailNotifier"}, ["agentruns.E009"]),
         ({"NOTIFIERS": ["agentruns.contrib.pigeon.Notifier"]}, ["agentruns.E009"]),
-        ({"NOTIFIERS": ["agentruns.notifications.MAX_ATTEMPTS"]}, ["agentruns.E009"]),
+        ({"NOTIFIERS": ["agentruns.journal.outbox.MAX_ATTEMPTS"]}, ["agentruns.E009"]),
         ({"NOTIFIERS": [WEBHOOK]}, ["agentruns.E010", "agentruns.E010"]),
         ({"NOTIFIERS": [WEBHOOK], "WEBHOOK_URL": "https://example.org/x"}, ["agentruns.E010"]),
         ({"NOTIFIERS": [WEBHOOK], "WEBHOOK_SECRET": SECRET}, ["agentruns.E010"]),

@@ -143,7 +143,7 @@ def crash(database: Postgres) -> Any:
 def go_on(dice: random.Random) -> int:
     """Do what the periodic task and the staff do; return how many runs have ended."""
     from agentruns.models import Approval, Run
-    from agentruns.sweep import sweep
+    from agentruns.services.sweep import sweep
     from tests.crash.test_soak import decide
 
     sweep(drives=False)
@@ -156,7 +156,7 @@ def check(runs: int) -> dict[str, Any]:
     """Compare what happened outside with what the journal says."""
     from agentruns.journal.verify import problems
     from agentruns.models import Message, Run
-    from agentruns.runs import result_of
+    from agentruns.services.runs import result_of
     from agentruns.testing import check_messages
 
     lines = Effects.from_environment().lines()

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from agentruns import adopt_definition, approve, start_run
-from agentruns.agents import isolated_registry
+from agentruns.agents.agent import isolated_registry
 from agentruns.models import Approval, Run
 from tests.commands import running
 from tests.crash.processes import ROOT, wait_for

@@ -10,7 +10,7 @@ from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.people import user_named
 from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
-from agentruns.tokens import LONGEST, create_token
+from agentruns.services.api_tokens import LONGEST, create_token
 
 
 class Command(AgentRunsCommand):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentruns.approvals import deny
 from agentruns.management.deciding import CHANNEL, DecidingCommand
 from agentruns.models import Approval
+from agentruns.services.approvals import deny
 
 
 class Command(DecidingCommand):

@@ -7,8 +7,8 @@ from argparse import ArgumentParser
 from typing import Any
 from uuid import UUID
 
-from agentruns import draining
 from agentruns.conf import settings
+from agentruns.engine import leases
 from agentruns.management.base import WRONG, AgentRunsCommand
 from agentruns.management.stopping import Stop
 
@@ -31,7 +31,7 @@ class Command(AgentRunsCommand):
 
     def act(self, *, timeout: float, json: bool, **options: Any) -> None:
         alias = settings.DATABASE
-        draining.drain(alias)
+        leases.drain(alias)
         if not json:
             self.say("Draining: no process that is running now claims a run any more.")
         with Stop() as stop:
@@ -59,7 +59,7 @@ def _wait(alias: str, timeout: float, stop: Stop) -> list[UUID]:
     began = time.monotonic()
     watched: dict[UUID, int] = {}
     while True:
-        driven, passed = draining.driven(alias), time.monotonic() - began
+        driven, passed = leases.driven_runs(alias), time.monotonic() - began
         if passed <= SETTLES:  # later ones are of processes that were started since
             watched |= driven
         left = [run_id for run_id, epoch in watched.items() if driven.get(run_id) == epoch]

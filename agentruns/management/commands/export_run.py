@@ -6,8 +6,8 @@ import json as json_text
 from argparse import ArgumentParser
 from typing import Any
 
-from agentruns.exports import export_run
 from agentruns.management.base import AgentRunsCommand
+from agentruns.services.transfer import export_run
 
 
 class Command(AgentRunsCommand):

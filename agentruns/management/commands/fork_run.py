@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from agentruns.forks import fork_run
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.records import run_record
+from agentruns.services.forks import fork_run
 
 
 class Command(AgentRunsCommand):

@@ -7,9 +7,9 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from agentruns.imports import import_run
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.records import run_record
+from agentruns.services.transfer import import_run
 
 
 class Command(AgentRunsCommand):

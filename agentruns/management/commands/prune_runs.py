@@ -9,8 +9,8 @@ from typing import Any
 
 from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
 from agentruns.management.stopping import Stop
-from agentruns.redaction import redact
-from agentruns.retention import Pruned, count_ended, erase_session, prune_ended
+from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended
+from agentruns.utils.redaction import redact
 
 LONGEST = 36_500  # days
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from agentruns.management.base import WRONG, AgentRunsCommand
-from agentruns.redaction import redacted
-from agentruns.replay import replay_run
+from agentruns.services.history import replay_run
+from agentruns.utils.redaction import redacted
 
 
 class Command(AgentRunsCommand):

@@ -9,14 +9,15 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
-from agentruns import draining, get_run
+from agentruns import get_run
 from agentruns.conf import settings
+from agentruns.engine import leases
 from agentruns.management import waiting
 from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import shortened, table
-from agentruns.redaction import get_logger, redact
-from agentruns.sweep import Swept, candidates, hold_all, sweep
+from agentruns.services.sweep import Swept, candidates, hold_all, sweep
+from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
 
@@ -108,7 +109,7 @@ class Command(AgentRunsCommand):
 
     def _is_drained(self) -> bool:
         try:
-            return draining.is_asked(settings.DATABASE)
+            return leases.is_draining(settings.DATABASE)
         except (DatabaseError, InterfaceError):
             return False
 

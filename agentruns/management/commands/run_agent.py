@@ -7,22 +7,22 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentruns import get_run, run_agent
-from agentruns.agents import get_agent
+from agentruns.agents.agent import get_agent
+from agentruns.agents.output import shown
 from agentruns.conf import settings
 from agentruns.exceptions import SessionBusyError
-from agentruns.ids import uuid7
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.journal.masking import masked, sensitive_of
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand, usage
 from agentruns.management.following import Follower
 from agentruns.management.people import user_named
 from agentruns.management.terminal import escaped
-from agentruns.masking import masked, sensitive_of
 from agentruns.models import Run
-from agentruns.outputs import shown
-from agentruns.redaction import redact, redacted
-from agentruns.typing import RunResult
+from agentruns.services.runs import RunResult
+from agentruns.utils.ids import uuid7
+from agentruns.utils.redaction import redact, redacted
 
 EXIT = {
     "completed": 0,

@@ -8,15 +8,15 @@ from typing import Any
 
 from agentruns import get_run
 from agentruns.conf import settings
+from agentruns.journal.masking import masked, sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
 from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
-from agentruns.masking import masked, sensitive_in
 from agentruns.models import Approval, Run
-from agentruns.redaction import redact, redacted
-from agentruns.states import record, state_at
+from agentruns.services.history import record, state_at
+from agentruns.utils.redaction import redact, redacted
 
 
 class Command(AgentRunsCommand):

@@ -13,14 +13,13 @@ from django.db import connections, transaction
 from django.db.models import Model
 
 from agentruns.conf import settings
-from agentruns.journal import triggers
 from agentruns.journal.verify import Problem, check, differs, shown, stored_form
 from agentruns.management.base import WRONG, AgentRunsCommand, usage
 from agentruns.management.terminal import escaped
-from agentruns.models import Approval, Run, Session
-from agentruns.redaction import is_on, redact, redacted
-from agentruns.repair import Repaired, repair_session, value_of
-from agentruns.retention import revived
+from agentruns.models import Approval, Run, Session, triggers
+from agentruns.services.repair import Repaired, repair_session, value_of
+from agentruns.services.retention import revived
+from agentruns.utils.redaction import is_on, redact, redacted
 
 PAGE = 200
 NO_TRIGGERS = "The database has lost triggers of the journal: it would let its rows be changed."

@@ -1,0 +1,44 @@
+"""What a run may use, as its agent declares; looked at before each request, never in the middle of one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from agentruns.agents import prices
+from agentruns.agents.agent import Agent
+from agentruns.journal.fold import RunState
+from agentruns.providers.base import model_identity
+
+TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+def exceeded(agent: Agent, run: RunState) -> str:
+    """Return which budget is used up, with the figures, or ""."""
+    if run.step >= agent.max_steps:
+        return f"max_steps: {run.step} of {agent.max_steps} replies used."
+    tokens = sum(run.usage.get(kind, 0) for kind in TOKENS)
+    if agent.token_budget is not None and tokens >= agent.token_budget:
+        return f"token_budget: {tokens} of {agent.token_budget} tokens used."
+    spent = Decimal(run.usage.get("cost", "0"))
+    if agent.cost_budget is not None and spent >= agent.cost_budget:
+        return f"cost_budget: {spent:f} of {agent.cost_budget:f} used."
+    elapsed = run.elapsed(datetime.now(UTC))
+    if agent.deadline is not None and elapsed >= agent.deadline:
+        return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
+    return ""
+
+
+def unpriced(agent: Agent) -> str:
+    """Return why nobody could tell whether a run stays within its budget, or ""."""
+    model = model_identity(agent.model)
+    if agent.cost_budget is None or prices.price_of(model) is not None:
+        return ""
+    return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept."
+
+
+def used(agent: Agent, usage: dict[str, Any], *models: str) -> dict[str, Any]:
+    """Return what a row keeps of a reply's price: prices change, so its cost is journaled with it."""
+    cost = prices.cost_of(usage, *models, model_identity(agent.model))
+    return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}

@@ -1,0 +1,204 @@
+"""The driver of one run: its lease, the state it believes in, and the commit that keeps both true."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
+
+from agentruns.agents.agent import Agent
+from agentruns.conf import settings
+from agentruns.engine.leases import Lease
+from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurableError
+from agentruns.journal import events, telemetry
+from agentruns.journal.batch import Batch
+from agentruns.journal.conversation import SessionState
+from agentruns.journal.fold import RunState
+from agentruns.journal.store import Store
+from agentruns.models import Message, Run
+from agentruns.utils.db import close_stale, uptime
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.driver")
+
+Build = Callable[[Batch], None]
+# Errors of the database's circumstances, which may pass: unreachable, locked, read-only, out of space.
+PASSING = (OperationalError, InterfaceError, InternalError)
+SAME_STATE_RETRIES = 10
+
+
+class Driver:
+    """What drives one run in this process. `lease` is None for a stateless run."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        store: Store,
+        state: SessionState,
+        *,
+        lease: Lease | None = None,
+        session_key: str | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.agent = agent
+        self.tool_schemas = [tool.provider_schema() for tool in agent.tools.values()]
+        self.store = store
+        self.state = state
+        self.lease = lease
+        self.session_key = session_key
+        self.should_stop = should_stop
+        self.attempts = lease.attempts if lease else 0
+        self.released = False
+        self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
+        # Handlers that nobody waits for any more, by call and attempt.
+        self.abandoned: dict[tuple[str, int], Future[Any]] = {}
+        self.caller: Any = None
+        self.asked_about: set[tuple[str, int]] = set()  # in doubt when the caller asked the run to go on
+
+    @property
+    def run(self) -> RunState:
+        """The fold of the run's journal, as of the last commit."""
+        return self.state.run
+
+    @property
+    def alias(self) -> str:
+        """The database of the journal."""
+        return self.lease.alias if self.lease else settings.DATABASE
+
+    @property
+    def is_entering(self) -> bool:
+        """Whether a call was journaled as started and its handler comes next.
+
+        To stop in between would leave a call in doubt of which this process knows that it never ran.
+        """
+        return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
+
+    def is_cancelled(self, call_id: str, attempt: int) -> bool:
+        """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
+        if (call_id, attempt) in self.abandoned or self.released:
+            return True
+        return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
+
+    def hold_lease(self) -> None:
+        """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
+        if self.lease is not None and (self.lease.lost.is_set() or uptime() >= self.lease.deadline):
+            self.lease.extend()
+
+    def commit(self, build: Build, *, joined: bool = False) -> Batch:
+        """Let `build` fill a batch and store it, again and again until it is stored or the lease is gone.
+
+        `build` may run several times, each time on the state as just read; it must only add rows.
+        `joined` appends inside the caller's transaction (a transactional tool's), where a broken
+        transaction is the caller's to roll back. Raises LeaseLostError.
+        """
+        tried: list[Batch] = []
+        tries, began = 0, uptime()
+        give_up = began + settings.LEASE_SECONDS
+        while True:
+            batch = Batch(self.state, self.lease.epoch if self.lease else 0)
+            seq = batch.first_seq
+            build(batch)
+            if not batch.rows:
+                return batch
+            tried.append(batch)
+            try:
+                self.store.append(batch, durable=not joined)
+                break
+            except (JournalConflictError, DatabaseError, InterfaceError) as error:
+                conflict = isinstance(error, JournalConflictError)
+                if joined and not conflict:
+                    raise
+                logger.info("Append refused run=%s: %s", self.run.run_id, error)
+                stored = self.reread(tried, patient=batch.progressed, give_up=give_up)
+                if stored is not None:
+                    batch = stored
+                    break
+                tries = tries + 1 if self.state.next_seq == seq else 0
+                passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
+                if tries > SAME_STATE_RETRIES and not passing:
+                    raise
+                if tries and not joined:
+                    time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
+        self._stored(batch, began)
+        return batch
+
+    def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
+        """Rebuild the state from the database; return the one of `tried` that turned out to be stored.
+
+        `patient` waits for the database for as long as the lease is ours: a known result or a paid
+        reply is never lost because it cannot be stored now. Raises LeaseLostError.
+        """
+        lease, pause = self._require_lease(), 0.05
+        while True:
+            try:
+                return self._reread(lease, tried)
+            except PASSING:
+                inside = connections[lease.alias].in_atomic_block  # a broken block never heals
+                if inside or (not patient and uptime() > give_up):
+                    raise
+                logger.warning("Database unreachable run=%s; trying again", lease.run_id, exc_info=True)
+                time.sleep(pause)
+                pause = min(2 * pause, 2.0)
+
+    def _reread(self, lease: Lease, tried: list[Batch]) -> Batch | None:
+        close_stale(lease.alias)
+        self.state = self.store.load(lease.session_id, lease.run_id)
+        stored = self._stored_of(lease, tried)
+        if stored is not None:
+            if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
+                self.state = self.store.load(lease.session_id, lease.run_id)
+            return stored
+        epoch, status = (
+            Run.objects.using(lease.alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
+        )
+        if epoch != lease.epoch or status in Run.ENDED:
+            lease.lost.set()
+            raise LeaseLostError(
+                f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
+            )
+        return None
+
+    def _stored_of(self, lease: Lease, tried: list[Batch]) -> Batch | None:
+        # All of them: the server may commit a transaction long after its connection broke.
+        hashes = {batch.rows[0].hash: batch for batch in tried}
+        rows = Message.objects.using(lease.alias).filter(session_id=lease.session_id, hash__in=hashes)
+        return next((hashes[found] for found in rows.values_list("hash", flat=True)), None)
+
+    def _stored(self, batch: Batch, sent: float) -> None:
+        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
+        if batch.failed_drive:
+            self.attempts += 1
+        elif batch.progressed:
+            self.attempts = 0
+        if self.lease is not None:
+            self.lease.deadline = sent + settings.LEASE_SECONDS
+        self.released = batch.releases
+        telemetry.stored(batch, self.lease.alias if self.lease else None)
+
+    def _require_lease(self) -> Lease:
+        if self.lease is None:
+            raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
+        return self.lease
+
+
+def require_no_transaction(alias: str) -> None:
+    """Raise NotDurableError where a row just committed could still be rolled back.
+
+    A TestCase's own transaction is let through, as `atomic(durable=True)` does.
+    """
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    if blocks and not all(getattr(block, "_from_testcase", False) for block in blocks):
+        raise NotDurableError(
+            f"A run cannot be driven inside transaction.atomic() on {alias!r}: a journal row that can "
+            "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
+            "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
+        )
+    if not blocks and not connection.get_autocommit():
+        raise NotDurableError(
+            f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "
+            "commits. Turn AUTOCOMMIT on for it."
+        )

@@ -1,0 +1,189 @@
+"""The gate: what becomes of each call of a reply, decided once, before any of them runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from agentruns.conf import settings
+from agentruns.engine.driver import Driver
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.providers.base import ModelReply
+from agentruns.tools import InvalidArguments, Tool, ToolContext
+from agentruns.utils import json as canonical
+from agentruns.utils.ids import uuid7
+
+DENIED = (
+    "Not executed. This is not a failure: a person decided against it. "
+    "Do not repeat this call. Reason: {reason}"
+)
+NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
+CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
+IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
+
+_ID = re.compile("[a-zA-Z0-9_-]+")
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(slots=True)
+class Intent:
+    """One `tool_use` of a reply with the gate's verdict: run, ask (with a card) or refuse (with a result)."""
+
+    id: str
+    provider_id: str
+    tool: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    parallel: bool = False
+    verdict: str = "run"
+    original: dict[str, Any] = field(default_factory=dict)
+    card: dict[str, Any] | None = None
+    refusal: dict[str, Any] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return what the `assistant` row keeps of it."""
+        kept: dict[str, Any] = {
+            "id": self.id,
+            "provider_id": self.provider_id,
+            "tool": self.tool,
+            "arguments": self.arguments,
+            "digest": self.digest,
+            "parallel": self.parallel,
+            "verdict": self.verdict,
+        }
+        return {**kept, "original": self.original} if self.original else kept
+
+    def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
+        """Settle the call without running it."""
+        self.verdict = "refuse"
+        self.refusal = {"content": content, "outcome": outcome, "is_error": is_error}
+
+
+def call_digest(tool: str, arguments: dict[str, Any]) -> str:
+    """Return what an approval is bound to: the tool and its exact effective arguments."""
+    return canonical.digest({"tool": tool, "arguments": arguments})
+
+
+def judge(driver: Driver, reply: ModelReply) -> tuple[list[dict[str, Any]], list[Intent]]:
+    """Return the reply's content as it can be sent back, and an intent for each call.
+
+    A `tool_use` whose id, name or input no provider would take back is mended, the original kept beside it.
+    """
+    content, intents = [], []
+    seen = set(driver.state.tool_use_ids)
+    for block in reply.content:
+        if block.get("type") != "tool_use":
+            content.append(block)
+            continue
+        mended = _mend(block, seen)
+        seen.add(mended["id"])
+        intent = Intent(str(uuid7()), mended["id"], mended["name"])
+        intent.original = {key: block.get(key) for key in mended if block.get(key) != mended[key]}
+        _decide(driver, intent, block.get("input"), reply.stop_reason)
+        content.append({**block, **mended})
+        intents.append(intent)
+    return content, intents
+
+
+def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
+    provider_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not isinstance(provider_id, str) or not _ID.fullmatch(provider_id) or provider_id in seen:
+        provider_id = f"toolu_{uuid7().hex}"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
+    return {"id": provider_id, "name": name, "input": given if isinstance(given, dict) else {}}
+
+
+def write(batch: Batch, intents: list[Intent]) -> None:
+    """Add the cards and the immediate results of a reply, in the transaction of its `assistant` row."""
+    for intent in intents:
+        call = batch.state.run.calls[intent.id]
+        if intent.card is not None:
+            batch.add(events.APPROVAL_REQUESTED, intent.card, call=call)
+        if intent.refusal is not None:
+            batch.result(call, **intent.refusal)
+
+
+def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -> None:
+    if stop_reason != "tool_use":
+        intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
+        return
+    tool = driver.agent.tools.get(intent.tool)
+    if tool is None:
+        known = ", ".join(sorted(driver.agent.tools)) or "none"
+        text = f"Not executed: there is no tool {intent.tool!r}. Tools: {known}."
+        intent.refuse(text, "error", is_error=True)
+        return
+    try:
+        intent.arguments = tool.effective(raw)
+    except InvalidArguments as error:
+        intent.refuse(f"Not executed: {error}", "error", is_error=True)
+        return
+    intent.digest = call_digest(tool.name, intent.arguments)
+    intent.parallel = tool.parallel
+    earlier = driver.run.refusals.get((tool.name, intent.digest))
+    if earlier is not None:
+        intent.refuse(DENIED.format(reason=earlier), "denied", is_error=False)
+        return
+    why = _why_ask(driver, tool, intent)
+    if why and not driver.store.durable:
+        intent.refuse(NOBODY, "denied", is_error=False)
+    elif why:
+        intent.verdict = "ask"
+        intent.card = _card(tool, intent, why)
+
+
+def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
+    """Return why a person has to be asked, or ""."""
+    doubts = driver.state.doubts.get(tool.name)
+    if tool.recovery == "nothing" and doubts:
+        calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
+        return IN_DOUBT.format(tool=tool.name, calls=calls)
+    context = context_for(driver, intent.id, tool.name, attempt=0, key="")
+    return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
+
+
+def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
+    lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
+    return {
+        "approval": str(uuid7()),
+        "digest": intent.digest,
+        "arguments": intent.arguments,
+        "title": tool.title(intent.arguments),
+        "risk": tool.risk,
+        "why": why,
+        "preview": tool.preview_of(intent.arguments),
+        "approvers": tool.approvers or "",
+        "required": tool.approvals,
+        "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
+        **({"only_answers": True} if tool.only_answers else {}),
+    }
+
+
+def context_for(
+    driver: Driver,
+    call_id: str,
+    tool_name: str,
+    *,
+    attempt: int,
+    key: str,
+    approved_by: tuple[str, ...] = (),
+) -> ToolContext:
+    """Return what a handler, a predicate or a reconciler is told about the call."""
+    lease = driver.lease
+    return ToolContext(
+        run_id=str(driver.run.run_id),
+        session_key=driver.session_key,
+        call_id=call_id,
+        tool_name=tool_name,
+        attempt=attempt,
+        idempotency_key=key,
+        actor=driver.run.actor,
+        approved_by=approved_by,
+        _is_cancelled=partial(driver.is_cancelled, call_id, attempt),
+        _heartbeat=lease.wake.set if lease else (lambda: None),
+    )

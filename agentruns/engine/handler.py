@@ -1,0 +1,326 @@
+"""Entering a handler: in which thread or transaction, within its time, and what its return comes to."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+
+from agentruns.engine.driver import Driver
+from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
+from agentruns.journal import events, telemetry
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call
+from agentruns.journal.payloads import Offload
+from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
+from agentruns.utils.db import read_committed, uptime
+from agentruns.utils.failpoints import reached
+from agentruns.utils.redaction import driven, get_logger
+
+logger = get_logger("agentruns.executor")
+
+MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+
+
+class Interrupted(Exception):
+    """A handler's outcome is not known: it timed out, or says so itself."""
+
+
+@dataclass(slots=True)
+class Observation:
+    """What a handler's return or exception comes to, before it is a row."""
+
+    content: Any
+    is_error: bool = False
+    flags: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as evidence."""
+        return {"content": self.content, "is_error": self.is_error, **self.flags}
+
+    def write(self, batch: Batch, call_id: str, offload: Offload | None) -> None:
+        """Add it as the call's result."""
+        call = batch.state.run.calls[call_id]
+        batch.result(
+            call,
+            self.content,
+            "error" if self.is_error else "ok",
+            is_error=self.is_error,
+            duration_ms=round(self.seconds * 1000, 3),
+            offload=offload,
+            **self.flags,
+        )
+
+
+def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
+    """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
+    with telemetry.span("tool", lambda: _facts(tool, context)) as told:
+        observation = _invoke(tool, context, arguments, told)
+        told["outcome"] = "error" if observation.is_error else "ok"
+    return observation
+
+
+def _facts(tool: Tool, context: ToolContext) -> dict[str, Any]:
+    run_id, epoch = driven()
+    about = {"run_id": context.run_id, "epoch": epoch if run_id == context.run_id else 0}
+    call = {"call_id": context.call_id, "attempt": context.attempt, "declares": tool.recovery}
+    return {**about, "tool": tool.name, **call}
+
+
+def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: dict[str, Any]) -> Observation:
+    began = time.perf_counter()
+    try:
+        output = tool.invoke(context, arguments)
+    except ToolDurabilityError as error:
+        raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
+    except KeyboardInterrupt:
+        raise  # a person stops the process; what became of the call is found when the run goes on
+    except BaseException as error:
+        if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
+            raise Interrupted(f"{type(error).__name__} inside the handler.") from error
+        told["error"] = type(error).__name__
+        text = described(error)
+        if tool.recovery in ("nothing", "reconcile"):
+            text += MAY_HAVE_HAPPENED
+        logger.info("Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
+        return Observation(text, is_error=True, seconds=time.perf_counter() - began)
+    return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
+
+
+def described(error: BaseException) -> str:
+    """Return what an exception says, also when saying it raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its text could not be made)"
+
+
+def _is_time_limit(error: BaseException) -> bool:
+    # A worker's time limit is not the handler's error; celery and billiard both define it, neither is here.
+    return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
+
+
+def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Future[Observation]:
+    """Enter a handler in a thread of its own, which closes its database connections."""
+    future: Future[Observation] = Future()
+    carried = telemetry.carried()
+
+    def target() -> None:
+        with carried:
+            try:
+                observation = enter(tool, context, arguments)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(observation)
+            finally:
+                connections.close_all()
+
+    if connections[alias].in_atomic_block:  # a TestCase: another connection would see nothing
+        try:
+            future.set_result(enter(tool, context, arguments))
+        except Exception as error:
+            future.set_exception(error)
+    else:
+        threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
+    return future
+
+
+def reconcile(
+    alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
+) -> Occurred | NotOccurred | Unknown:
+    """Ask a tool's `reconcile` within the tool's time; what it does not answer is Unknown."""
+    if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
+        try:
+            return tool.run_reconcile(context, arguments)
+        finally:
+            mend_connection(alias)
+    answer: Future[Occurred | NotOccurred | Unknown] = Future()
+    carried = telemetry.carried()
+
+    def target() -> None:
+        with carried:
+            try:
+                answer.set_result(tool.run_reconcile(context, arguments))
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                connections.close_all()
+
+    threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
+    try:
+        return answer.result(timeout=tool.timeout)
+    except TimeoutError:
+        return Unknown(f"reconcile did not return within {tool.timeout} s")
+
+
+def mend_connection(alias: str) -> None:
+    """Undo what a handler may leave behind: an open transaction, or autocommit off.
+
+    Under either, the journal's next row would not be committed before the next handler is entered.
+    """
+    connection = connections[alias]
+    foreign = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
+    fine = connection.in_atomic_block or connection.connection is None or connection.autocommit
+    if fine and not foreign:
+        return
+    logger.error("A handler left a transaction open on %r; it is rolled back.", alias)
+    connection.in_atomic_block = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+    connection.needs_rollback = connection.closed_in_transaction = False
+    connection.run_on_commit = []
+    connection.close()
+
+
+logger = get_logger("agentruns.executor")
+
+ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+
+
+class _RollBack(Exception):
+    """Leaves the block without its writes."""
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__()
+        self.observation = observation
+
+
+def run_transactional(
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Callable[[Observation], None]
+) -> Observation | None:
+    """Run the handler and `record` its result in one transaction; None when that was committed.
+
+    Returns the error to store when the handler failed and everything was rolled back.
+    """
+    committed: list[bool] = []
+    try:
+        try:
+            _run_transactional(driver, tool, context, call, record, committed)
+        finally:
+            mend_connection(driver.alias)
+    except _RollBack as rolled_back:
+        return rolled_back.observation
+    except LeaseLostError:
+        raise
+    except Exception as error:
+        # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
+        if committed or _is_stored(driver, call):
+            logger.exception("After the commit of run=%s call=%s", context.run_id, call.id)
+            return None
+        stateless_commit_failed = driver.lease is None and not call.is_open
+        if stateless_commit_failed or isinstance(error, OperationalError | InterfaceError | MemoryError):
+            raise
+        return Observation(described(error) + ROLLED_BACK, is_error=True)
+    return None
+
+
+def _run_transactional(
+    driver: Driver,
+    tool: Tool,
+    context: ToolContext,
+    call: Call,
+    record: Callable[[Observation], None],
+    committed: list[bool],
+) -> None:
+    alias = driver.alias
+    with transaction.atomic(using=alias, durable=True):
+        # First, so that it runs before any hook of the handler's can raise.
+        transaction.on_commit(lambda: committed.append(True), using=alias)
+        connection = connections[alias]
+        read_committed(alias)
+        blocks = list(connection.atomic_blocks)
+        with refuse_other_writes(alias):
+            try:
+                observation = enter(tool, context, call.arguments)
+            except Interrupted as interruption:
+                observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
+        if observation.is_error:
+            raise _RollBack(observation)
+        if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
+            raise RuntimeError("The handler left a transaction block open.")
+        reached("before_result_commit")
+        record(observation)
+
+
+def _is_stored(driver: Driver, call: Call) -> bool:
+    if driver.lease is None:
+        return False
+    driver.reread([], patient=True, give_up=uptime())
+    return not driver.run.calls[call.id].is_open
+
+
+class refuse_other_writes:
+    """While a transactional handler runs, a write elsewhere would outlive its rollback: refuse it."""
+
+    def __init__(self, alias: str) -> None:
+        self.others = [connections[other] for other in connections if other != alias]
+
+    def __enter__(self) -> None:
+        for connection in self.others:
+            connection.execute_wrappers.append(self._check)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for connection in self.others:
+            connection.execute_wrappers.remove(self._check)
+
+    def _check(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
+            return execute(sql, params, many, context)
+        raise RuntimeError(
+            f"A transactional tool may write only to the journal's database, not to "
+            f"{context['connection'].alias!r}: that write would outlive a rollback."
+        )
+
+
+logger = get_logger("agentruns.executor")
+
+LATE_TRIES = 20
+
+
+def offload_of(driver: Driver, call: Call) -> Offload | None:
+    """Return what puts a large result of the call's attempt away, once; None for a stateless run."""
+    if driver.lease is None:
+        return None
+    return Offload(f"{driver.lease.session_id}/{call.id}-{call.attempt}")
+
+
+def store_late_result(
+    driver: Driver, call: Call, facts: dict[str, Any], offload: Offload | None = None
+) -> None:
+    """Append a `late_result` service row, also to a run that has ended; log it where even that fails.
+
+    `offload` is the one that the result was to be put away with, if it got so far.
+    """
+    lease = driver.lease
+    if lease is None:
+        return
+    offload = offload or offload_of(driver, call)
+    for _ in range(LATE_TRIES):
+        try:
+            batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+            batch.add(
+                events.LATE_RESULT,
+                {**facts, "worker_epoch": lease.epoch},
+                call_id=call.id,
+                tool_name=call.tool,
+                attempt=call.attempt,
+                offload=offload,
+            )
+            driver.store.append(batch, closed=True)
+            telemetry.stored(batch, lease.alias)
+            return
+        except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
+            time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load
+        except (DatabaseError, InterfaceError):
+            break
+    logger.error(
+        "Late result not stored run=%s call=%s tool=%s: %r",
+        lease.run_id, call.id, call.tool, facts, exc_info=True,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Unfinished calls: what each becomes when its worker died, and how a run that ends settles them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agentruns.engine.gate import DENIED
+from agentruns.exceptions import ToolDurabilityError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call
+
+UNKNOWN = (
+    "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "
+    "or one times. Do not repeat it blindly: check the outcome first, ask a person, or stop."
+)
+AFTER_UNKNOWN = "Not run: an earlier call's outcome is unknown."
+RUN_ENDED = "Not executed: the run ended first."
+EXPIRED = "Not executed: nobody answered the request for approval in time. This is not a failure of the tool."
+
+
+def decided(batch: Batch, call: Call) -> None:
+    """Give a call the result that people, or time, decided: denied, answered or expired."""
+    card = call.card
+    if card is None:
+        return
+    text = {
+        "denied": DENIED.format(reason=card.reason),
+        "answered": card.text,
+        "expired": EXPIRED,
+    }[call.decision]
+    batch.result(call, text, call.decision, actor=card.actor)
+
+
+def unknown(batch: Batch, call: Call, actor: Any) -> None:
+    """Give a call the result that its outcome is unknown."""
+    batch.result(call, unknown_text(call), "unknown", is_error=True, actor=events.actor_ref(actor))
+
+
+def unknown_text(call: Call) -> str:
+    """Return what the model is told of a call whose outcome nobody knows."""
+    content = {
+        "kind": ToolDurabilityError.kind,
+        "error": UNKNOWN.format(tool=call.tool),
+        "toolName": call.tool,
+        "toolCallId": call.provider_id,
+    }
+    return json.dumps(content)
+
+
+def surface(batch: Batch, call: Call, actor: Any) -> None:
+    """Tell the model that a call's outcome is unknown, and do not run what it asked for after it."""
+    unknown(batch, call, actor)
+    for later in list(batch.state.run.calls.values()):
+        if later.ordinal <= call.ordinal or not later.is_open or later.parallel:
+            continue
+        if later.decision:
+            decided(batch, later)
+        elif not later.is_started:
+            batch.result(later, AFTER_UNKNOWN, "cancelled", is_error=True)
+
+
+def settle(batch: Batch) -> None:
+    """Settle every open call of a run that ends: unknown if it may have happened, else cancelled."""
+    for call in batch.state.run.open_calls():
+        if call.is_started:
+            unknown(batch, call, None)
+        else:
+            batch.result(call, RUN_ENDED, "cancelled", is_error=True)
+
+
+def close_cancelled(batch: Batch, actor: Any, reason: str) -> None:
+    """End the run as cancelled."""
+    settle(batch)
+    batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(actor), "reason": reason})
+
+
+def close_failed(batch: Batch, kind: str, text: str) -> None:
+    """End the run as failed."""
+    settle(batch)
+    batch.add(events.RUN_FAILED, {"error": {"type": kind, "text": text}})
+
+
+def orphan(
+    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str = "", unresolved: bool = False
+) -> None:
+    """Say what an interrupted call becomes, by what its tool declared when it started.
+
+    `surfaces` tells the model instead of holding for staff; without `evidence` all there is of the call is
+    its start; `unresolved` says that what the tool declared did not help.
+    """
+    if call.declares == "transactional":
+        return  # no result was committed, so nothing happened: it simply runs again
+    action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
+    if unresolved:
+        action = "held"
+    batch.add(
+        events.ORPHAN_FOUND,
+        {
+            "action": "surfaced" if action == "held" and surfaces else action,
+            "declares": call.declares,
+            "evidence": evidence or f"Attempt {call.attempt} started and left no result.",
+            "started_at": events.timestamp(call.started_at) if call.started_at else None,
+        },
+        call=call,
+        attempt=call.attempt,
+    )
+    if action == "held" and surfaces:
+        surface(batch, call, actor)

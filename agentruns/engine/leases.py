@@ -1,0 +1,249 @@
+"""Leases: claim, extend, release, the heartbeat; and draining, after which a process claims no more."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Self
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import Case, Exists, F, IntegerField, Q, When
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from agentruns.conf import settings
+from agentruns.exceptions import LeaseLostError
+from agentruns.journal import events
+from agentruns.models import Control, Message, Run
+from agentruns.utils.db import database_now, in_transaction, later, uptime
+from agentruns.utils.ids import uuid7
+from agentruns.utils.redaction import bound, get_logger
+
+logger = get_logger("agentruns.leases")
+
+FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to append engine rows to one run, until `deadline` (of `uptime`) or until it is `lost`."""
+
+    alias: str
+    run_id: UUID
+    session_id: UUID
+    epoch: int
+    attempts: int = 0
+    took_over: bool = False
+    deadline: float = field(default_factory=lambda: uptime() + settings.LEASE_SECONDS)
+    lost: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
+    wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
+
+    def extend(self) -> None:
+        """Extend the lease by a guarded update; LeaseLostError if another process took it."""
+        before = uptime()
+        rows = Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
+        extended = in_transaction(
+            self.alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS))
+        )
+        if extended != 1:
+            self.lost.set()
+            raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
+        self.deadline = before + settings.LEASE_SECONDS
+
+    def release(self, *, failed: bool = False, delay: float | None = None) -> None:
+        """Give the run back at a boundary; a drive that `failed` counts as an attempt."""
+        columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
+        if failed:
+            columns["attempts"] = F("attempts") + 1
+        columns |= {
+            "status": "queued",
+            "lease_owner": "",
+            "lease_expires_at": None,
+            "lease_epoch": F("lease_epoch") + 1,
+            "updated_at": timezone.now(),
+        }
+        run = Run.objects.using(self.alias).filter(pk=self.run_id)
+        mine = run.filter(lease_epoch=self.epoch, status="running")
+        in_transaction(self.alias, lambda: mine.update(**columns))
+        if delay and self.is_cancel_requested():  # while the lease was ours, so nobody has closed the run
+            released = run.filter(lease_epoch=self.epoch + 1, status="queued")
+            in_transaction(self.alias, lambda: released.update(not_before=None))
+
+    def is_cancel_requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        rows = Message.objects.using(self.alias)
+        return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
+
+
+def claim(alias: str, run_id: UUID) -> Lease | None:
+    """Take the lease of a runnable run; None: live elsewhere, waiting, in back-off, ended, or draining here.
+
+    An expired lease is taken over, which counts as an attempt.
+    """
+    owner, before, tries = uuid7().hex, uptime(), itertools.count()
+    taken = in_transaction(alias, lambda: _claim(alias, run_id, owner, again=next(tries) > 0))
+    if taken is None:
+        return None
+    session_id, epoch, attempts, took_over = taken
+    return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + settings.LEASE_SECONDS)
+
+
+def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> tuple[UUID, int, int, bool] | None:
+    runs = Run.objects.using(alias)
+    if again:  # the try before may still be open on the server: wait for what becomes of it
+        list(runs.filter(pk=run_id).select_for_update().values_list("pk"))
+    mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
+    for session_id, epoch, attempts in mine:  # the commit went through, only its acknowledgement was lost
+        return session_id, epoch, attempts, True
+    # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
+    seen = (
+        runs.runnable()
+        .filter(pk=run_id)
+        .select_for_update(skip_locked=True)
+        .values_list("lease_expires_at", flat=True)
+    )
+    expiries = list(seen)
+    if not expiries:
+        return None
+    expired = Q(lease_expires_at__isnull=False)
+    taken = (
+        runs.runnable()
+        .filter(~drain_requested(alias), pk=run_id)
+        .update(
+            status="running",
+            lease_owner=owner,
+            lease_epoch=F("lease_epoch") + 1,
+            lease_expires_at=later(settings.LEASE_SECONDS),
+            attempts=Case(
+                When(expired, then=F("attempts") + 1),
+                default=F("attempts"),
+                output_field=IntegerField(),
+            ),
+            not_before=None,
+            blocked_reason="",
+        )
+    )
+    if taken != 1:
+        return None
+    session_id, epoch, attempts = runs.values_list("session_id", "lease_epoch", "attempts").get(
+        pk=run_id, lease_owner=owner
+    )
+    return session_id, epoch, attempts, expiries[0] is not None
+
+
+def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
+    """Take a free lease for a service, in the transaction that is open; return its epoch, or 0 if live.
+
+    Unlike `claim` it takes waiting runs too: the epoch fences a worker that slept through its lease.
+    `by_force` takes it from a live worker, whose next append is then refused.
+    """
+    runs = Run.objects.using(alias).unfinished().filter(pk=run_id)
+    taken = (runs if by_force else runs.filter(FREE)).update(
+        lease_owner="service",
+        lease_epoch=F("lease_epoch") + 1,
+        lease_expires_at=later(settings.LEASE_SECONDS),
+    )
+    return Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=run_id) if taken else 0
+
+
+class Heartbeat:
+    """Extends a lease from a thread with its own connection while a model call or a tool takes long."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        connection = connections[self.lease.alias]
+        if not connection.in_atomic_block:  # inside a TestCase another connection would see nothing
+            self._thread = threading.Thread(target=self._run, name="agentruns-heartbeat", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self.lease.wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with bound(self.lease.run_id, self.lease.epoch):
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            while True:
+                self.lease.wake.wait(settings.HEARTBEAT_SECONDS)
+                self.lease.wake.clear()
+                if self._stop.is_set():
+                    return
+                try:
+                    self.lease.extend()
+                    if self.lease.is_cancel_requested():
+                        self.lease.cancelled.set()
+                except LeaseLostError:
+                    logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
+                    return
+                except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
+                    logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
+                    connections[self.lease.alias].close()
+        finally:
+            connections.close_all()  # of this thread, if it ever beat
+
+
+LOADED = uptime()  # when this process, or the one it was forked from, loaded its code
+DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven_runs
+
+_process_started: dict[str, datetime] = {}
+
+
+def process_started_at(alias: str) -> datetime:
+    """Return when this process loaded its code, by the clock of a database."""
+    if alias not in _process_started:
+        _process_started[alias] = database_now(alias) - timedelta(seconds=uptime() - LOADED)
+    return _process_started[alias]
+
+
+def drain(alias: str) -> None:
+    """Let every process that is running now claim nothing any more, and stop at its next boundary."""
+    in_transaction(alias, lambda: Control.objects.using(alias).stamp(Control.DRAINING))
+
+
+def driven_runs(alias: str) -> dict[UUID, int]:
+    """Return the runs that some process drives now, with the epoch of each lease."""
+    live = Run.objects.using(alias).filter(status=Run.Status.RUNNING, lease_expires_at__gt=Now())
+    return dict(live.values_list("pk", "lease_epoch"))
+
+
+def drain_requested(alias: str) -> Exists:
+    """Return the condition that this process was drain_requested to claim nothing any more."""
+    stamp = Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
+    return Exists(stamp)
+
+
+def is_draining(alias: str) -> bool:
+    """Whether this process was drain_requested to claim nothing any more."""
+    stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
+    return any(stamp >= process_started_at(alias) for stamp in stamps)
+
+
+class DrainCheck:
+    """Callable, for one drive: whether it was drain_requested to stop, looked up now and then."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.found = False
+        self.looked = uptime()  # as it was claimed, which is refused to a process that was drain_requested
+
+    def __call__(self) -> bool:
+        if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
+            self.looked = uptime()
+            with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
+                self.found = is_draining(self.alias)
+        return self.found

@@ -1,0 +1,319 @@
+"""The loop: the next step of a run, from its folded state, until it ends or waits."""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError
+
+from agentruns.agents import output
+from agentruns.conf import settings
+from agentruns.engine import budgets, gate, in_doubt, tool_calls
+from agentruns.engine.driver import Driver
+from agentruns.engine.leases import Heartbeat
+from agentruns.exceptions import LeaseLostError, PayloadError
+from agentruns.journal import events, telemetry
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import text_of
+from agentruns.providers.base import (
+    ModelReply,
+    ModelRequest,
+    ProviderError,
+    call_model,
+    model_identity,
+    resolve,
+)
+from agentruns.utils.db import close_stale
+from agentruns.utils.failpoints import reached
+from agentruns.utils.redaction import bound, get_logger
+
+logger = get_logger("agentruns.engine")
+
+MAX_PAUSE_TURNS = 10
+LONGEST_WAIT = 3600.0
+FAILING = {
+    "refusal": "The model refused.",
+    "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
+}
+FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
+
+
+def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
+    """Advance the run until it ends, waits or is stopped.
+
+    `asked` says that a caller asked for it (`caller`; None is the program itself): orphans that declare
+    nothing are then told to the model instead of being held for staff. A drive that fails by an exception
+    gives the lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
+    """
+    epoch = driver.lease.epoch if driver.lease else 0
+    with bound(driver.run.run_id, epoch), telemetry.span("drive", lambda: _facts(driver)) as told:
+        try:
+            _drive(driver, caller, asked)
+        finally:
+            told.update(status=driver.run.status, steps=driver.run.step)
+
+
+def _drive(driver: Driver, caller: Any, asked: bool) -> None:
+    if driver.lease is None:
+        _loop(driver)
+        return
+    try:
+        with Heartbeat(driver.lease):
+            _recover(driver, caller, asked)
+            _loop(driver)
+    except LeaseLostError:
+        driver.released = True
+        raise
+    except BaseException:
+        if not driver.released:
+            with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+                driver.lease.release(failed=True)
+        raise
+
+
+def _loop(driver: Driver) -> None:
+    while not driver.released and not driver.run.ended:
+        close_stale(driver.alias)
+        run, entering = driver.run, driver.is_entering
+        if run.cancel_requested and not entering:
+            driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
+        elif run.pause_requested and not entering:
+            driver.commit(lambda batch: _pause(batch, "pause requested"))
+        elif driver.attempts >= settings.MAX_ATTEMPTS:
+            driver.commit(lambda batch: _pause(batch, "attempts_exhausted"))
+        elif driver.should_stop() and not entering:
+            _stop(driver)
+        elif ready := run.next_calls():
+            tool_calls.execute(driver, ready)
+        elif run.status != "active":
+            _stop(driver)
+        else:
+            _model_step(driver)
+
+
+def _stop(driver: Driver) -> None:
+    """Give the lease back at a boundary: waiting and draining hold no process and cost no attempt."""
+    if driver.lease is not None:
+        driver.lease.release()
+    driver.released = True
+
+
+def _pause(batch: Batch, reason: str) -> None:
+    batch.add(events.RUN_PAUSED, {"reason": reason})
+
+
+def _recover(driver: Driver, caller: Any, asked: bool) -> None:
+    """Classify what a dead worker left behind, in one transaction."""
+
+    def build(batch: Batch) -> None:
+        run, lease = batch.state.run, driver.lease
+        left = [call for call in run.open_calls() if call.attempt > 0 and not call.orphan]
+        if asked:
+            driver.caller = caller
+            driver.asked_about = {(call.id, call.attempt) for call in run.open_calls() if call.attempt > 0}
+        if lease is not None and (lease.took_over or left):
+            reason = "lease expired" if lease.took_over else "the last drive failed"
+            payload = {"actor": events.actor_ref(caller), "epoch": lease.epoch, "reason": reason}
+            batch.add(events.RUN_RESUMED, payload)
+        if run.cancel_requested:
+            in_doubt.close_cancelled(batch, None, "cancel requested")
+            return
+        surfaces = asked or driver.agent.on_orphan == "surface"
+        for call in left:
+            if batch.state.run.calls[call.id].is_open:
+                in_doubt.orphan(batch, call, surfaces=surfaces, actor=caller)
+
+    driver.commit(build)
+    reached("after_repair")
+
+
+def _model_step(driver: Driver) -> None:
+    exceeded = budgets.exceeded(driver.agent, driver.run)
+    if exceeded:
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
+        return
+    unpriced = budgets.unpriced(driver.agent)
+    if unpriced:
+        _hold_unpriced(driver, unpriced)
+        return
+    try:
+        request, sent = _request(driver), driver.state.fingerprint()
+    except PayloadError as error:  # to ask with anything else would be to ask another question
+        reason = f"payload: {error}"
+        driver.commit(lambda batch: _pause(batch, reason))
+        return
+    reached("before_model")
+    try:
+        with telemetry.span("model", lambda: _facts(driver)) as told:
+            reply = call_model(resolve(driver.agent.model), request)
+            told.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
+    except ProviderError as error:
+        _provider_failed(driver, error)
+        return
+    except Exception as error:
+        _model_raised(driver, error)
+        raise
+    reached("after_model")
+    content, intents = gate.judge(driver, reply)
+
+    def build(batch: Batch) -> None:
+        told = {"content": content, "stop_reason": reply.stop_reason, "model": reply.model}
+        told |= {"request_id": reply.request_id, "calls": [intent.record() for intent in intents]}
+        told["sent"] = sent
+        batch.add(events.ASSISTANT, told | budgets.used(driver.agent, reply.usage, reply.model))
+        gate.write(batch, intents)
+        if intents and reply.stop_reason in FINAL:
+            tool_calls.start_next(driver, batch)
+        elif not batch.state.run.cancel_requested:
+            _finish(driver, batch, reply)
+
+    ends = not intents and reply.stop_reason in FINAL
+    if ends:
+        reached("before_finish")
+    driver.commit(build)
+    reached("after_finish" if ends else "after_reply")
+
+
+def _facts(driver: Driver) -> dict[str, Any]:
+    """Return what a listener is told of a drive and of a request to the model."""
+    agent, run, lease = driver.agent, driver.run, driver.lease
+    model = agent.model
+    provider = "anthropic" if isinstance(model, str) else getattr(model, "provider", type(model).__name__)
+    return {
+        "run_id": str(run.run_id),
+        "session_key": driver.session_key,
+        "epoch": lease.epoch if lease else 0,
+        "took_over": lease.took_over if lease else False,
+        "agent": agent.name,
+        "version": agent.version,
+        "model": model_identity(model),
+        "provider": provider,
+        "step": run.step,
+    }
+
+
+def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
+    """End the run on a reply that asks for nothing more, in the transaction that stores it."""
+    stop = reply.stop_reason
+    if stop == "pause_turn":  # the provider wants its own turn back, unchanged
+        if batch.state.run.pauses >= MAX_PAUSE_TURNS:
+            in_doubt.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
+    elif stop in FINAL:
+        payload: dict[str, Any] = {"output": text_of(reply.content)}
+        problem = output.problem_with(driver.agent.output_type, payload["output"])
+        if problem:
+            _send_back(batch, problem)
+            return
+        if stop == "max_tokens":
+            payload["truncated"] = True
+        batch.add(events.RUN_COMPLETED, payload)
+    else:
+        text = FAILING.get(str(stop), f"The model stopped with an unknown stop_reason {stop!r}.")
+        in_doubt.close_failed(batch, str(stop), text)
+
+
+def _send_back(batch: Batch, problem: str) -> None:
+    """Tell the model, once, that its answer does not fit; a second one fails the run."""
+    if batch.state.run.corrections:
+        text = f"The answer does not fit output_type, also when asked again:\n{problem}"
+        in_doubt.close_failed(batch, "OutputInvalidError", text)
+        return
+    said = output.CORRECTION.format(problem=problem)
+    row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
+    batch.add(events.USER, row)
+
+
+def _request(driver: Driver) -> ModelRequest:
+    agent = driver.agent
+    return ModelRequest(
+        model=model_identity(agent.model),
+        system=agent.instructions,
+        messages=driver.state.messages(),
+        tools=list(driver.tool_schemas),
+        params=dict(agent.model_params or {}),
+        run_id=str(driver.run.run_id),
+        step=driver.run.inherited + driver.run.step,
+        output_schema=output.schema_of(agent.output_type),
+    )
+
+
+def _hold_unpriced(driver: Driver, why: str) -> None:
+    """Hold a run whose cost nobody can know: it could not be kept within its budget."""
+    if driver.store.durable:
+        driver.commit(lambda batch: _pause(batch, f"no_price: {why}"))
+    else:
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", why))
+
+
+def _provider_failed(driver: Driver, error: ProviderError) -> None:
+    """Journal a failed model attempt and back off, pause or fail by what the provider said."""
+
+    def build(batch: Batch) -> None:
+        failed = _failure(batch, error.type or type(error).__name__, str(error))
+        failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
+        failed |= budgets.used(driver.agent, error.usage) if error.usage else {}
+        if error.disposition == "pause" and driver.store.durable:
+            batch.add(events.MODEL_FAILED, failed)
+            _pause(batch, _reason(error))
+        elif error.disposition == "retry" and driver.store.durable:
+            delay = _delay(driver, batch, error.retry_after)
+            batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
+            batch.delay = delay
+        else:
+            batch.add(events.MODEL_FAILED, failed)
+            kind, _, text = _reason(error).partition(": ")
+            in_doubt.close_failed(batch, kind, text)
+
+    driver.commit(build)
+
+
+def _reason(error: ProviderError) -> str:
+    """Return "type: text" once, also where the provider's text says its type itself."""
+    text, kind = str(error), error.type or "ProviderError"
+    return f"{kind}: {text.removeprefix(f'{kind}: ')}"
+
+
+def _model_raised(driver: Driver, error: Exception) -> None:
+    """Journal that the model object itself raised; the drive fails, which counts as an attempt."""
+
+    def build(batch: Batch) -> None:
+        delay = _delay(driver, batch, None)
+        failed = _failure(batch, type(error).__name__, str(error))
+        batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
+        batch.failed_drive, batch.delay = True, delay
+
+    driver.commit(build)
+
+
+def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
+    """Return the back-off, never beyond the run's deadline, at which the next claim ends it.
+
+    A run that is asked to stop has none: the next claim stops it.
+    """
+    if batch.state.run.cancel_requested or batch.state.run.pause_requested:
+        return 0.0
+    delay = backoff(batch.state.run.failures, retry_after)
+    if driver.agent.deadline is None:
+        return delay
+    left = driver.agent.deadline - batch.state.run.elapsed(datetime.now(UTC))
+    return max(0.0, min(delay, left.total_seconds()))
+
+
+def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "text": text}, "attempt": batch.state.run.failures + 1}
+
+
+def backoff(failures: int, retry_after: float | None) -> float:
+    """Return seconds until the next attempt: exponential with jitter, never sooner than Retry-After.
+
+    A Retry-After of more than an hour, or one that makes no sense, is cut: the next answer says it again.
+    """
+    first, longest = settings.BACKOFF_SECONDS
+    delay = min(longest, first * 2 ** min(failures, 30))
+    jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing
+    asked = retry_after if retry_after is not None and math.isfinite(retry_after) else 0.0
+    return max(jittered, min(asked, LONGEST_WAIT))

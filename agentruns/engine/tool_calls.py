@@ -1,0 +1,359 @@
+"""The only place that runs a tool: validate, gate, start, call, record."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from agentruns.engine import gate, handler, in_doubt
+from agentruns.engine.driver import Driver
+from agentruns.engine.handler import Interrupted, Observation, offload_of, store_late_result
+from agentruns.exceptions import LeaseLostError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call
+from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
+from agentruns.utils.db import uptime
+from agentruns.utils.failpoints import reached
+
+REFUSED = "Not executed: {why}. Nothing happened."
+RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
+TIMED_OUT = "The handler did not return within {seconds} s."
+PARALLEL = 8  # threads of one reply's reads; more wait for their turn
+Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
+
+
+def execute(driver: Driver, ready: list[Call]) -> None:
+    """Bring the first of the calls that can go on, or its group of parallel ones, to a result."""
+    call = ready[0]
+    if call.decision:
+        driver.commit(lambda batch: _decided(batch, call.id))
+        return
+    if call.is_contradicted:
+        _orphan(driver, call, RETURNED_LATE, unresolved=True)
+        return
+    refusal = _refusal(driver, call)
+    if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
+        _orphan(driver, call, f"It cannot go on here: {refusal}.", unresolved=True)
+        return
+    if refusal:
+        text = REFUSED.format(why=refusal)
+        driver.commit(lambda batch: _refuse(driver, batch, call.id, text))
+        return
+    if call.orphan in ("reconcile", "not_occurred") and _too_early(driver, call):
+        return
+    if call.orphan == "reconcile":
+        _reconcile(driver, call)
+        return
+    group = [call]
+    if call.parallel:
+        group = [one for one in ready if one.parallel and _may_run(driver, one)]
+    _start(driver, group)
+    if driver.released or driver.run.ended:
+        return
+    calls = driver.run.calls
+    if not all(one.id in calls and (one.id, calls[one.id].attempt) in driver.started for one in group):
+        return  # a cancel or a pause came in before the start was stored, or others have gone on since
+    if len(group) > 1:
+        _run_parallel(driver, [driver.run.calls[one.id] for one in group])
+    else:
+        _run_one(driver, driver.run.calls[call.id])
+
+
+def _too_early(driver: Driver, call: Call) -> bool:
+    """Whether the attempt before may still be at work: then wait for its time to end, or for a person.
+
+    To ask the outside world, or to run again, while it is at work would let the effect happen twice.
+    """
+    abandoned = driver.abandoned.get((call.id, call.attempt))
+    if abandoned is not None and not abandoned.done():
+        _orphan(driver, call, "The handler is still at work in this process.", unresolved=True)
+        return True
+    if call.timeout is None or call.started_at is None or driver.lease is None:
+        return False  # without a lease no other process ever had the run
+    left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
+    if left > 0:
+        driver.lease.release(delay=left)
+        driver.released = True
+    return left > 0
+
+
+def start_next(driver: Driver, batch: Batch) -> None:
+    """Let the next ungated call's `tool_started` travel in this batch: one commit less per call.
+
+    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
+    """
+    run = batch.state.run
+    if run.cancel_requested or run.pause_requested or driver.should_stop():
+        return
+    if any(call.is_started for call in run.open_calls()):
+        return  # the rest of a parallel group is at work, and much may happen before it is done
+    ready = run.next_calls()
+    if not ready or ready[0].parallel or ready[0].verdict != "run" or ready[0].attempt:
+        return
+    if _may_run(driver, ready[0]):
+        _write_start(driver, batch, ready[0])
+
+
+def _may_run(driver: Driver, call: Call) -> bool:
+    return not call.decision and call.orphan != "reconcile" and not _refusal(driver, call)
+
+
+def _refusal(driver: Driver, call: Call) -> str:
+    """Return why the call may not run, or "": everything is checked again, and in doubt it does not run."""
+    tool = driver.agent.tools.get(call.tool)
+    if tool is None:
+        return f"there is no tool {call.tool!r} any more"
+    entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
+    misfit = "" if entered else _misfit(tool, call)
+    if misfit:
+        return misfit
+    if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
+        return "the gate did not let it through"
+    if call.card is not None:
+        if call.card.digest != call.digest or call.card.status not in ("approved", "consumed"):
+            return f"its approval is {call.card.status}"
+        if call.card.status == "consumed" and call.attempt == 0:
+            return "its approval was used already"
+    if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
+        return "it was started before and nobody knows what became of it"
+    return ""
+
+
+def _misfit(tool: Tool, call: Call) -> str:
+    """Return why a tool, as it is today, does not take the arguments that were recorded, or ""."""
+    try:
+        arguments = tool.revalidated(call.arguments)
+        same = gate.call_digest(tool.name, arguments) == call.digest
+    except InvalidArguments as error:
+        return str(error)
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    return "" if same else "the arguments are not the ones that were recorded"
+
+
+def _start(driver: Driver, group: list[Call]) -> None:
+    """Journal that the handlers are about to be entered, unless that travelled with an earlier row."""
+    if all((call.id, call.attempt) in driver.started for call in group):
+        return
+
+    def build(batch: Batch) -> None:
+        run = batch.state.run
+        if run.cancel_requested or run.pause_requested:
+            return
+        for call in group:
+            if not run.calls[call.id].is_contradicted:
+                _write_start(driver, batch, run.calls[call.id])
+
+    driver.commit(build)
+
+
+def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
+    card, tool = call.card, driver.agent.tools[call.tool]
+    payload: dict[str, Any] = {
+        "key": call.idempotency_key(batch.state.run.run_id),
+        "digest": call.digest,
+        "declares": tool.recovery,
+        "timeout": tool.timeout,
+    }
+    if card is not None:
+        payload |= {"approval": str(card.id), "approved_by": card.names}
+    consumes = card.id if card is not None and card.status == "approved" else None
+    batch.add(events.TOOL_STARTED, payload, call=call, attempt=call.attempt + 1, consumes=consumes)
+
+
+def _run_one(driver: Driver, call: Call) -> None:
+    tool, context = driver.agent.tools[call.tool], _context(driver, call)
+    reached("before_tool")
+    try:
+        driver.hold_lease()
+    except LeaseLostError:
+        store_late_result(driver, call, {"never_entered": True})
+        raise
+    driver.started.discard((call.id, call.attempt))
+    try:
+        if tool.transactional:
+            record = partial(_record, driver, call, joined=True)
+            observation = handler.run_transactional(driver, tool, context, call, record)
+        else:
+            observation = _observe(driver, tool, context, call)
+    except Interrupted as interruption:
+        _orphan(driver, call, str(interruption))
+        return
+    if observation is None:  # the result was committed together with what the handler wrote
+        reached("after_result")
+        return
+    if observation.is_error and tool.recovery == "reconcile":
+        observation = _ask_about_error(driver, tool, context, call, observation)
+    reached("after_tool")
+    _record(driver, call, observation)
+
+
+def _ask_about_error(
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, raised: Observation
+) -> Observation:
+    """Ask the outside world about a handler that raised: the effect may have happened before the error."""
+    verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
+    if not isinstance(verdict, Occurred):
+        return raised
+    return Observation(verdict.result, flags={"reconciled": True, "raised": raised.content})
+
+
+def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
+    """Store a result; what cannot be stored because the run was taken over becomes a `late_result`."""
+    offload = offload_of(driver, call)
+
+    def build(batch: Batch) -> None:
+        observation.write(batch, call.id, offload)
+        start_next(driver, batch)
+
+    if joined:  # the caller's transaction holds the effect too: a lost lease rolls both back
+        driver.commit(build, joined=True)
+        return
+    reached("before_result_commit")
+    try:
+        driver.commit(build)
+    except Exception:  # the lease is lost, or the database refuses for good: keep what is known
+        store_late_result(driver, call, observation.facts(), offload)
+        raise
+    reached("after_result")
+
+
+def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Observation:
+    """Enter the handler within the tool's time; raise Interrupted when its outcome is not known."""
+    if tool.timeout is None:
+        try:
+            return handler.enter(tool, context, call.arguments)
+        finally:
+            handler.mend_connection(driver.alias)
+    future = handler.in_thread(driver.alias, tool, context, call.arguments)
+    try:
+        wait([future], timeout=tool.timeout)
+    except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
+        _abandon(driver, call, future)
+        raise
+    if future.done():
+        return future.result()
+    _abandon(driver, call, future)
+    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))
+
+
+def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
+    """Stop waiting for a handler; what it still returns is evidence."""
+    driver.abandoned[call.id, call.attempt] = future
+    future.add_done_callback(lambda done: _late(driver, call, done))
+
+
+def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
+    if future.exception() is None:
+        store_late_result(driver, call, future.result().facts())
+
+
+def _run_parallel(driver: Driver, group: list[Call]) -> None:
+    """Run reads together in threads; only this thread appends, as their results land."""
+    queue, running = deque(group), Running()
+    try:
+        _run_all(driver, queue, running)
+    except (Exception, KeyboardInterrupt) as error:  # the others go on without us
+        for future, (call, _) in running.items():
+            _abandon(driver, call, future)
+        if isinstance(error, LeaseLostError):
+            for call in queue:
+                store_late_result(driver, call, {"never_entered": True})
+        raise
+
+
+def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
+    while queue or running:
+        while queue and len(running) < PARALLEL:
+            driver.hold_lease()
+            call = queue.popleft()
+            driver.started.discard((call.id, call.attempt))
+            tool = driver.agent.tools[call.tool]
+            future = handler.in_thread(driver.alias, tool, _context(driver, call), call.arguments)
+            running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
+        ends = [end for _, end in running.values() if end is not None]
+        wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
+        for future, (call, end) in list(running.items()):
+            if future.done():
+                del running[future]
+                _settle(driver, call, future)
+            elif end is not None and uptime() >= end:
+                del running[future]
+                _abandon(driver, call, future)
+                _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
+
+
+def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
+    try:
+        observation = future.result()
+    except Interrupted as interruption:
+        _orphan(driver, call, str(interruption))
+    else:
+        _record(driver, call, observation)
+
+
+def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = False) -> None:
+    """Treat a call of unknown outcome in a live drive as a sweep would."""
+    asked = (call.id, call.attempt) in driver.asked_about
+    surfaces = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
+    actor = driver.caller if asked else None
+    driver.started.discard((call.id, call.attempt))
+
+    def build(batch: Batch) -> None:
+        again = batch.state.run.calls[call.id]
+        in_doubt.orphan(
+            batch, again, surfaces=surfaces, actor=actor, evidence=evidence, unresolved=unresolved
+        )
+        batch.failed_drive = again.orphan in ("retry", "reconcile")
+
+    driver.commit(build)
+
+
+def _reconcile(driver: Driver, call: Call) -> None:
+    """Ask the outside world, by idempotency key, whether the call happened."""
+    tool = driver.agent.tools[call.tool]
+    verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
+    actor, offload = {"id": "", "name": "reconcile"}, offload_of(driver, call)
+    if not isinstance(verdict, Occurred | NotOccurred):
+        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", unresolved=True)
+        return
+
+    def build(batch: Batch) -> None:
+        again = batch.state.run.calls[call.id]
+        word = "occurred" if isinstance(verdict, Occurred) else "not_occurred"
+        payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
+        batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
+        if isinstance(verdict, Occurred):
+            batch.result(again, verdict.result, "ok", offload=offload, reconciled=True)
+            start_next(driver, batch)
+
+    driver.commit(build)
+    reached("after_repair")
+
+
+def _context(driver: Driver, call: Call) -> ToolContext:
+    return gate.context_for(
+        driver,
+        call.id,
+        call.tool,
+        attempt=call.attempt,
+        key=call.idempotency_key(driver.run.run_id),
+        approved_by=tuple(call.card.names) if call.card else (),
+    )
+
+
+def _decided(batch: Batch, call_id: str) -> None:
+    call = batch.state.run.calls[call_id]
+    if call.is_open:
+        in_doubt.decided(batch, call)
+
+
+def _refuse(driver: Driver, batch: Batch, call_id: str, text: str) -> None:
+    call = batch.state.run.calls[call_id]
+    if call.is_open:
+        batch.result(call, text, "error", is_error=True)
+        start_next(driver, batch)

@@ -1,0 +1,309 @@
+"""Decisions of people on gated calls. Deciding records and rings; executing is the engine's."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import get_agent
+from agentruns.conf import settings
+from agentruns.engine.gate import call_digest
+from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call, Card
+from agentruns.journal.masking import carries_mask, without_values
+from agentruns.models import Approval, Run
+from agentruns.services import permissions
+from agentruns.services.write import write
+from agentruns.tools import InvalidArguments, to_jsonable
+from agentruns.tools.card import MASK
+from agentruns.utils.db import readable, reading, undone
+from agentruns.utils.failpoints import reached
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.approvals")
+
+LONGEST_EXTENSION = timedelta(days=366)
+IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
+
+
+def approve(
+    approval_id: UUID | str,
+    actor: Any,
+    *,
+    digest: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    reason: str = "",
+    channel: str = "service",
+) -> Approval:
+    """Approve a gated call, with other `arguments` if given; they become what is shown, hashed and run.
+
+    `channel` is what the journal keeps of where it was decided, as for the other decisions.
+    Raises ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when
+    the arguments do not validate; PermissionDeniedError when the actor may not decide.
+    """
+
+    edit = None if arguments is None else _edited(find_approval(approval_id), actor, arguments)
+
+    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        if card.only_answers:
+            raise ApprovalStateError(
+                _(
+                    "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
+                    "Answer it, or deny it with a reason."
+                )
+                % {"id": approval_id, "tool": call.tool}
+            )
+        payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
+        who = events.actor_ref(actor) or events.PROGRAM
+        if edit is not None:
+            _refuse_masks(run, call, edit["arguments"])
+            payload |= edit
+        elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
+            raise ApprovalStateError(
+                _("%(name)s approved %(id)s already; it takes %(required)d people.")
+                % {"name": who["name"], "id": approval_id, "required": card.required}
+            )
+        _record(batch, call, actor, reason, channel, payload)
+
+    return _decide(approval_id, actor, digest, add)
+
+
+def deny(
+    approval_id: UUID | str,
+    actor: Any,
+    reason: str,
+    *,
+    digest: str | None = None,
+    channel: str = "service",
+) -> Approval:
+    """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
+    if not reason.strip():
+        raise ApprovalStateError(
+            _("A denial needs a reason: the model is told it, so that it does not repeat the call.")
+        )
+
+    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": card.digest})
+
+    return _decide(approval_id, actor, digest, add)
+
+
+def answer(
+    approval_id: UUID | str,
+    actor: Any,
+    text: str,
+    *,
+    digest: str | None = None,
+    channel: str = "service",
+) -> Approval:
+    """Give the model an answer in place of executing the call. Errors as `approve`."""
+    if not text.strip():
+        raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
+
+    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        payload = {"verb": "answer", "digest": card.digest, "text": text}
+        _record(batch, call, actor, "", channel, payload)
+
+    return _decide(approval_id, actor, digest, add)
+
+
+def extend(
+    approval_id: UUID | str,
+    actor: Any,
+    by: timedelta,
+    *,
+    digest: str | None = None,
+    seen: datetime | None = None,
+    reason: str = "",
+    channel: str = "service",
+) -> Approval:
+    """Give people more time: a pending approval expires `by` later than it would have.
+
+    Who may decide may extend; `seen` is the expiry they know of. Raises ApprovalStateError when it never
+    expires, or expires at another time than `seen`; else as `approve`.
+    """
+    if not timedelta() < by <= LONGEST_EXTENSION:
+        raise ApprovalStateError(_("An approval is extended by more than nothing and at most by 366 days."))
+
+    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
+        if card.expires_at is None:
+            raise ApprovalStateError(
+                _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
+            )
+        if seen is not None and seen != card.expires_at:
+            raise ApprovalStateError(
+                _("Approval %(id)s was given more time already: it expires at %(when)s.")
+                % {"id": approval_id, "when": readable(card.expires_at)}
+            )
+        later = {
+            "from": events.timestamp(card.expires_at),
+            "expires_at": events.timestamp(card.expires_at + by),
+        }
+        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
+        batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
+
+    return _decide(approval_id, actor, digest, add)
+
+
+DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
+
+
+def expire_due() -> int:
+    """End every pending approval whose time is over, by the database clock; return how many."""
+    alias = settings.DATABASE
+    ended: set[UUID] = set()
+    due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
+    for approval in list(due.only("run_id", "call_id", "expires_at")):
+        if len(ended) == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
+            break
+
+        def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
+            ended.discard(approval.pk)  # where the try before was rolled back
+            call = batch.state.run.calls.get(approval.call_id)
+            if call is None or call.card is None or call.card.status != "pending":
+                return
+            if call.card.expires_at != approval.expires_at:  # given more time since it was found
+                return
+            if run.is_ended or batch.state.run.cancel_requested:
+                return
+            payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
+            batch.add(events.APPROVAL_DECIDED, payload, call=call)
+            ended.add(approval.pk)
+
+        try:
+            write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:  # busy, or a journal that was altered: no other card waits for it
+            logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
+            ended.discard(approval.pk)
+    return len(ended)
+
+
+def find_approval(approval_id: UUID | str) -> Approval:
+    """Return an approval with its run, or raise DurableRunNotFoundError."""
+    approvals = Approval.objects.using(settings.DATABASE).select_related("run")
+    try:
+        return approvals.get(pk=UUID(str(approval_id)))
+    except (Approval.DoesNotExist, ValueError):
+        raise DurableRunNotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
+
+
+def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -> Approval:
+    approval = find_approval(approval_id)
+    _require_authority(actor, approval)
+
+    def change(run: Run, batch: Batch) -> None:
+        call, card = _pending_card(find_approval(approval_id), run, batch)
+        if card.digest != digest and (digest is not None or call.edited):
+            raise ApprovalStateError(
+                _(
+                    "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
+                    "Look at it again and decide on what it says now."
+                )
+                % {"id": approval_id, "now": card.digest, "seen": digest}
+            )
+        add(run, batch, call, card)
+
+    write(approval.run_id, change, guard=IN_TIME)
+    reached("after_decision")
+    return reading(settings.DATABASE, lambda: find_approval(approval_id))
+
+
+def _require_authority(actor: Any, approval: Approval) -> None:
+    why_not = permissions.why_not_decide(actor, approval)
+    if why_not:
+        raise PermissionDeniedError(why_not)
+
+
+def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
+    """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
+    if approval.status != Approval.Status.PENDING:
+        by = approval.decided_by_name or _("nobody")
+        when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
+        raise ApprovalStateError(
+            _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
+        )
+    if run.is_ended or batch.state.run.cancel_requested:
+        raise ApprovalStateError(
+            _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
+        )
+    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
+    if approval.expires_at is not None and expired.exists():
+        raise ApprovalStateError(
+            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "when": readable(approval.expires_at)}
+        )
+    call = batch.state.run.calls.get(approval.call_id)
+    if call is None or call.card is None:
+        raise ApprovalStateError(
+            _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
+        )
+    return call, call.card
+
+
+def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what an edit makes of a card: everything a person sees is made from the new arguments.
+
+    Before any transaction: `describe` and `preview` are the project's own code.
+    """
+    _require_authority(actor, approval)
+    run = approval.run
+    tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
+    if tool is None:
+        raise ApprovalStateError(
+            _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
+            % {"tool": approval.tool_name}
+        )
+    try:
+        edited = tool.effective(arguments)
+    except InvalidArguments as error:
+        why = without_values(str(error), arguments, tool.sensitive)
+        raise ApprovalStateError(
+            _("The edited arguments do not fit %(tool)s: %(why)s") % {"tool": tool.name, "why": why}
+        ) from error
+    with undone():
+        title, preview = tool.title(edited), tool.preview_of(edited)
+    return {
+        "arguments": edited,
+        "digest": call_digest(tool.name, edited),
+        "title": title,
+        "preview": preview,
+        "edited": to_jsonable(arguments)[0],
+    }
+
+
+def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
+    """Refuse an edit that holds what a reader was shown in place of a true value."""
+    sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
+    for name, value in edited.items():
+        if name in sensitive and value == MASK != call.arguments.get(name):
+            raise ApprovalStateError(
+                _(
+                    "The edited %(name)s is only the mask of the real value. "
+                    "Give the value, or leave it as it is."
+                )
+                % {"name": name}
+            )
+        if carries_mask(value, name, call.arguments):
+            raise ApprovalStateError(
+                _(
+                    "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
+                    "Give the value, or leave it as it is."
+                )
+                % {"name": name}
+            )
+
+
+def _record(batch: Batch, call: Call, actor: Any, reason: str, channel: str, payload: dict[str, Any]) -> None:
+    decided = {**payload, "actor": events.actor_ref(actor), "reason": reason, "channel": channel}
+    batch.add(events.APPROVAL_DECIDED, decided, call=call)

@@ -1,0 +1,214 @@
+"""Requests of people about a run, from any process: cancel, pause, and the verdict on a call in doubt."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent, get_agent
+from agentruns.conf import settings
+from agentruns.engine import in_doubt
+from agentruns.exceptions import RunStateError, UnknownAgentError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call, RunState
+from agentruns.models import Message, Run
+from agentruns.models.definition import store_definition
+from agentruns.services import permissions
+from agentruns.services.write import find_run, write
+from agentruns.tools import to_jsonable
+
+VERDICTS = ("occurred", "not_occurred", "unknown")
+
+
+def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Ask a run to stop; with no live worker it ends now, else before the worker's next tool starts.
+
+    Asked again after a lease's time, it ends now all the same: the worker's call is settled as unknown, and
+    what it still returns is kept as evidence. Raises RunStateError when it has ended, PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.cancel_run", run, owner_may=True)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, _("cancelled"))
+        if not batch.state.run.cancel_requested:
+            batch.add(events.RUN_CANCEL_REQUESTED, _who(actor, reason))
+        if batch.epoch:
+            in_doubt.close_cancelled(batch, actor, reason)
+
+    return write(run.pk, change, takes_lease=True, by_force=_ignored)
+
+
+def _ignored(state: RunState) -> bool:
+    """Whether a cancel was requested so long ago that the worker had every chance to honour it."""
+    requested = state.cancel_requested_at
+    return requested is not None and datetime.now(UTC) - requested >= timedelta(
+        seconds=settings.LEASE_SECONDS
+    )
+
+
+def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Ask a run to pause; with no live worker it is paused now. Errors as `cancel_run`."""
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.pause_run", run, owner_may=True)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, _("paused"))
+        state = batch.state.run
+        if state.paused or state.cancel_requested:
+            why = (
+                _("Run %(run)s is paused already.") if state.paused else _("Run %(run)s is being cancelled.")
+            )
+            raise RunStateError(why % {"run": run.pk})
+        if not state.pause_requested:
+            batch.add(events.RUN_PAUSE_REQUESTED, _who(actor, reason))
+        if batch.epoch:
+            batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "paused by request"})
+
+    return write(run.pk, change, takes_lease=True)
+
+
+def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Pause a run whoever seems to drive it: after a restore, leases are of a time that is gone.
+
+    Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended, or is
+    paused already.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.pause_run", run)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, _("held"))
+        if batch.state.run.paused:
+            raise RunStateError(_("Run %(run)s is paused already.") % {"run": run.pk})
+        batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "held for staff"})
+
+    return write(run.pk, change, takes_lease=True, by_force=lambda state: True)
+
+
+def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
+    """Let a run go on under the definition that is registered now, journaled with both hashes.
+
+    The agent's version of the run is taken, or the one registered last where that is gone. A call that was
+    started is still judged by what its tool declared then. Raises RunStateError when the run has ended, is
+    live, or has that definition already; UnknownAgentError; PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.adopt_definition", run)
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, _("given another definition"))
+        agent = agent_again(run)
+        if not batch.epoch:
+            raise RunStateError(
+                _("Run %(run)s is live in another process; pause it first.") % {"run": run.pk}
+            )
+        if agent.definition_hash == run.definition_id:
+            raise RunStateError(
+                _("Run %(run)s has this definition of %(agent)s already.")
+                % {"run": run.pk, "agent": repr(agent.name)}
+            )
+        store_definition(settings.DATABASE, agent)
+        both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
+        batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
+
+    return write(run.pk, change, takes_lease=True)
+
+
+def agent_again(run: Run) -> Agent:
+    """Return the agent of a run's version, or the one registered last. Raises UnknownAgentError."""
+    try:
+        return get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return get_agent(run.agent)
+
+
+def resolve_orphan(
+    run_id: UUID | str,
+    call_id: str,
+    verdict: str,
+    actor: Any,
+    *,
+    result: Any = None,
+    evidence: str = "",
+    channel: str = "service",
+) -> Run:
+    """Record what really became of a call in doubt.
+
+    "occurred" stores `result` as the call's result, "not_occurred" lets it run again with the same key,
+    "unknown" tells the model so. On a call the model was already told of, the verdict only records, and
+    lifts the doubt. Raises RunStateError when the call is not in doubt, PermissionDeniedError.
+    """
+    if verdict not in VERDICTS:
+        raise ValueError(f"A verdict is one of {', '.join(VERDICTS)}, not {verdict!r}.")
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.resolve_orphan", run)
+    told = to_jsonable(result)[0]
+
+    def change(run: Run, batch: Batch) -> None:
+        call = batch.state.run.calls.get(call_id)
+        tool = _surfaced_tool(batch, call_id)
+        held = call is not None and call.is_open and call.orphan == "held"
+        if not held and tool is None:
+            raise RunStateError(
+                _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
+                % {"call": call_id, "run": run.pk}
+            )
+        if held and not run.is_ended and not batch.epoch:
+            raise RunStateError(
+                _("Run %(run)s is live in another process; wait until it holds the call.") % {"run": run.pk}
+            )
+        payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
+        if held and call is not None:
+            _refuse_against_evidence(run, call, verdict)
+            batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
+            if verdict == "occurred":
+                batch.result(call, told, "ok", actor=events.actor_ref(actor))
+            elif verdict == "unknown":
+                in_doubt.surface(batch, call, actor)
+        else:
+            payload["result"] = told
+            batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool or "")
+
+    held_now = run.status == Run.Status.ORPHANED
+    return write(run.pk, change, takes_lease=held_now, closed=not held_now)
+
+
+def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
+    """Return the tool of a call whose unknown outcome the model was told of and nobody has cleared."""
+    for tool, calls in batch.state.doubts.items():
+        if calls.get(call_id) == batch.state.run.run_id:
+            return tool
+    return None
+
+
+def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
+    if verdict != "not_occurred":
+        return
+    rows = Message.objects.using(settings.DATABASE)  # never a replica's, which may not have it yet
+    late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call.id)
+    for row in late:
+        if not row.payload.get("never_entered") and not row.payload.get("is_error"):
+            raise RunStateError(
+                _(
+                    "Call %(call)s returned after its worker lost the run (seq %(seq)s), so it did happen. "
+                    "Give the verdict 'occurred' with that result."
+                )
+                % {"call": call.id, "seq": row.seq}
+            )
+
+
+def _require_unfinished(run: Run, what: str) -> None:
+    if run.is_ended:
+        raise RunStateError(
+            _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
+            % {"run": run.pk, "status": run.get_status_display(), "what": what}
+        )
+
+
+def _who(actor: Any, reason: str) -> dict[str, Any]:
+    return {"actor": events.actor_ref(actor), "reason": reason}

@@ -1,0 +1,272 @@
+"""Doing a task again: from a row of its journal, in a session of its own, or from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent, get_agent
+from agentruns.conf import settings
+from agentruns.engine import in_doubt
+from agentruns.engine.wakeup import ring_on_commit
+from agentruns.exceptions import RunStateError, SessionBusyError
+from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch
+from agentruns.journal.conversation import SessionState
+from agentruns.journal.copies import original, task_of
+from agentruns.journal.events import Row
+from agentruns.journal.fold import Call, RunState
+from agentruns.journal.read import rows_until
+from agentruns.journal.store import DatabaseStore
+from agentruns.models import Run, Session
+from agentruns.models.definition import store_definition
+from agentruns.services import permissions
+from agentruns.services.control import agent_again
+from agentruns.services.runs import (
+    NAME_LENGTH,
+    Order,
+    check_name,
+    first_row,
+    place,
+    refuse_pruned,
+    user_row,
+)
+from agentruns.services.write import find_run, lock_session
+from agentruns.utils.db import in_transaction
+from agentruns.utils.ids import uuid7
+
+PERMISSION = "agentruns.fork_run"
+SEES = "agentruns.view_run"  # whose is a fork reads all of its history
+NOT_EXECUTED = "Not executed in this fork."
+CHUNK = 200  # rows of one INSERT: databases limit the values of a statement
+
+
+def fork_run(
+    run_id: UUID | str,
+    at: int,
+    *,
+    text: str | None = None,
+    agent: Agent | str | None = None,
+    actor: Any = None,
+    session: str | None = None,
+    idempotency_key: str | None = None,
+) -> Run:
+    """Queue a new run, in a new session, that goes on from the row `at` of a run's journal.
+
+    The rows up to there are copied. Calls open there are settled: cancelled, or unknown if they had started.
+    Belongs to the actor. Raises RunStateError where there is no such row, where nothing is left to do and no
+    `text` says what, or for a key that stands for another run; SessionBusyError where `session` is taken;
+    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError, PayloadError.
+    """
+    permissions.require_somebody(actor)
+    origin = find_run(run_id)
+    for permission in (PERMISSION, SEES):
+        permissions.require(actor, permission, origin, owner_may=True)
+    if text is not None and not text.strip():
+        raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
+    rows = rows_until(settings.DATABASE, origin, at)
+    fork = _Fork(
+        origin=origin,
+        agent=get_agent(agent) if agent is not None else agent_again(origin),
+        rows=rows,
+        task=task_of(rows) if text is None else text,
+        text=text,
+        actor=actor,
+        run_id=uuid7(),
+        key=idempotency_key or "",
+    )
+    name = session or _session_key(origin, fork.run_id)
+    for what, value in (("session", name), ("idempotency key", fork.key)):
+        check_name(what, value)
+    fork.put_away(settings.DATABASE)
+    return in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork, name))
+
+
+def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | None = None) -> Run:
+    """Queue a new run of an ended run's task, in its session and for its owner, and return it.
+
+    The model sees what was done before. Raises RunStateError when the run has not ended, SessionBusyError,
+    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, PERMISSION, run, owner_may=True)
+    if not run.is_ended:
+        raise RunStateError(
+            _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
+            % {"run": run.pk, "status": run.get_status_display()}
+        )
+    order = Order(
+        agent=agent_again(run),
+        text=run.input,
+        session=run.session.key,
+        actor=actor,
+        key=idempotency_key or "",
+        again=run,
+    )
+    return place(order).run
+
+
+def fate(call: Call) -> str:
+    """Return what becomes of a call that is open where a run is forked: "cancelled" or "unknown"."""
+    # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
+    in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
+    return "unknown" if call.is_started or in_flight else "cancelled"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Fork:
+    """What is to be forked, read before the transaction: the rows of a journal never change."""
+
+    origin: Run
+    agent: Agent
+    rows: list[Row]
+    task: str  # its `text`, or what was asked last before the cut
+    text: str | None
+    actor: Any
+    run_id: UUID
+    key: str
+    session_id: UUID = field(default_factory=uuid7)
+    stored: dict[str, Any] = field(default_factory=dict)  # what the `user` row holds of a long text
+
+    @property
+    def at(self) -> int:
+        return self.rows[-1].seq
+
+    def owner(self) -> dict[str, Any]:
+        if self.actor is None:
+            return {"owner_id": self.origin.owner_id, "owner_name": self.origin.owner_name}
+        return {"owner_id": self.actor.pk, "owner_name": self.actor.get_username()}
+
+    def put_away(self, alias: str) -> None:
+        """Store a long text before any transaction; inside the caller's own it stays in its row."""
+        if self.text and payloads.may_be_large(self.text) and not connections[alias].in_atomic_block:
+            self.stored = payloads.put(f"{self.session_id}/input", self.text)
+
+
+def _session_key(origin: Run, run_id: UUID) -> str:
+    """Return a key that is found by the beginning of the origin's."""
+    suffix = f" (fork {run_id.hex[-8:]})"
+    return origin.session.key[: NAME_LENGTH - len(suffix)] + suffix
+
+
+def _write(alias: str, fork: _Fork, name: str) -> Run:
+    found = _made_before(alias, fork)
+    if found is not None:
+        return found
+    # Pruned meanwhile it would leave a fork whose files are deleted as nobody's.
+    lock_session(alias, fork.origin.session_id)
+    find_run(fork.origin.pk)
+    session = Session(id=fork.session_id, key=name, **fork.owner())
+    Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
+    if not Session.objects.using(alias).filter(pk=session.pk).exists():
+        raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
+    store_definition(alias, fork.agent)
+    run = Run(
+        id=fork.run_id,
+        session_id=session.pk,
+        agent=fork.agent.name,
+        version=fork.agent.version,
+        definition_id=fork.agent.definition_hash,
+        idempotency_key=fork.key,
+        input=fork.task,
+        origin_id=fork.origin.pk,
+        origin_seq=fork.at,
+        **fork.owner(),
+    )
+    # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
+    Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
+    if not Run.objects.using(alias).filter(pk=run.pk).exists():
+        Session.objects.using(alias).filter(pk=session.pk).delete()
+        found = _made_before(alias, fork)
+        if found is None:
+            raise SessionBusyError(f"Idempotency key {fork.key!r} was taken by another run; try again.")
+        return found
+    _append(DatabaseStore(alias), SessionState(session.pk, run.pk), fork, name)
+    ring_on_commit(alias, run.pk)
+    return find_run(run.pk)
+
+
+def _made_before(alias: str, fork: _Fork) -> Run | None:
+    """Return the fork that this very call made already, its acknowledgement lost, or that its key is."""
+    runs = Run.objects.using(alias)
+    found = runs.filter(pk=fork.run_id).first()
+    if found is None and fork.key:
+        owner_id = fork.owner()["owner_id"]
+        found = runs.filter(owner_id=owner_id, idempotency_key=fork.key).first()
+        if found is None:
+            refuse_pruned(alias, fork.key, owner_id)
+    if found is None:
+        return None
+    if (found.origin_id, found.origin_seq) != (fork.origin.pk, fork.at):
+        what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
+    elif (found.agent, found.input) != (fork.agent.name, fork.task):
+        what = "a fork at that row with another agent or text"
+    else:
+        return found
+    raise RunStateError(f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.")
+
+
+def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -> None:
+    past = RunState(fork.origin.pk)  # of all the rows, whosever they are: only its calls mean something
+    for start in range(0, len(fork.rows), CHUNK):
+        batch = Batch(state)
+        for row in fork.rows[start : start + CHUNK]:
+            past.apply(original(row))
+            _copy(batch, row)
+        store.append(batch)
+    batch = Batch(state)
+    for kind, payload, call in _settlements(past, fork):
+        batch.add(kind, payload, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
+    said = state.settled_messages()
+    asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
+    if not asks and fork.text is None:
+        raise RunStateError(
+            _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
+            % {"run": fork.origin.pk, "seq": fork.at}
+        )
+    _start(batch, fork, name)
+    store.append(batch)
+
+
+def _copy(batch: Batch, row: Row) -> None:
+    before = row.payload.get(events.COPIED) or {}
+    source = {
+        "run": str(row.run_id),
+        "seq": row.seq,
+        "hash": row.hash,
+        "at": before.get("at") or events.timestamp(row.created_at),
+    }
+    payload = {**row.payload, events.COPIED: source}
+    batch.add(row.kind, payload, call_id=row.call_id, tool_name=row.tool_name, attempt=row.attempt)
+
+
+def _settlements(past: RunState, fork: _Fork) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    source = {"run": str(fork.origin.pk), "seq": fork.at}
+    for call in past.open_calls():
+        outcome = fate(call)
+        content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
+        facts = {"content": content, "is_error": True, "outcome": outcome, events.COPIED: source}
+        yield events.TOOL_RESULT, facts, call
+
+
+def _start(batch: Batch, fork: _Fork, name: str) -> None:
+    origin = fork.origin
+    mine = RunState(origin.pk)
+    for row in fork.rows:
+        if row.run_id == origin.pk:
+            mine.apply(row)
+    begun = first_row(fork.agent, fork.actor, fork.key, name)
+    begun["origin"] = {
+        "run": str(origin.pk),
+        "seq": fork.at,
+        "hash": fork.rows[-1].hash,
+        "steps": mine.inherited + mine.step,
+    }
+    batch.add(events.RUN_STARTED, begun)
+    if fork.text is not None:
+        batch.add(events.USER, user_row(fork.text, fork.stored))

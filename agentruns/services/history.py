@@ -1,0 +1,406 @@
+"""The past of a run: its state at any row, and a replay of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent, get_agent
+from agentruns.conf import settings
+from agentruns.engine.driver import require_no_transaction
+from agentruns.exceptions import RunStateError, UnknownAgentError
+from agentruns.journal import events
+from agentruns.journal.conversation import SessionState
+from agentruns.journal.events import Row, timestamp
+from agentruns.journal.fold import Call, RunState, text_of
+from agentruns.journal.masking import Sensitive, hide, sensitive_of
+from agentruns.journal.read import rows_until, session_rows
+from agentruns.journal.verify import check
+from agentruns.models import Run
+from agentruns.models.definition import definition_body
+from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity, resolve
+from agentruns.services.write import find_run
+from agentruns.tools import InvalidArguments, Tool
+from agentruns.tools.card import MASK
+from agentruns.utils import json as canonical
+from agentruns.utils.json import Difference, first_difference, passes
+
+
+def state_at(run_id: UUID | str, seq: int) -> RunState:
+    """Return what the run was right after the row `seq` of its session's journal: the fold up to there.
+
+    Raises DurableRunNotFoundError, and RunStateError for a row before its first or after its last one.
+    """
+    return session_at(run_id, seq).run
+
+
+def session_at(run_id: UUID | str, seq: int) -> SessionState:
+    """Return the same with the conversation: `settled_messages()` is what the model was sent, or would be.
+
+    Errors as `state_at`.
+    """
+    run = find_run(run_id)
+    state = SessionState(run.session_id, run.pk)
+    for row in rows_until(settings.DATABASE, run, seq):
+        state.apply(row)
+    return state
+
+
+def record(state: RunState, sensitive: Sensitive) -> dict[str, Any]:
+    """Return a state as JSON, sensitive arguments masked; whoever shows it redacts it."""
+    columns = state.columns()
+    return {
+        "run": str(state.run_id),
+        "seq": state.seq,
+        "agent": state.agent,
+        **{name: columns[name] for name in ("version", "status", "step", "usage", "output", "error")},
+        "definition": state.definition,
+        "paused": state.paused,
+        "pause_requested": state.pause_requested,
+        "cancel_requested": state.cancel_requested,
+        "model_failures": state.failures,
+        "calls": [_call(call, state.run_id, sensitive) for call in state.calls.values()],
+    }
+
+
+def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
+    card = call.card
+    return {
+        "id": call.id,
+        "tool": call.tool,
+        "arguments": hide(call.arguments, sensitive.get(call.tool, ())),
+        "digest": call.digest,
+        "idempotency_key": call.idempotency_key(run_id),
+        "attempt": call.attempt,
+        "started_at": timestamp(call.started_at) if call.started_at else None,
+        "outcome": call.outcome or None,
+        "in_doubt": call.orphan == "held" and call.is_open,
+        "approval": {"id": str(card.id), "status": card.status, "approved_by": card.names} if card else None,
+    }
+
+
+OWN = "own"  # stands for the model of the agent as it is registered now
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One reply of the run: its row, what it said, and what a model that was asked says."""
+
+    seq: int
+    step: int
+    then: dict[str, Any]
+    now: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """What a replay found: its steps up to the first difference, which is at the row `seq`."""
+
+    run_id: UUID
+    model: str | None = None
+    steps: list[ReplayStep] = field(default_factory=list)
+    seq: int | None = None
+    difference: Difference | None = None
+    notes: list[str] = field(default_factory=list)
+    hidden: frozenset[str] = frozenset()  # names of sensitive arguments
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return self.difference is None and self.seq is None
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON, sensitive arguments masked; whoever shows it redacts it."""
+        found = self.difference
+        return {
+            "run": str(self.run_id),
+            "model": self.model,
+            "equal": self.is_equal,
+            "steps": [
+                {"seq": one.seq, "step": one.step, "then": self.masked(one.then), "now": self.masked(one.now)}
+                for one in self.steps
+            ],
+            "difference": None
+            if found is None
+            else {
+                "seq": self.seq,
+                "path": found.path,
+                "then": self._shown(found.path, found.then),
+                "now": self._shown(found.path, found.now),
+            },
+            "notes": self.notes,
+        }
+
+    def masked(self, value: Any) -> Any:
+        """Return a value with each sensitive argument masked."""
+        if isinstance(value, dict):
+            return {name: self._member(name, each) for name, each in value.items()}
+        return [self.masked(each) for each in value] if isinstance(value, list) else value
+
+    def _shown(self, path: str, value: Any) -> Any:
+        if passes(path, self.hidden):
+            return MASK
+        return self._member("input", value) if path.endswith(".input") else self.masked(value)
+
+    def _member(self, name: str, value: Any) -> Any:
+        # An input that is no object has no names, and may hold anything.
+        unnamed = bool(self.hidden) and name == "input" and value is not None and not isinstance(value, dict)
+        return MASK if unnamed or name in self.hidden else self.masked(value)
+
+
+def replay_run(
+    run_id: UUID | str,
+    *,
+    model: Model | str | None = None,
+    observations: Mapping[int, Any] | None = None,
+    limit: int | None = None,
+) -> ReplayReport:
+    """Go through a run's replies again and report the first difference, or that there is none.
+
+    Without a model: is each request that today's agent and code would send the one that the journal says was
+    sent, and are the calls asked for the same? With a model (an object, a name, or "own" for that of the
+    agent now): it is asked on the recorded conversation until it decides otherwise, outside of any
+    transaction, for at most `limit` replies. `observations` puts other contents in the place of results, by
+    their rows' seq. Nothing is executed or stored. Raises RunStateError for an observation that is none of
+    this run's session, DurableRunNotFoundError, NotDurableError, ProviderError, PayloadError.
+    """
+    alias, run = settings.DATABASE, find_run(run_id)
+    if model is not None:
+        require_no_transaction(alias)
+    report = ReplayReport(run.pk)
+    agents = {run.version: _agent_now(run, run.version, report)}
+    if model == OWN:
+        if (agent := agents[run.version]) is None:
+            facts = {"run": run.pk, "agent": repr(run.agent)}
+            raise UnknownAgentError(_("Run %(run)s: its agent %(agent)s is not registered here.") % facts)
+        model = agent.model
+    report.model = None if model is None else model_identity(model)
+    rows = session_rows(alias, run.session_id)
+    report.notes += [str(problem) for problem in check(run.session_id, alias)]
+    for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
+        if number == limit:
+            seen = {"limit": limit, "replies": sum(_is_reply(row, run) for row in rows)}
+            report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
+            break
+        if one.version not in agents:
+            agents[one.version] = _agent_now(run, one.version, report)
+        agent = agents[one.version]
+        report.hidden |= {name for names in sensitive_of(one.body).values() for name in names}
+        reply = None if model is None else _ask(one, model, run, agent)
+        if reply is None:
+            found = _compare(one, agent)
+        else:
+            found = _at(one.row.seq, first_difference(_decision(one.given), _plain(_decision(reply))))
+        now = _said(reply) if reply else None
+        report.steps.append(ReplayStep(one.row.seq, one.step, _said(one.reply), now))
+        if found is not None:
+            report.seq, report.difference = found
+            break
+    return report
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """One reply as the journal has it: what was sent for it, by which definition, and what it said."""
+
+    row: Row
+    step: int
+    version: str
+    body: dict[str, Any]
+    messages: list[dict[str, Any]]
+    replaced: list[dict[str, Any]]  # the same with other observations
+    altered_at: int | None
+    is_as_sent: bool
+
+    @property
+    def reply(self) -> ModelReply:
+        payload = self.row.payload
+        return ModelReply(payload["content"], payload.get("stop_reason"))
+
+    @property
+    def given(self) -> ModelReply:
+        """The reply as the model gave it, before its calls were mended."""
+        calls = iter(self.row.payload["calls"])
+        content = [
+            {**block, **next(calls).get("original", {})} if block.get("type") == "tool_use" else block
+            for block in self.reply.content
+        ]
+        return ModelReply(content, self.reply.stop_reason)
+
+
+def _is_reply(row: Row, run: Run) -> bool:
+    return row.run_id == run.pk and row.kind == events.ASSISTANT and events.COPIED not in row.payload
+
+
+def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, Any]) -> Iterator[_Recorded]:
+    bodies: dict[str, dict[str, Any]] = {}
+    then = SessionState(run.session_id, run.pk)
+    now = SessionState(run.session_id, run.pk) if observations else then
+    altered_at = None
+    unknown = {*observations} - {row.seq for row in rows if row.kind == events.TOOL_RESULT}
+    if unknown:
+        raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
+    for row in rows:
+        if _is_reply(row, run):
+            state = then.run
+            sent = row.payload.get("sent")
+            yield _Recorded(
+                row,
+                step=state.inherited + state.step,
+                version=state.version,
+                body=_body(alias, bodies, state.definition),
+                messages=(messages := then.messages()),
+                replaced=now.messages() if observations else messages,
+                altered_at=altered_at,
+                is_as_sent=sent is None or sent == then.fingerprint(),
+            )
+        then.apply(row)
+        if not observations:
+            continue
+        if row.kind == events.TOOL_RESULT and row.seq in observations:
+            payload = {name: value for name, value in row.payload.items() if name != "stored"}
+            altered = {**payload, "content": _plain(observations[row.seq])}
+            if first_difference(row.payload, altered) is not None:
+                altered_at = altered_at or row.seq
+            now.apply(row._replace(payload=altered))
+        else:
+            now.apply(row)
+
+
+def _body(alias: str, bodies: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+    if key not in bodies:  # more than one where the run adopted another
+        bodies[key] = definition_body(alias, key)
+    return bodies[key]
+
+
+def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
+    try:
+        return get_agent(run.agent, version)
+    except UnknownAgentError:
+        pass
+    try:
+        agent = get_agent(run.agent)
+    except UnknownAgentError:
+        report.notes.append(
+            _("Agent %(agent)s is not registered here; only the journal was looked at.")
+            % {"agent": repr(run.agent)}
+        )
+        return None
+    report.notes.append(
+        _("Version %(old)s is not registered any more; compared with %(new)s.")
+        % {"old": version, "new": agent.version}
+    )
+    return agent
+
+
+def _compare(one: _Recorded, agent: Agent | None) -> tuple[int, Difference] | None:
+    if not one.is_as_sent:
+        text = _("the conversation that the journal adds up to now")
+        return one.row.seq, Difference("$.messages", _("the conversation that was sent"), text)
+    if agent is not None:
+        found = first_difference(_head(one.body), _plain(_head(agent.definition())))
+        if found is not None:
+            return one.row.seq, found
+    if one.altered_at is not None:
+        found = first_difference(one.messages, one.replaced, "$.messages")
+        if found is not None:
+            return one.altered_at, found
+    return _at(one.row.seq, first_difference(*_arguments(one, agent))) if agent else None
+
+
+def _head(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a request that a definition says; it keeps no order of the tools."""
+    tools = body.get("tools", {})
+    return {
+        "model": body["model"],
+        "system": body["instructions"],
+        "params": body["model_params"],
+        "tools": {
+            name: {part: tool[part] for part in ("name", "description", "input_schema")}
+            for name, tool in tools.items()
+        },
+        "output_schema": body.get("output"),
+    }
+
+
+def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the effective arguments of a reply's calls: as they were recorded, and as they come out now."""
+    payload = one.row.payload
+    used = [block for block in payload["content"] if block.get("type") == "tool_use"]
+    then, now = [], []
+    for call, block in zip(payload["calls"], used, strict=False):
+        tool = agent.tools.get(call["tool"])
+        if tool is None or not call["digest"]:  # refused then: it has no effective arguments
+            continue
+        then.append({"name": call["tool"], "arguments": call["arguments"]})
+        try:
+            given = call.get("original", {}).get("input", block["input"])
+            now.append({"name": call["tool"], "arguments": _effective(tool, given, call["arguments"])})
+        except InvalidArguments as error:
+            now.append({"name": call["tool"], "refused": str(error)})
+    return {"calls": then}, {"calls": now}
+
+
+def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they come out now; what a default minted then, such as a time, is kept."""
+    found = tool.effective(given)
+    if first_difference(recorded, found) is None:
+        return found
+    with suppress(InvalidArguments):
+        again = tool.effective(_filled(given, recorded))
+        return again if first_difference(recorded, again) is None else found
+    return found
+
+
+def _filled(given: Any, recorded: Any) -> Any:
+    """Return what was given, with what was recorded where nothing was given."""
+    if not isinstance(given, dict) or not isinstance(recorded, dict):
+        return given
+    kept = {name: value for name, value in recorded.items() if name not in given}
+    return kept | {name: _filled(value, recorded.get(name)) for name, value in given.items()}
+
+
+def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> ModelReply:
+    head, order = _head(one.body), list(agent.tools) if agent else []
+    if agent is not None and _head(agent.definition())["params"] == head["params"]:
+        head["params"] = dict(agent.model_params)  # a definition keeps no secret
+    names = sorted(head["tools"], key=lambda name: order.index(name) if name in order else len(order))
+    request = ModelRequest(
+        model=model_identity(model),
+        system=head["system"],
+        messages=one.replaced,
+        tools=[head["tools"][name] for name in names],
+        params=head["params"],
+        run_id=str(run.pk),
+        step=one.step,
+        output_schema=head["output_schema"],
+    )
+    return call_model(resolve(model), request)
+
+
+def _decision(reply: ModelReply) -> dict[str, Any]:
+    """Return what a reply decides: which calls, or that it is the end; words may always differ."""
+    calls = [
+        {"name": block.get("name"), "input": block.get("input")}
+        for block in reply.content
+        if block.get("type") == "tool_use"
+    ]
+    return {"calls": calls, "stop_reason": reply.stop_reason}
+
+
+def _said(reply: ModelReply) -> dict[str, Any]:
+    return {"text": text_of(reply.content), **_decision(reply)}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as the journal would give it back: tuples are lists, names are texts."""
+    return canonical.loads(canonical.dumps(value))
+
+
+def _at(seq: int, found: Difference | None) -> tuple[int, Difference] | None:
+    return None if found is None else (seq, found)

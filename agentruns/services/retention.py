@@ -1,0 +1,463 @@
+"""Pruning: whole ended sessions are deleted; a tombstone keeps their idempotency keys refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.core.files.storage import Storage, storages
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, TextField
+from django.db.models.deletion import ProtectedError, RestrictedError
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from agentruns.agents.agent import registered
+from agentruns.conf import settings
+from agentruns.exceptions import NotDurableError, RunStateError
+from agentruns.journal import events, payloads
+from agentruns.journal.payloads import names_in
+from agentruns.models import (
+    Approval,
+    Definition,
+    IdempotencyRecord,
+    Message,
+    Notification,
+    PrunedKey,
+    Run,
+    Session,
+    Tombstone,
+)
+from agentruns.models.querysets import UNFINISHED
+from agentruns.models.tombstone import forgotten
+from agentruns.utils.db import database_now, in_transaction
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.retention")
+
+PAGE = 200
+ANSWERS = 1_000  # deleted in one transaction
+NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name a definition
+
+Stop = Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Pruned:
+    """How much was deleted; which sessions could not be, and why; which hold copies of what was."""
+
+    sessions: int = 0
+    runs: int = 0
+    rows: int = 0
+    approvals: int = 0
+    notifications: int = 0
+    answers: int = 0
+    definitions: int = 0
+    files: int = 0
+    refused: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Traces:
+    """What pruned sessions had that others may have as well, and that goes once nobody does."""
+
+    files: set[str] = field(default_factory=set)
+    definitions: set[str] = field(default_factory=set)
+
+
+def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
+    """Delete the sessions whose runs all ended, the last of them more than `days` days ago, oldest first.
+
+    By the database clock, a session a transaction, at most `limit` of them. Then the API's answers of that
+    age, definitions and files that nobody has any more. What is stopped or killed goes on when it is called
+    again. Raises NotDurableError inside a transaction.
+    """
+    if days < 1:
+        raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
+    alias, pruned, traces = settings.DATABASE, Pruned(), _Traces()
+    _require_no_transaction(alias)
+    cutoff = database_now(alias) - timedelta(days=days)
+
+    def enough() -> bool:
+        return should_stop() or pruned.sessions == limit
+
+    for page in _pages(alias, cutoff):
+        for session_id in page:
+            if enough():
+                break
+            _prune_or_say_why(alias, session_id, cutoff, pruned, traces)
+        pruned.files += delete_files(traces.files)
+        traces.files.clear()
+        if enough():
+            break
+    _delete_answers(alias, cutoff, pruned, should_stop)
+    _delete_definitions(alias, traces.definitions, pruned)
+    pruned.files += delete_old_files(should_stop)
+    return pruned
+
+
+def count_ended(days: int) -> Pruned:
+    """Return how many sessions and runs `prune_ended` would delete now."""
+    alias = settings.DATABASE
+    cutoff = database_now(alias) - timedelta(days=days)
+    sessions = _ended(alias, cutoff).values("session_id").distinct()
+    runs = Run.objects.using(alias).filter(session_id__in=sessions)
+    return Pruned(sessions=sessions.count(), runs=runs.count())
+
+
+def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
+    """Delete the session of a key now, with the files of earlier sessions of that key that were pruned.
+
+    With `forget_key` their tombstones hold hashes in place of the keys. Raises RunStateError where there was
+    no such session, where a run of it has not ended, and where the project's own rows refer to it;
+    NotDurableError inside a transaction.
+    """
+    alias, traces = settings.DATABASE, _Traces()
+    _require_no_transaction(alias)
+
+    def action() -> Pruned:
+        pruned = Pruned()
+        session_id = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
+        if session_id is not None:
+            _prune(alias, session_id, None, pruned, traces)
+        if forget_key:
+            _forget(alias, key)
+        return pruned
+
+    pruned = _committed(alias, action)
+    tombstones = Tombstone.objects.using(alias).filter(key__in=[key, forgotten(key)])
+    session_ids = list(tombstones.values_list("pk", flat=True))
+    if not session_ids:
+        raise RunStateError(f"There is no session {key!r}, and none was pruned.")
+    pruned.files = delete_files(traces.files | files_of_sessions(session_ids))
+    _delete_definitions(alias, traces.definitions, pruned)
+    logger.info("Erased session=%s runs=%s rows=%s", session_ids, pruned.runs, pruned.rows)
+    return pruned
+
+
+def revived(alias: str) -> QuerySet[Session]:
+    """Return the sessions that are there though they were pruned: their rows can be deleted by anybody."""
+    return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
+
+
+def _require_no_transaction(alias: str) -> None:
+    if not all(getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks):
+        raise NotDurableError(
+            f"Sessions cannot be pruned inside transaction.atomic() on {alias!r}: their files would be gone "
+            "even if it is rolled back. Prune outside of it."
+        )
+
+
+def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
+    """Return the runs of the sessions that are due."""
+    # One that has not ended hinders itself. To ask for its status as well would cost the order of the index.
+    hindrance = Run.objects.using(alias).filter(_keeps(cutoff), session_id=OuterRef("session_id"))
+    return Run.objects.using(alias).filter(~Exists(hindrance), updated_at__lt=cutoff)
+
+
+def _keeps(cutoff: datetime) -> Q:
+    return Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
+
+
+def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
+    """Yield the ids of the sessions that are due, of those that come up once more only the first time."""
+    runs = _ended(alias, cutoff).order_by("updated_at", "pk").values_list("updated_at", "pk", "session_id")
+    page = list(runs[:PAGE])
+    while page:
+        yield list(dict.fromkeys(session_id for _, _, session_id in page))
+        at, pk, _ = page[-1]
+        page = list(runs.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
+
+
+def _prune_or_say_why(
+    alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces
+) -> None:
+    def action() -> Pruned:
+        mine = Pruned()
+        _prune(alias, session_id, cutoff, mine, traces)
+        return mine
+
+    try:
+        mine = _committed(alias, action)
+    except RunStateError as error:
+        pruned.refused.append(str(error))
+    else:
+        for name in ("sessions", "runs", "rows", "approvals", "notifications"):
+            setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
+
+
+def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
+    try:
+        return in_transaction(alias, action)
+    except IntegrityError as error:  # rows of the project that Django does not know of, or leaves to it
+        raise RunStateError(f"The database lets nobody delete the session: {error}") from error
+
+
+def _prune(alias: str, session_id: UUID, cutoff: datetime | None, pruned: Pruned, traces: _Traces) -> None:
+    """Delete one session in the open transaction, unless somebody else has, or began a run in it meanwhile.
+
+    Without a cut-off the session is to be erased: then a run that has not ended is an error.
+    """
+    sessions = Session.objects.using(alias).filter(pk=session_id)
+    if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
+        return
+    session, runs = sessions.get(), Run.objects.using(alias).filter(session_id=session_id)
+    if cutoff is not None and runs.filter(_keeps(cutoff)).exists():
+        return
+    run = runs.unfinished().first() if cutoff is None else None
+    if run is not None:
+        raise RunStateError(
+            f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}). Cancel it first; "
+            "nothing was deleted."
+        )
+    _bury(alias, session, runs)
+    _note(alias, session, traces)
+    try:
+        if cutoff is None:
+            pruned.copies = _copies(alias, session, runs)
+            pruned.answers = _delete_answers_of(alias, session, runs)
+        _delete(alias, session, pruned)
+    except (ProtectedError, RestrictedError) as error:
+        kept_by = sorted({row._meta.label for row in _hindering(error)})
+        raise RunStateError(
+            f"Session {session.key!r} is kept by rows of {', '.join(kept_by)}; delete these first."
+        ) from error
+
+
+def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
+    """Write the tombstone: from now on the database lets the session's rows be deleted."""
+    keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
+    keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}
+    tombstone = Tombstone(
+        session_id=session.pk,
+        key=session.key,
+        head=session.head,
+        idempotency_keys={key: str(run_id) for key, (_, run_id) in keys.items()},
+    )
+    Tombstone.objects.using(alias).bulk_create(
+        [tombstone],
+        update_conflicts=True,  # one that was restored by hand can be pruned once more
+        unique_fields=["session_id"],
+        update_fields=["key", "head", "idempotency_keys"],
+    )
+    PrunedKey.objects.using(alias).bulk_create(
+        PrunedKey(tombstone_id=tombstone.pk, owner_id=owner_id, key=key, run_id=run_id)
+        for key, (owner_id, run_id) in keys.items()
+    )
+
+
+def _note(alias: str, session: Session, traces: _Traces) -> None:
+    rows = _rows_with_text(alias).filter(session_id=session.pk)
+    rows = rows.filter(Q(kind__in=NAMING) | Q(text__contains=POINTS))
+    for payload in rows.values_list("payload", flat=True):
+        traces.files.update(names_in(payload))
+        traces.definitions.update(payload[name] for name in ("definition", "old", "new") if payload.get(name))
+
+
+def _rows_with_text(alias: str) -> QuerySet[Any]:
+    return Message.objects.using(alias).annotate(text=Cast("payload", TextField()))
+
+
+def _delete(alias: str, session: Session, pruned: Pruned) -> None:
+    pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
+    pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
+    pruned.notifications, _ = Notification.objects.using(alias).filter(run__session_id=session.pk).delete()
+    _, deleted = Run.objects.using(alias).filter(session_id=session.pk).delete()
+    pruned.runs = deleted.get(Run._meta.label, 0)
+    Session.objects.using(alias).filter(pk=session.pk).delete()
+    pruned.sessions = 1
+
+
+def _hindering(error: ProtectedError | RestrictedError) -> Any:
+    return error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
+
+
+def _copies(alias: str, session: Session, runs: QuerySet[Run]) -> list[str]:
+    """Return the keys of the sessions that forks of these runs are in: they begin with copies of its rows."""
+    forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
+    return sorted(set(forks.exclude(session_id=session.pk).values_list("session__key", flat=True)))
+
+
+def _delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
+    """Delete what the API answered about a session's runs."""
+    deleted = 0
+    records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
+    for run_id in runs.values_list("pk", flat=True):
+        deleted += records.filter(body__contains=str(run_id)).delete()[0]
+    return deleted
+
+
+def _delete_answers(alias: str, cutoff: datetime, pruned: Pruned, should_stop: Stop) -> None:
+    """Delete what the API answered before the cut-off: all of it about sessions older than that is."""
+    old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
+    while not should_stop():
+        some = list(old.values_list("pk", flat=True)[:ANSWERS])
+        if not some:
+            return
+        these = IdempotencyRecord.objects.using(alias).filter(pk__in=some)
+        pruned.answers += in_transaction(alias, these.delete)[0]
+
+
+def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
+    """Delete those of the definitions that no run goes by, no row names and no agent of this process has.
+
+    Rows name one that a run adopted another for, or that a fork has from its origin: what was sensitive in
+    these rows has to stay known. A run that is being started by it in another process is refused by the
+    database, and tried again.
+    """
+    hashes -= {agent.definition_hash for agent in registered()}
+    runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
+    unused = Definition.objects.using(alias).filter(~Exists(runs), pk__in=hashes)
+    for name in list(unused.values_list("pk", flat=True)):
+        if not _rows_with_text(alias).filter(kind__in=NAMING, text__contains=name).exists():
+            this = unused.filter(pk=name)
+            pruned.definitions += in_transaction(alias, this.delete)[0]
+
+
+def _forget(alias: str, key: str) -> None:
+    for tombstone in Tombstone.objects.using(alias).filter(key__in=[key, forgotten(key)]):
+        keys = {forgotten(name): run_id for name, run_id in tombstone.idempotency_keys.items()}
+        Tombstone.objects.using(alias).filter(pk=tombstone.pk).update(
+            key=forgotten(key), idempotency_keys=keys
+        )
+        for pruned in PrunedKey.objects.using(alias).filter(tombstone_id=tombstone.pk):
+            PrunedKey.objects.using(alias).filter(pk=pruned.pk).update(key=forgotten(pruned.key))
+
+
+logger = get_logger("agentruns.retention")
+
+FILES_PAGE = 200  # folders
+LEAST_AGE = timedelta(days=1)  # a file is written before the row that names it
+POINTS = '"stored":'  # in the text of a row that names a file
+
+_FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
+
+
+def delete_files(names: Collection[str]) -> int:
+    """Delete those of the files that no journal of this project names; return how many were there.
+
+    What cannot be deleted now, or asked about, is left to `delete_old_files`.
+    """
+    if not names or not payloads.is_configured():
+        return 0
+    try:
+        unnamed = _unnamed(names)
+    except (DatabaseError, InterfaceError):
+        logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
+        return 0
+    storage = storages[settings.PAYLOAD_STORAGE]
+    deleted = sum(_remove(storage, name) for name in sorted(unnamed))
+    for folder in {_folder(name) for name in unnamed}:
+        with suppress(NotImplementedError, OSError):  # no folder there, or not empty
+            os.rmdir(storage.path(folder))
+    return deleted
+
+
+def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
+    """Delete the files older than a day that no journal of this project names; return how many.
+
+    Such are those of a process that died between a file and its row. What is of a session whose run has not
+    ended is left: its worker may yet store the row.
+    """
+    if not payloads.is_configured():
+        return 0
+    storage, deleted = storages[settings.PAYLOAD_STORAGE], 0
+    folders = [name for name in _listed(storage, "", 0) if _FOLDER.fullmatch(name)]
+    for start in range(0, len(folders), FILES_PAGE):
+        if should_stop():
+            break
+        page = folders[start : start + FILES_PAGE]
+        names = {f"{folder}/{name}" for folder in page for name in _listed(storage, folder, 1)}
+        try:
+            names = _unnamed(names) - _of_unfinished(names)
+        except (DatabaseError, InterfaceError):
+            logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
+            break
+        deleted += delete_files([name for name in names if _is_old(storage, name)])
+    return deleted
+
+
+def files_of_sessions(session_ids: Collection[UUID]) -> set[str]:
+    """Return the files in the folders of these sessions."""
+    if not payloads.is_configured():
+        return set()
+    storage = storages[settings.PAYLOAD_STORAGE]
+    return {f"{folder}/{name}" for folder in map(str, session_ids) for name in _listed(storage, folder, 1)}
+
+
+def _listed(storage: Storage, folder: str, what: int) -> list[str]:
+    """Return the folders (0) or files (1) in a folder."""
+    try:
+        return list(storage.listdir(folder)[what])
+    except FileNotFoundError:
+        return []
+
+
+def _folder(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _unnamed(names: Collection[str]) -> set[str]:
+    """Return those of the names that no row names, of whatever database: an imported run shares its files."""
+    left = {name for name in names if _FOLDER.fullmatch(_folder(name))}
+    for alias in _journals():
+        rows = Message.objects.using(alias)
+        own = rows.filter(session_id__in={_folder(name) for name in left})
+        # One question: a fork of a fork is there, or else that which it was made from, if not both.
+        copied = rows.filter(run__origin_seq__isnull=False, seq__lte=F("run__origin_seq"))
+        for some in (own, copied):
+            if left:
+                left.difference_update(_named_in(some))
+    return left
+
+
+def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
+    pointing = rows.annotate(text=Cast("payload", TextField())).filter(text__contains=POINTS)
+    for payload in pointing.values_list("payload", flat=True).iterator(chunk_size=500):
+        yield from payloads.names_in(payload)
+
+
+def _of_unfinished(names: Collection[str]) -> set[str]:
+    busy: set[str] = set()
+    for alias in _journals():
+        runs = Run.objects.using(alias).unfinished().filter(session_id__in={_folder(name) for name in names})
+        busy.update(map(str, runs.values_list("session_id", flat=True)))
+    return {name for name in names if _folder(name) in busy}
+
+
+def _journals() -> Iterator[str]:
+    """Yield the databases that hold a journal of their own: a replica says late what its primary says."""
+    for alias in connections:
+        connection = connections[alias]
+        if Message._meta.db_table not in connection.introspection.table_names():
+            continue
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_is_in_recovery()")
+                if cursor.fetchone()[0]:
+                    continue
+        yield alias
+
+
+def _is_old(storage: Storage, name: str) -> bool:
+    try:
+        return storage.get_modified_time(name) < timezone.now() - LEAST_AGE
+    except FileNotFoundError:
+        return False
+
+
+def _remove(storage: Storage, name: str) -> bool:
+    try:
+        there = storage.exists(name)
+        storage.delete(name)
+    except Exception:  # each storage has its own
+        logger.exception("File %r of storage %r was not deleted.", name, settings.PAYLOAD_STORAGE)
+        return False
+    return there

@@ -1,0 +1,204 @@
+"""The sweep: expire and deliver what is due, then drive every run that can go on and is served here."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import Count, Q
+
+from agentruns.agents.agent import registered
+from agentruns.conf import settings
+from agentruns.engine import leases
+from agentruns.engine.driver import require_no_transaction
+from agentruns.engine.wakeup import ring_on_commit
+from agentruns.engine.worker import advance, block
+from agentruns.exceptions import RunStateError, SessionBusyError
+from agentruns.journal import telemetry
+from agentruns.journal.outbox import deliver_due
+from agentruns.models import Control, Run
+from agentruns.models.querysets import RunQuerySet
+from agentruns.services import approvals
+from agentruns.services.control import hold_run
+from agentruns.services.runs import surface_orphans
+from agentruns.utils.db import in_transaction, later
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.sweep")
+
+LATE = 600  # seconds without a sweep after which something is wrong
+BATCH = 100
+SEVERAL = 10
+
+
+@dataclass(slots=True)
+class Swept:
+    """What one sweep did; the last four counts are of the runs it drove, by where they stand now.
+
+    `rung` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in doubt it
+    told the model of. `left` holds the ids of those that `waiting` counts.
+    """
+
+    found: int = 0
+    driven: int = 0
+    rung: int = 0
+    surfaced: int = 0
+    expired: int = 0
+    blocked: int = 0
+    errors: int = 0
+    completed: int = 0
+    waiting: int = 0
+    failed: int = 0
+    queued: int = 0
+    left: list[UUID] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return {name: value for name, value in asdict(self).items() if name != "left"}
+
+
+def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
+    """Return the runs that can be claimed now and that this process serves, oldest first."""
+    return list(_runnable(run_id).filter(_served())[: limit or BATCH])
+
+
+def unserved(run_id: UUID | str | None = None) -> list[Run]:
+    """Return runs that could be claimed if this process served their definition, not yet said so of."""
+    return list(_runnable(run_id).exclude(_served()).filter(blocked_reason="")[:BATCH])
+
+
+def _runnable(run_id: UUID | str | None) -> RunQuerySet:
+    runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
+    return runs if run_id is None else runs.filter(pk=run_id)
+
+
+def _served() -> Q:
+    # In the query and not after it: runs of a retired definition must never fill the whole batch.
+    served = Q(pk__in=[])
+    for agent in registered():
+        served |= Q(agent=agent.name, version=agent.version, definition_id=agent.definition_hash)
+    return served
+
+
+def sweep(
+    *,
+    name: str = "resume_runs",
+    run_id: UUID | str | None = None,
+    limit: int | None = None,
+    drives: bool = True,
+    surfaces: bool = False,
+    seconds: float = math.inf,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Swept:
+    """Do one sweep. What one run raises is logged and counted, and the others go on.
+
+    Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
+    that the outcome of their calls is unknown, with `name` as the actor. A process that was asked to drain
+    drives none. After `seconds` it begins with no further run: what else is due must not wait for it.
+    """
+    alias, until = settings.DATABASE, time.monotonic() + seconds
+    require_no_transaction(alias)
+    swept = Swept(expired=approvals.expire_due())
+    claims = not drives or not leases.is_draining(alias)
+    if claims:  # one that drives nothing any more must not look like a worker
+        in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
+    for run in unserved(run_id):
+        swept.blocked += block(run, alias)
+    if surfaces:
+        _surface(alias, name, run_id, swept)
+    deliver_due(alias, should_stop)
+    found = candidates(run_id, limit) if claims else []
+    if len(found) > SEVERAL:
+        random.shuffle(found)  # or all workers would go for the same ones
+    for run in found:
+        if should_stop() or (swept.driven and time.monotonic() > until):
+            break
+        swept.found += 1
+        if drives:
+            _advance(run, alias, swept, should_stop)
+        else:
+            ring_on_commit(alias, run.pk)
+            swept.rung += 1
+    telemetry.event("sweep", {"name": name, **swept.as_dict()})
+    return swept
+
+
+def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:
+    """Hold every unfinished run for staff, whoever seems to drive it; return how many.
+
+    Raises what a run raised that cannot be held, after all the others are.
+    """
+    unfinished = Run.objects.using(settings.DATABASE).unfinished()
+    held, failed = 0, list[Exception]()
+    for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
+        try:
+            hold_run(run_id, "resume_runs", reason=reason)
+            held += 1
+        except RunStateError:  # paused already, or it ended in between
+            continue
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception as error:
+            logger.exception("Not held run=%s", run_id)
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return held
+
+
+def _surface(alias: str, name: str, run_id: UUID | str | None, swept: Swept) -> None:
+    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
+    held = held if run_id is None else held.filter(pk=run_id)
+    for held_id in list(held.values_list("pk", flat=True)[:BATCH]):
+        try:
+            surface_orphans(held_id, name)
+            swept.surfaced += 1
+        except (RunStateError, SessionBusyError):  # somebody else was faster
+            continue
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("Not surfaced run=%s", held_id)
+            swept.errors += 1
+
+
+def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]) -> None:
+    try:
+        if not advance(run, alias, should_stop=should_stop):
+            return
+    except Exception:
+        if not _is_reachable(alias):  # then the others would fail as well, and not by their own fault
+            raise
+        swept.errors += 1
+        logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
+        return
+    swept.driven += 1
+    status = Run.objects.using(alias).values_list("status", flat=True).get(pk=run.pk)
+    group = {"completed": "completed", "failed": "failed", "cancelled": "failed", "queued": "queued"}
+    name = group.get(status, "waiting")
+    setattr(swept, name, getattr(swept, name) + 1)
+    if name == "waiting":
+        swept.left.append(run.pk)
+
+
+def _is_reachable(alias: str) -> bool:
+    try:
+        connections[alias].ensure_connection()
+        return connections[alias].is_usable()
+    except (DatabaseError, InterfaceError):
+        return False
+
+
+def sweeper(alias: str) -> Literal["ok", "never", "late"]:
+    """Return whether sweeps are seen, by the database clock; one that drives a run is at work."""
+    recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
+    seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
+    if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):
+        return "ok"
+    return "late" if seen["ever"] else "never"

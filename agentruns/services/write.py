@@ -1,0 +1,93 @@
+"""How a service changes a run: lock, read, decide on what is true now, append, all in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from django.db.models import F, Q
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.engine.leases import take
+from agentruns.engine.wakeup import ring_on_commit
+from agentruns.exceptions import DurableRunNotFoundError
+from agentruns.journal import telemetry
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import RunState
+from agentruns.journal.store import DatabaseStore
+from agentruns.models import Message, Run, Session
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import bound
+
+Change = Callable[[Run, Batch], None]
+
+
+def find_run(run_id: UUID | str) -> Run:
+    """Return a run with its session, or raise DurableRunNotFoundError."""
+    try:
+        # With its session: asked for later, a project's router might send that question to a replica.
+        return Run.objects.using(settings.DATABASE).select_related("session").get(pk=UUID(str(run_id)))
+    except (Run.DoesNotExist, ValueError):
+        raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run_id}) from None
+
+
+def write(
+    run_id: UUID,
+    change: Change,
+    *,
+    takes_lease: bool = False,
+    by_force: Callable[[RunState], bool] = lambda state: False,
+    guard: Q | None = None,
+    closed: bool = False,
+) -> Run:
+    """Let `change` look at a locked run and add rows; store them; return the run as it is then.
+
+    `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
+    engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
+    `change` raises leaves nothing behind. May run inside the caller's transaction; outside of one,
+    serialization failures and deadlocks are retried.
+    """
+    alias = settings.DATABASE
+    tried: list[str] = []
+    with bound(run_id):
+        return in_transaction(
+            alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
+        )
+
+
+def lock_session(alias: str, session_id: UUID) -> None:
+    """Lock a session for the open transaction; an UPDATE locks on every database, SELECT does not."""
+    Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))
+
+
+def _write(
+    alias: str,
+    run_id: UUID,
+    change: Change,
+    takes_lease: bool,
+    by_force: Callable[[RunState], bool],
+    guard: Q | None,
+    closed: bool,
+    tried: list[str],
+) -> Run:
+    run = find_run(run_id)
+    lock_session(alias, run.session_id)
+    if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
+        return run  # the commit went through, only its acknowledgement was lost
+    store = DatabaseStore(alias)
+    state = store.load(run.session_id, run.pk)
+    epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
+    run = find_run(run_id)
+    batch = Batch(state, epoch)
+    batch.release = bool(epoch)
+    change(run, batch)
+    if batch.rows:
+        tried.append(batch.rows[0].hash)
+        store.append(batch, guard=guard, closed=closed)
+        telemetry.stored(batch, alias)
+    elif epoch:
+        raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
+    if batch.state.run.status == "active":
+        ring_on_commit(alias, run.pk)
+    return find_run(run_id)

@@ -1,0 +1,187 @@
+"""Canonical JSON, the hash chain's digests, and the first difference between two values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+ESCAPE = "\x10"
+GENESIS = "0" * 64
+
+_UNSAFE = re.compile("[\x00\x10\ud800-\udfff]")
+_ESCAPED = re.compile("\x10([0-9a-f]{4})")
+_ILLEGAL = re.compile("[\x00\ud800-\udfff]")
+# In a string every DLE is followed by four hex digits, so these three texts can only be numbers.
+_NON_FINITE = {ESCAPE + "NaN": math.nan, ESCAPE + "Infinity": math.inf, ESCAPE + "-Infinity": -math.inf}
+
+
+def dumps(value: Any) -> str:
+    """Return the canonical text of a JSON value: sorted keys, no insignificant space, escaped.
+
+    Raises TypeError for what is not JSON, ValueError or RecursionError for a circular value.
+    """
+    try:
+        text = _encode(value)
+    except ValueError:  # a non-finite number, most likely
+        return _encode(_escape(value))
+    return _encode(_escape(value)) if _needs_escape(text) else text
+
+
+def loads(text: str) -> Any:
+    """Return the value whose canonical text is `text`."""
+    value = json.loads(text)
+    return _unescape(value) if "\\u0010" in text else value
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical text, in hex."""
+    return sha256(dumps(value))
+
+
+def sha256(text: str) -> str:
+    """Return the SHA-256 of a text's UTF-8, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def escape_text(text: str) -> str:
+    """Return `text` with NUL, DLE and lone surrogates escaped, fit for any text column."""
+    if _is_utf8(text) and "\x00" not in text and ESCAPE not in text:
+        return text
+    return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
+
+
+def unescape_text(text: str) -> str:
+    """Return the text that `escape_text` was given."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ESCAPE in text else text
+
+
+def chain_hash(prev_hash: str, row: dict[str, Any]) -> str:
+    """Return the hash of a journal row, bound to the row before it."""
+    return sha256(prev_hash + _encode(row))
+
+
+def legal(value: Any) -> Any:
+    """Return `value` as strict JSON for a provider: U+FFFD for what its text cannot carry, "NaN"."""
+    if isinstance(value, str):
+        # Most texts are, and the search takes many times longer.
+        plain = "\x00" not in value and (value.isascii() or _is_utf8(value))
+        return value if plain else _ILLEGAL.sub("\ufffd", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {legal(key): legal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [legal(item) for item in value]
+    return value
+
+
+def legal_text(value: Any) -> str:
+    """Return `value` as the text of strict JSON for a provider; our own escapes mean nothing to it."""
+    return _encode(legal(value))
+
+
+def _encoder() -> Callable[[Any], str]:
+    """Return `JSONEncoder.encode`, without its making a new encoder in C for each value."""
+    ordinary = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # not CPython
+        return ordinary.encode
+    quote = json.encoder.encode_basestring
+    # Its arguments: markers (None: a circular value is too deep instead), default, encoder, indent,
+    # key separator, item separator, sort_keys, skipkeys, allow_nan.
+    encode = make(None, ordinary.default, quote, None, ":", ",", True, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode = _encoder()
+
+
+def _needs_escape(text: str) -> bool:
+    # json.dumps writes NUL and DLE as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
+    return "\\u0000" in text or "\\u0010" in text or not _is_utf8(text)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether there is no lone surrogate in a text; many times quicker than to search for one."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _escape(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ESCAPE + ("NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity"))
+    if isinstance(value, dict):
+        return {_escape(key): _escape(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escape(item) for item in value]
+    return value
+
+
+def _unescape(value: Any) -> Any:
+    if isinstance(value, str):
+        if value in _NON_FINITE:
+            return _NON_FINITE[value]
+        return unescape_text(value)
+    if isinstance(value, dict):
+        return {_unescape(key): _unescape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unescape(item) for item in value]
+    return value
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class Difference(NamedTuple):
+    """The place of the first difference, as a JSON path, and what is there; None where nothing is."""
+
+    path: str
+    then: Any
+    now: Any
+
+
+def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
+    """Return where two JSON values first differ, or None: objects by sorted name, lists in order."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in sorted({*then, *now}):
+            found = _inside(then, now, name, f"{path}{_step(name)}")
+            if found is not None:
+                return found
+        return None
+    if isinstance(then, list) and isinstance(now, list):
+        for number in range(max(len(then), len(now))):
+            found = _inside(then, now, number, f"{path}[{number}]")
+            if found is not None:
+                return found
+        return None
+    # Python takes True for 1 and 1 for 1.0; the model does not.
+    same = type(then) is type(now) and (then == now or (then != then and now != now))  # NaN is not itself
+    return None if same else Difference(path, then, now)
+
+
+def passes(path: str, names: frozenset[str]) -> bool:
+    """Whether a path leads through a member of one of these names."""
+    return any(_step(name) + end in path + "." for name in names for end in (".", "["))
+
+
+def _inside(then: Any, now: Any, key: Any, path: str) -> Difference | None:
+    has_then = key in then if isinstance(then, dict) else key < len(then)
+    has_now = key in now if isinstance(now, dict) else key < len(now)
+    if has_then and has_now:
+        return first_difference(then[key], now[key], path)
+    return Difference(path, then[key] if has_then else None, now[key] if has_now else None)
+
+
+def _step(name: str) -> str:
+    return f".{name}" if _NAME.fullmatch(name) else f"[{json.dumps(name)}]"
