@@ -34,7 +34,7 @@ _resting_until = 0.0  # a client may try for seconds to reach a broker that is a
 class CeleryDispatcher:
     """Rings by a Celery message. While the broker is away nothing is sent, and the next sweep rings again."""
 
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         """Send the message; dropped where tasks run at once, in the process that sends them."""
         global _resting_until
         if advance_run.app.conf.task_always_eager:
@@ -64,7 +64,7 @@ def advance_run(run_id: str) -> None:
     except Exception:  # given back by now, and a sweep tries again; a retry of Celery's would be one too many
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
     if _is_stopping():
-        CeleryDispatcher().ring(run.pk)  # for the other workers; for none of them it is nothing to do
+        CeleryDispatcher().notify(run.pk)  # for the other workers; for none of them it is nothing to do
 
 
 @shared_task(name="agentruns.sweep_runs", ignore_result=True)

@@ -23,7 +23,7 @@ from agentruns.exceptions import JournalConflictError, PermissionDeniedError, Ru
 from agentruns.journal import events
 from agentruns.journal.masking import sensitive_in
 from agentruns.models import Approval, Run
-from agentruns.services.control import VERDICTS, resolve_orphan
+from agentruns.services.control import ORPHAN_VERDICTS, resolve_orphan
 from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK
 from agentruns.utils.db import in_transaction
@@ -76,7 +76,7 @@ class CallPages(ReadOnlyAdmin):
         if not request.user.has_perm(PERMISSION):
             return self._refuse(request, run, call_id, 403, advice.missing(PERMISSION))
         verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
-        form = verdicts.blank(found, verdict if verdict in VERDICTS else "", request.POST)
+        form = verdicts.blank(found, verdict if verdict in ORPHAN_VERDICTS else "", request.POST)
         sound = form.is_valid() and verdicts.is_whole(found, form)
         given = {**form.cleaned_data, "result": verdicts.entered(found, form.cleaned_data.get("result", ""))}
         if seen != str(found.seq):

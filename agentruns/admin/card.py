@@ -29,7 +29,7 @@ from agentruns.services import permissions
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
-from agentruns.utils.db import undone
+from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
 
 CHANGED = gettext_lazy("What the preview shows has changed since the agent asked. This is how it is now.")
@@ -184,7 +184,7 @@ def _preview(one: Decidable, warnings: list[Flag]) -> Any:
     shown = one.asked.preview
     if one.tool is None or one.tool.preview is None or not one.pending:
         return shown
-    with undone():
+    with always_rollback():
         now = one.tool.preview_of(one.approval.arguments)
     if now is None and shown is not None:
         warnings.append(Flag(GONE))

@@ -48,7 +48,7 @@ from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
 from agentruns.services import runs as services
 from agentruns.services.history import record, state_at
-from agentruns.services.runs import Order, place
+from agentruns.services.runs import RunRequest, submit
 from agentruns.services.transfer import download, find_content, read_content
 from agentruns.utils.ids import uuid7
 
@@ -72,7 +72,7 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     422 if there is no such agent, 404 if the session is somebody else's.
     """
     user, key = user_of(request), key_of(key, body)
-    order = Order(
+    order = RunRequest(
         agent=get_agent(body.agent),
         text=body.input,
         session=body.session or str(uuid7()),
@@ -80,11 +80,11 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
         key=key or "",
     )
     try:
-        placed = place(order)
+        submission = submit(order)
     except RunStateError as error:
         owned = run_of_key(user, key)
         raise Problem.of(error, **(conflicts.of_run(owned) if owned else {})) from error
-    return Status(201 if placed.is_new else 200, RunOut.of(find_run(user, str(placed.run.pk))))
+    return Status(201 if submission.is_new else 200, RunOut.of(find_run(user, str(submission.run.pk))))
 
 
 @router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))

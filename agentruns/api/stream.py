@@ -84,7 +84,7 @@ class Entrance:
         self._kind = type(request)
         self._facts = dict(request.__dict__)  # before anybody noted who it is
 
-    def again(self) -> Any:
+    def recheck_auth(self) -> Any:
         """Return the user, read anew, or raise AuthenticationError: as if the request came only now."""
         request = self._kind.__new__(self._kind)
         request.__dict__.update(self._facts)
@@ -168,7 +168,7 @@ class Feed:
     def _ping(self) -> str:
         if time.monotonic() < self._ping_at:
             return ""
-        self._user = self._entrance.again()
+        self._user = self._entrance.recheck_auth()
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
         return PING
 

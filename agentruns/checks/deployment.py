@@ -54,8 +54,8 @@ def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     path = settings.DISPATCHER
     try:
         dispatcher = import_string(path)()
-        if not callable(getattr(dispatcher, "ring", None)):
-            raise TypeError("it has no method ring(run_id)")
+        if not callable(getattr(dispatcher, "notify", None)):
+            raise TypeError("it has no method notify(run_id)")
     except Exception as error:  # a module may raise anything while it is imported
         text = f"AGENTRUNS_DISPATCHER names {path!r}, which cannot be used: {error}"
         hint = (

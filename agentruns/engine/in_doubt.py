@@ -83,22 +83,28 @@ def close_failed(batch: Batch, kind: str, text: str) -> None:
 
 
 def orphan(
-    batch: Batch, call: Call, *, surfaces: bool, actor: Any, evidence: str = "", unresolved: bool = False
+    batch: Batch,
+    call: Call,
+    *,
+    tell_model: bool,
+    actor: Any,
+    evidence: str = "",
+    recovery_failed: bool = False,
 ) -> None:
     """Say what an interrupted call becomes, by what its tool declared when it started.
 
-    `surfaces` tells the model instead of holding for staff; without `evidence` all there is of the call is
-    its start; `unresolved` says that what the tool declared did not help.
+    `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
+    its start; `recovery_failed` says that what the tool declared did not help.
     """
     if call.declares == "transactional":
         return  # no result was committed, so nothing happened: it simply runs again
     action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
-    if unresolved:
+    if recovery_failed:
         action = "held"
     batch.add(
         events.ORPHAN_FOUND,
         {
-            "action": "surfaced" if action == "held" and surfaces else action,
+            "action": "surfaced" if action == "held" and tell_model else action,
             "declares": call.declares,
             "evidence": evidence or f"Attempt {call.attempt} started and left no result.",
             "started_at": events.timestamp(call.started_at) if call.started_at else None,
@@ -106,5 +112,5 @@ def orphan(
         call=call,
         attempt=call.attempt,
     )
-    if action == "held" and surfaces:
+    if action == "held" and tell_model:
         surface(batch, call, actor)

@@ -122,10 +122,10 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
         if run.cancel_requested:
             in_doubt.close_cancelled(batch, None, "cancel requested")
             return
-        surfaces = asked or driver.agent.on_orphan == "surface"
+        tell_model = asked or driver.agent.on_orphan == "surface"
         for call in left:
             if batch.state.run.calls[call.id].is_open:
-                in_doubt.orphan(batch, call, surfaces=surfaces, actor=caller)
+                in_doubt.orphan(batch, call, tell_model=tell_model, actor=caller)
 
     driver.commit(build)
     reached("after_repair")

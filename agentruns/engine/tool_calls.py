@@ -33,11 +33,11 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         driver.commit(lambda batch: _decided(batch, call.id))
         return
     if call.is_contradicted:
-        _orphan(driver, call, RETURNED_LATE, unresolved=True)
+        _orphan(driver, call, RETURNED_LATE, recovery_failed=True)
         return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
-        _orphan(driver, call, f"It cannot go on here: {refusal}.", unresolved=True)
+        _orphan(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)
         return
     if refusal:
         text = REFUSED.format(why=refusal)
@@ -70,7 +70,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
     """
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
-        _orphan(driver, call, "The handler is still at work in this process.", unresolved=True)
+        _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
         return True
     if call.timeout is None or call.started_at is None or driver.lease is None:
         return False  # without a lease no other process ever had the run
@@ -296,17 +296,22 @@ def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
         _record(driver, call, observation)
 
 
-def _orphan(driver: Driver, call: Call, evidence: str, *, unresolved: bool = False) -> None:
+def _orphan(driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False) -> None:
     """Treat a call of unknown outcome in a live drive as a sweep would."""
     asked = (call.id, call.attempt) in driver.asked_about
-    surfaces = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
+    tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
     actor = driver.caller if asked else None
     driver.started.discard((call.id, call.attempt))
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
         in_doubt.orphan(
-            batch, again, surfaces=surfaces, actor=actor, evidence=evidence, unresolved=unresolved
+            batch,
+            again,
+            tell_model=tell_model,
+            actor=actor,
+            evidence=evidence,
+            recovery_failed=recovery_failed,
         )
         batch.failed_drive = again.orphan in ("retry", "reconcile")
 
@@ -319,7 +324,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
     verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
     actor, offload = {"id": "", "name": "reconcile"}, offload_of(driver, call)
     if not isinstance(verdict, Occurred | NotOccurred):
-        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", unresolved=True)
+        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", recovery_failed=True)
         return
 
     def build(batch: Batch) -> None:

@@ -14,22 +14,22 @@ from agentruns.conf import settings
 class Dispatcher(Protocol):
     """What AGENTRUNS_DISPATCHER names: called after the commit, with nothing that could be rolled back."""
 
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         """Say that a run can go on. May fail or be lost."""
 
 
 class SweepDispatcher:
     """Rings nobody: `resume_runs`, once or with --watch, finds the run in the database."""
 
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         """Leave the run to the next sweep."""
 
 
-def ring_on_commit(alias: str, run_id: UUID) -> None:
-    """Ring when the open transaction commits; what the dispatcher raises is logged, never the caller's."""
+def notify_on_commit(alias: str, run_id: UUID) -> None:
+    """Notify when the open transaction commits; what the dispatcher raises is logged, never the caller's."""
     dispatcher: Dispatcher = import_string(settings.DISPATCHER)()
 
-    def ring() -> None:  # not functools.partial: Django logs the name of what failed
-        dispatcher.ring(run_id)
+    def notify() -> None:  # not functools.partial: Django logs the name of what failed
+        dispatcher.notify(run_id)
 
-    transaction.on_commit(ring, using=alias, robust=True)
+    transaction.on_commit(notify, using=alias, robust=True)

@@ -100,7 +100,7 @@ class Call:
 
 ACTIVE = "active"
 WAITING = ("awaiting-approval", "orphaned", "paused")
-VERDICTS = ("run", "ask", "refuse")  # of the gate
+GATE_DECISIONS = ("run", "ask", "refuse")  # of the gate
 
 
 @dataclass(slots=True)
@@ -253,7 +253,7 @@ def _assistant(state: RunState, row: Row) -> None:
             arguments=call["arguments"],
             digest=call["digest"],
             parallel=call["parallel"],
-            verdict=call["verdict"] if call["verdict"] in VERDICTS else "refuse",  # of newer code
+            verdict=call["verdict"] if call["verdict"] in GATE_DECISIONS else "refuse",  # of newer code
         )
         for ordinal, call in enumerate(payload["calls"])
     }

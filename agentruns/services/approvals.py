@@ -24,7 +24,7 @@ from agentruns.services import permissions
 from agentruns.services.write import write
 from agentruns.tools import InvalidArguments, to_jsonable
 from agentruns.tools.card import MASK
-from agentruns.utils.db import readable, reading, undone
+from agentruns.utils.db import always_rollback, readable, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import get_logger
 
@@ -271,7 +271,7 @@ def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[s
         raise ApprovalStateError(
             _("The edited arguments do not fit %(tool)s: %(why)s") % {"tool": tool.name, "why": why}
         ) from error
-    with undone():
+    with always_rollback():
         title, preview = tool.title(edited), tool.preview_of(edited)
     return {
         "arguments": edited,

@@ -21,7 +21,7 @@ from agentruns.services import permissions
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 
-VERDICTS = ("occurred", "not_occurred", "unknown")
+ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 
 
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
@@ -143,8 +143,8 @@ def resolve_orphan(
     "unknown" tells the model so. On a call the model was already told of, the verdict only records, and
     lifts the doubt. Raises RunStateError when the call is not in doubt, PermissionDeniedError.
     """
-    if verdict not in VERDICTS:
-        raise ValueError(f"A verdict is one of {', '.join(VERDICTS)}, not {verdict!r}.")
+    if verdict not in ORPHAN_VERDICTS:
+        raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")
     run = find_run(run_id)
     permissions.require(actor, "agentruns.resolve_orphan", run)
     told = to_jsonable(result)[0]

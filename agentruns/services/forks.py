@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.engine.wakeup import ring_on_commit
+from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch
@@ -29,11 +29,11 @@ from agentruns.services import permissions
 from agentruns.services.control import agent_again
 from agentruns.services.runs import (
     NAME_LENGTH,
-    Order,
+    RunRequest,
     check_name,
     first_row,
-    place,
     refuse_pruned,
+    submit,
     user_row,
 )
 from agentruns.services.write import find_run, lock_session
@@ -100,7 +100,7 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
             _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
             % {"run": run.pk, "status": run.get_status_display()}
         )
-    order = Order(
+    request = RunRequest(
         agent=agent_again(run),
         text=run.input,
         session=run.session.key,
@@ -108,7 +108,7 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
         key=idempotency_key or "",
         again=run,
     )
-    return place(order).run
+    return submit(request).run
 
 
 def fate(call: Call) -> str:
@@ -187,7 +187,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
             raise SessionBusyError(f"Idempotency key {fork.key!r} was taken by another run; try again.")
         return found
     _append(DatabaseStore(alias), SessionState(session.pk, run.pk), fork, name)
-    ring_on_commit(alias, run.pk)
+    notify_on_commit(alias, run.pk)
     return find_run(run.pk)
 
 

@@ -17,7 +17,7 @@ from agentruns.engine import in_doubt, leases
 from agentruns.engine.driver import Driver, require_no_transaction
 from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
-from agentruns.engine.wakeup import ring_on_commit
+from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, agent_for, drive_claimed
 from agentruns.exceptions import (
     MemoryStoreNotDurableError,
@@ -67,7 +67,7 @@ NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """What a caller asked for."""
 
     agent: Agent
@@ -86,8 +86,8 @@ class Order:
         return run.agent == self.agent.name and run.input == self.text
 
 
-class Placed(NamedTuple):
-    """The run of an order: made for it, leased if that was asked, or found.
+class Submission(NamedTuple):
+    """The run of a request: made for it, leased if that was asked, or found.
 
     `state` is that of a run just made and leased: to read it again would be to read what was just written.
     """
@@ -98,50 +98,50 @@ class Placed(NamedTuple):
     state: SessionState | None = None
 
 
-def place(order: Order, *, leased: bool = False) -> Placed:
-    """Insert the run, or find the one that this order is already.
+def submit(request: RunRequest, *, leased: bool = False) -> Submission:
+    """Insert the run, or find the one that this request is already.
 
     Rows join the caller's transaction: if that rolls back, nothing happened.
     """
-    if not order.session:
+    if not request.session:
         raise NotDurableError(
             "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
         )
-    if not order.text.strip():
+    if not request.text.strip():
         raise ValueError("The input is empty; say what the agent is to do.")
-    for what, name in (("session", order.session), ("idempotency key", order.key)):
+    for what, name in (("session", request.session), ("idempotency key", request.key)):
         check_name(what, name)
-    permissions.require_somebody(order.actor)
+    permissions.require_somebody(request.actor)
     alias = settings.DATABASE
     owner = uuid7().hex if leased and not leases.is_draining(alias) else ""
-    order = _put_away(alias, order)
+    request = _put_away(alias, request)
 
-    def action() -> Placed:
-        placed = _place(alias, order, owner)
-        if placed.run.status == Run.Status.QUEUED:
-            ring_on_commit(alias, placed.run.pk)
+    def action() -> Submission:
+        submission = _submit(alias, request, owner)
+        if submission.run.status == Run.Status.QUEUED:
+            notify_on_commit(alias, submission.run.pk)
         reached("before_start_commit")
-        return placed
+        return submission
 
-    placed = in_transaction(alias, action)
+    submission = in_transaction(alias, action)
     reached("after_start")
-    return placed
+    return submission
 
 
-def _put_away(alias: str, order: Order) -> Order:
+def _put_away(alias: str, request: RunRequest) -> RunRequest:
     """Store a long text before any transaction; inside the caller's own it stays in its row.
 
     A text that was given before is most likely that of a run that is there.
     """
-    if not payloads.may_be_large(order.text) or connections[alias].in_atomic_block:
-        return order
-    given = Run.objects.using(alias).filter(session__key=order.session, input=order.text)
-    if order.again is None and given.exists():
-        return order
-    found = Session.objects.using(alias).filter(key=order.session).values_list("pk", flat=True).first()
+    if not payloads.may_be_large(request.text) or connections[alias].in_atomic_block:
+        return request
+    given = Run.objects.using(alias).filter(session__key=request.session, input=request.text)
+    if request.again is None and given.exists():
+        return request
+    found = Session.objects.using(alias).filter(key=request.session).values_list("pk", flat=True).first()
     session_id = found or uuid7()
-    stored = payloads.put(f"{session_id}/input", order.text)
-    return replace(order, session_id=session_id, stored=stored or None)
+    stored = payloads.put(f"{session_id}/input", request.text)
+    return replace(request, session_id=session_id, stored=stored or None)
 
 
 def check_name(what: str, name: str) -> None:
@@ -158,43 +158,43 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-def _place(alias: str, order: Order, owner: str) -> Placed:
-    found = _by_key(alias, order, _owner_id(alias, order)) if order.key else None
+def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
+    found = _by_key(alias, request, _owner_id(alias, request)) if request.key else None
     if found is not None:
         return _found(alias, found, owner)
-    session, is_ours = _session(alias, order)
+    session, is_ours = _session(alias, request)
     if not is_ours:  # a row that this transaction inserted is locked, and nobody else has seen it
         lock_session(alias, session.pk)
-        found = _by_key(alias, order, session.owner_id) or _unfinished(alias, session, order)
+        found = _by_key(alias, request, session.owner_id) or _unfinished(alias, session, request)
     if found is not None:
         _forget_if_empty(alias, session)
         return _found(alias, found, owner)
-    run, lease = _new_run(alias, session, order, owner)
+    run, lease = _new_run(alias, session, request, owner)
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
-    may_have_lost = not is_ours or order.key
+    may_have_lost = not is_ours or request.key
     if may_have_lost and not Run.objects.using(alias).filter(pk=run.pk).exists():
-        found = _by_key(alias, order, session.owner_id)
+        found = _by_key(alias, request, session.owner_id)
         if found is None:
             text = _("Session %(session)r was taken by another run; try again.")
-            raise SessionBusyError(text % {"session": order.session})
+            raise SessionBusyError(text % {"session": request.session})
         _forget_if_empty(alias, session)
         return _found(alias, found, owner)
     store = DatabaseStore(alias)
     state = SessionState(session.pk, run.pk) if is_ours else store.load(session.pk, run.pk)
     batch = Batch(state, lease.epoch if lease else 0)
-    write_start(batch, order)
+    write_start(batch, request)
     store.append(batch)
     if lease is None:
-        return Placed(find_run(run.pk), is_new=True)
-    return Placed(run, is_new=True, lease=lease, state=state)
+        return Submission(find_run(run.pk), is_new=True)
+    return Submission(run, is_new=True, lease=lease, state=state)
 
 
-def _found(alias: str, run: Run, owner: str) -> Placed:
+def _found(alias: str, run: Run, owner: str) -> Submission:
     if not owner or run.lease_owner != owner:
-        return Placed(run)
+        return Submission(run)
     # Made by this very call: the commit went through, only its acknowledgement was lost.
-    return Placed(run, is_new=True, lease=_first_lease(alias, run))
+    return Submission(run, is_new=True, lease=_first_lease(alias, run))
 
 
 def _first_lease(alias: str, run: Run) -> Lease:
@@ -202,33 +202,33 @@ def _first_lease(alias: str, run: Run) -> Lease:
 
 
 def _forget_if_empty(alias: str, session: Session) -> None:
-    """Take back a session made for an order that turned out to be a run of another session."""
+    """Take back a session made for a request that turned out to be a run of another session."""
     unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
     if not Run.objects.using(alias).filter(session_id=session.pk).exists():
         unused.delete()
 
 
-def _owner_id(alias: str, order: Order) -> Any:
+def _owner_id(alias: str, request: RunRequest) -> Any:
     """Return whose run this is: the actor's, or for the program that of the session's owner."""
-    if order.again is not None:
-        return order.again.owner_id
-    if order.actor is not None:
-        return order.actor.pk
-    return Session.objects.using(alias).filter(key=order.session).values_list("owner_id", flat=True).first()
+    if request.again is not None:
+        return request.again.owner_id
+    if request.actor is not None:
+        return request.actor.pk
+    return Session.objects.using(alias).filter(key=request.session).values_list("owner_id", flat=True).first()
 
 
-def _by_key(alias: str, order: Order, owner_id: Any) -> Run | None:
+def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
     """Return the run an idempotency key already stands for."""
-    if not order.key:
+    if not request.key:
         return None
-    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=order.key).first()
+    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=request.key).first()
     if run is None:
         # Whose a pruned session was the program cannot look up any more; anybody else is told of theirs only.
-        refuse_pruned(alias, order.key, owner_id, order.session if order.actor is None else "")
+        refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
         return None
-    if not order.is_for(run):
+    if not request.is_for(run):
         raise RunStateError(
-            f"Idempotency key {order.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
+            f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
             "input or origin. Use a new key for a new task."
         )
     return run
@@ -248,36 +248,36 @@ def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> Non
         )
 
 
-def _session(alias: str, order: Order) -> tuple[Session, bool]:
-    """Return the order's session, and whether it was made for it just now."""
-    owner = order.actor
+def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
+    """Return the request's session, and whether it was made for it just now."""
+    owner = request.actor
     name = owner.get_username() if owner is not None else ""
     made = Session(
-        id=order.session_id or uuid7(),
-        key=order.session,
+        id=request.session_id or uuid7(),
+        key=request.session,
         owner_id=owner.pk if owner is not None else None,
         owner_name=name,
     )
     sessions = Session.objects.using(alias)
     sessions.bulk_create([made], ignore_conflicts=True)
-    session = sessions.get(key=order.session)
-    if order.again is None and owner is not None and session.owner_id != owner.pk:
-        raise SessionAccessDeniedError(f"There is no session {order.session!r}.")
-    return session, session.pk == made.pk and order.session_id is None
+    session = sessions.get(key=request.session)
+    if request.again is None and owner is not None and session.owner_id != owner.pk:
+        raise SessionAccessDeniedError(f"There is no session {request.session!r}.")
+    return session, session.pk == made.pk and request.session_id is None
 
 
-def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
-    """Return the session's unfinished run if this order is that run; refuse if it is another."""
+def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
+    """Return the session's unfinished run if this request is that run; refuse if it is another."""
     run = Run.objects.using(alias).unfinished().filter(session=session).first()
     if run is None:
         return None
-    keys_differ = bool(order.key and run.idempotency_key and order.key != run.idempotency_key)
-    if order.is_for(run) and not keys_differ:
+    keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)
+    if request.is_for(run) and not keys_differ:
         return run
-    if order.is_for(run):
+    if request.is_for(run):
         why = _("another idempotency key")
     else:
-        why = _("another agent or input") if order.again is None else _("another task")
+        why = _("another agent or input") if request.again is None else _("another task")
     text = _(
         "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
         "Wait for it, cancel it, or use another session."
@@ -286,8 +286,8 @@ def _unfinished(alias: str, session: Session, order: Order) -> Run | None:
     raise SessionBusyError(text % told, str(run.pk), run.lease_expires_at)
 
 
-def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Run, Lease | None]:
-    agent = order.agent
+def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
+    agent = request.agent
     store_definition(alias, agent)
     run = Run(
         session=session,
@@ -296,9 +296,9 @@ def _new_run(alias: str, session: Session, order: Order, owner: str) -> tuple[Ru
         agent=agent.name,
         version=agent.version,
         definition_id=agent.definition_hash,
-        idempotency_key=order.key,
-        input=order.text,
-        origin_id=order.again.pk if order.again else None,
+        idempotency_key=request.key,
+        input=request.text,
+        origin_id=request.again.pk if request.again else None,
         **_leased_columns(owner),
     )
     return run, _first_lease(alias, run) if owner else None
@@ -316,13 +316,13 @@ def _leased_columns(owner: str) -> dict[str, Any]:
     }
 
 
-def write_start(batch: Batch, order: Order) -> None:
+def write_start(batch: Batch, request: RunRequest) -> None:
     """Add the first two rows of a run."""
-    begun = first_row(order.agent, order.actor, order.key, order.session)
-    if order.again:
-        begun["origin"] = {"run": str(order.again.pk)}
+    begun = first_row(request.agent, request.actor, request.key, request.session)
+    if request.again:
+        begun["origin"] = {"run": str(request.again.pk)}
     batch.add(events.RUN_STARTED, begun)
-    batch.add(events.USER, user_row(order.text, order.stored or {}))
+    batch.add(events.USER, user_row(request.text, request.stored or {}))
 
 
 def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any]:
@@ -372,8 +372,10 @@ def start_run(
     SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
     """
     _require_durable(store)
-    order = Order(agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or "")
-    return place(order).run
+    request = RunRequest(
+        agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or ""
+    )
+    return submit(request).run
 
 
 def run_agent(
@@ -397,18 +399,18 @@ def run_agent(
     _require_durable(store)
     alias = settings.DATABASE
     require_no_transaction(alias)
-    order = Order(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
-    placed = place(order, leased=True)
-    run, lease = placed.run, placed.lease
+    request = RunRequest(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
+    submission = submit(request, leased=True)
+    run, lease = submission.run, submission.lease
     if lease is not None:
-        state = drive_claimed(run, agent, lease, store=store, state=placed.state)
+        state = drive_claimed(run, agent, lease, store=store, state=submission.state)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "agentruns.resume_run")
     # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
     if run.is_ended or run.status == Run.Status.PAUSED or (held and not may_surface):
         return result_of(run.pk)
-    return _go_on(run, actor, drive=True, writes=held, surfaces=may_surface, store=store)
+    return _go_on(run, actor, drive=True, writes=held, tell_model=may_surface, store=store)
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
@@ -420,7 +422,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
     """
     run = find_run(run_id)
     permissions.require(actor, "agentruns.resume_run", run)
-    return _go_on(run, actor, drive=drive, writes=True, surfaces=True)
+    return _go_on(run, actor, drive=drive, writes=True, tell_model=True)
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
@@ -481,7 +483,7 @@ def _output_of(run: Run) -> Any:
 
 
 def _go_on(
-    run: Run, actor: Any, *, drive: bool, writes: bool, surfaces: bool, store: Store | None = None
+    run: Run, actor: Any, *, drive: bool, writes: bool, tell_model: bool, store: Store | None = None
 ) -> RunResult:
     alias = settings.DATABASE
     if run.status == Run.Status.AWAITING_APPROVAL:
@@ -491,7 +493,7 @@ def _go_on(
         agent_for(run, alias)
     if writes:
         run = write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
-    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=surfaces):
+    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=tell_model):
         _refuse_live(find_run(run.pk))
     return reading(alias, lambda: result_of(run.pk))
 
@@ -512,7 +514,7 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
         if not call.is_open:
             continue
         if call.attempt > 0 and not call.orphan:
-            in_doubt.orphan(batch, call, surfaces=True, actor=actor)
+            in_doubt.orphan(batch, call, tell_model=True, actor=actor)
         elif call.orphan == "held":
             in_doubt.surface(batch, call, actor)
 
@@ -557,7 +559,9 @@ def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
     run_id = uuid7()
     state = SessionState(run_id, run_id)
     driver = Driver(agent, MemoryStore(), state)
-    driver.commit(lambda batch: write_start(batch, Order(agent=agent, text=text, session="", actor=actor)))
+    driver.commit(
+        lambda batch: write_start(batch, RunRequest(agent=agent, text=text, session="", actor=actor))
+    )
     drive(driver)
     return RunResult(
         status=driver.run.status,

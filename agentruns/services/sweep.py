@@ -17,7 +17,7 @@ from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.engine.driver import require_no_transaction
-from agentruns.engine.wakeup import ring_on_commit
+from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import telemetry
@@ -41,13 +41,13 @@ SEVERAL = 10
 class Swept:
     """What one sweep did; the last four counts are of the runs it drove, by where they stand now.
 
-    `rung` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in doubt it
-    told the model of. `left` holds the ids of those that `waiting` counts.
+    `notified` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in
+    doubt it told the model of. `left` holds the ids of those that `waiting` counts.
     """
 
     found: int = 0
     driven: int = 0
-    rung: int = 0
+    notified: int = 0
     surfaced: int = 0
     expired: int = 0
     blocked: int = 0
@@ -92,15 +92,15 @@ def sweep(
     run_id: UUID | str | None = None,
     limit: int | None = None,
     drives: bool = True,
-    surfaces: bool = False,
+    tell_model: bool = False,
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
     """Do one sweep. What one run raises is logged and counted, and the others go on.
 
-    Without `drives` workers are rung instead; `surfaces` also takes runs held for staff: the model is told
-    that the outcome of their calls is unknown, with `name` as the actor. A process that was asked to drain
-    drives none. After `seconds` it begins with no further run: what else is due must not wait for it.
+    Without `drives` workers are notified instead; `tell_model` also takes runs held for staff: the model is
+    told that the outcome of their calls is unknown, with `name` as the actor. A draining process drives none.
+    After `seconds` it begins with no further run: what else is due must not wait for it.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -110,7 +110,7 @@ def sweep(
         in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
         swept.blocked += block(run, alias)
-    if surfaces:
+    if tell_model:
         _surface(alias, name, run_id, swept)
     deliver_due(alias, should_stop)
     found = candidates(run_id, limit) if claims else []
@@ -123,8 +123,8 @@ def sweep(
         if drives:
             _advance(run, alias, swept, should_stop)
         else:
-            ring_on_commit(alias, run.pk)
-            swept.rung += 1
+            notify_on_commit(alias, run.pk)
+            swept.notified += 1
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
 

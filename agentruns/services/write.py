@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.engine.leases import take
-from agentruns.engine.wakeup import ring_on_commit
+from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal import telemetry
 from agentruns.journal.batch import Batch
@@ -89,5 +89,5 @@ def _write(
     elif epoch:
         raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
     if batch.state.run.status == "active":
-        ring_on_commit(alias, run.pk)
+        notify_on_commit(alias, run.pk)
     return find_run(run_id)

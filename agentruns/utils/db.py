@@ -55,7 +55,7 @@ def read_committed(alias: str) -> None:
 
 
 @contextmanager
-def undone() -> Iterator[None]:
+def always_rollback() -> Iterator[None]:
     """Undo what the block does to databases whose transaction is open, and whatever broke that transaction.
 
     For code of the project that is to read only, run inside somebody's transaction (ATOMIC_REQUESTS).

@@ -98,7 +98,7 @@ def test_a_bug_is_not_hidden(api: Api, shop: Agent, monkeypatch: Any) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("agentruns.api.runs.place", broken)
+    monkeypatch.setattr("agentruns.api.runs.submit", broken)
     with pytest.raises(ZeroDivisionError):
         api.post("/runs", {"agent": "shop", "input": "hi"})
 

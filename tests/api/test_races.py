@@ -118,12 +118,12 @@ def test_one_run_is_cancelled_once(shop: Agent, owner: Any, atomic_requests: boo
 class Bell:
     rung: ClassVar[list[tuple[str, bool]]] = []
 
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         self.rung.append((str(run_id), connection.in_atomic_block))
 
 
 class BrokenBell:
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         raise ConnectionError("the broker is away")
 
 
@@ -139,9 +139,9 @@ def test_workers_are_rung_after_the_commit(
 ) -> None:
     approval = pending()
     inside: list[bool] = []
-    place = runs.place
+    submit = runs.submit
     monkeypatch.setattr(
-        runs, "place", lambda order: (inside.append(connection.in_atomic_block), place(order))[1]
+        runs, "submit", lambda order: (inside.append(connection.in_atomic_block), submit(order))[1]
     )
     settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
     monkeypatch.setattr(Bell, "rung", [])

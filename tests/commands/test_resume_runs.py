@@ -245,7 +245,7 @@ class TestWatchingProcess:
 
 def test_hold_all_and_no_drive(effects: Effects, agents: None) -> None:
     start_run(shop_agent("held", {"tools": [call("post", text="x")]}), "do it", "s1", idempotency_key="k1")
-    assert run("resume_runs", "--no-drive").out == "found 1, rung 1\n"
+    assert run("resume_runs", "--no-drive").out == "found 1, notified 1\n"
     assert run("resume_runs", "--hold-all").out == "Held 1 run for staff.\n"
     assert run("resume_runs", "--hold-all", "--json").lines == [{"held": 0}]
     said = run("resume_runs", "--surface-orphans").out

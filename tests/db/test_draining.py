@@ -41,7 +41,7 @@ def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
     leases.drain("default")
     assert claim("default", run.pk) is None
-    assert (sweep().found, sweep(drives=False).rung) == (0, 1)
+    assert (sweep().found, sweep(drives=False).notified) == (0, 1)
     result = run_agent("calls-post", "do it", "s2", idempotency_key="k2")
     assert (result.status, effects.lines()) == ("queued", [])
     assert run_agent("calls-post", "do it", "s1", idempotency_key="k1").status == "queued"

@@ -47,7 +47,7 @@ def test_after_a_restore_every_unfinished_run_is_held(effects: Effects, agents: 
 def test_surfacing_is_done_in_the_name_of_the_sweep(effects: Effects, agents: None) -> None:
     result = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     assert sweep().surfaced == 0
-    swept = sweep(surfaces=True)
+    swept = sweep(tell_model=True)
     assert (swept.surfaced, swept.completed) == (1, 1)
     run = the_run(result)
     assert outcomes(run) == ["unknown"]
@@ -59,8 +59,8 @@ def test_without_driving_workers_are_rung(effects: Effects, agents: None, settin
     run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
     held = run_turns({"tools": [call("wire", text="x")]}, session="held", tools=[wire])
     Bell.rung.clear()
-    swept = sweep(drives=False, surfaces=True)
-    assert (swept.rung, swept.driven, swept.surfaced) == (2, 0, 1)
+    swept = sweep(drives=False, tell_model=True)
+    assert (swept.notified, swept.driven, swept.surfaced) == (2, 0, 1)
     assert set(Bell.rung) == {run.pk, the_run(held).pk}
     assert Message.objects.filter(kind="tool_result", run=held.run_id).count() == 1
     assert Run.objects.filter(status="queued").count() == 2

@@ -42,7 +42,7 @@ class Bell:
 
     rung: ClassVar[list[tuple[UUID, bool]]] = []
 
-    def ring(self, run_id: UUID) -> None:
+    def notify(self, run_id: UUID) -> None:
         self.rung.append((run_id, elsewhere(lambda: Run.objects.filter(pk=run_id).exists())))
 
 

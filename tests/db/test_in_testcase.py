@@ -66,7 +66,7 @@ class Bell:
 
     rung: list[object] = []
 
-    def ring(self, run_id: object) -> None:
+    def notify(self, run_id: object) -> None:
         self.rung.append(run_id)
 
 

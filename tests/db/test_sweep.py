@@ -65,7 +65,7 @@ def test_a_journal_that_cannot_be_read_stops_no_other_run(effects: Effects, agen
     for run_id in (expired.run_id, doubtful.run_id, queued.pk):
         spoilt(run_id)
     start_run(shop_agent("good"), "do it", "good")
-    swept = sweep(surfaces=True)
+    swept = sweep(tell_model=True)
     assert (swept.completed, swept.expired, swept.errors) == (1, 0, 2)
     queued.refresh_from_db()
     assert (queued.status, queued.attempts, queued.not_before is not None) == ("queued", 1, True)

@@ -173,10 +173,10 @@ class Machine(RuleBasedStateMachine):
         self.drive(drive, lambda: place(name, "do it", f"{self.name}-{session}", idempotency_key=key))
 
     @having("idle")
-    @rule(surfaces=st.sampled_from([False, False, True]), drive=DRIVES)
-    def sweep(self, surfaces: bool, drive: Drive) -> None:
+    @rule(tell_model=st.sampled_from([False, False, True]), drive=DRIVES)
+    def sweep(self, tell_model: bool, drive: Drive) -> None:
         self.task(0)
-        self.drive(drive, lambda: self.world.sweep(surfaces=surfaces))
+        self.drive(drive, lambda: self.world.sweep(tell_model=tell_model))
 
     @having("idle")
     @rule(pick=PICK, drives=st.sampled_from([True, True, False]), drive=DRIVES)

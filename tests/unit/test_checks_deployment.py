@@ -71,7 +71,7 @@ class Celerys(CeleryDispatcher):
     [
         ("shop.bells.Bell", "No module named 'shop'"),
         ("nonsense", "nonsense"),
-        (f"{__name__}.Mute", "no method ring"),
+        (f"{__name__}.Mute", "no method notify"),
         (f"{__name__}.LATE", "not callable"),
     ],
 )

@@ -65,7 +65,7 @@ def test_while_the_broker_is_away_nobody_notices_and_the_sweep_delivers(
     broker.start()
     monkeypatch.setattr(tasks, "_resting_until", 0.0)  # some seconds later
     worker()
-    assert sweep_runs()["rung"] == 2
+    assert sweep_runs()["notified"] == 2
     wait_for(lambda: Run.objects.filter(status="completed").count() == 2, "the end")
     assert effects.count() == 2
 

@@ -43,7 +43,7 @@ class Command(AgentRunsCommand):
         parser.add_argument("--run", metavar="ID", help="Only this run.")
         parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
         parser.add_argument(
-            "--no-drive", action="store_true", help="Ring a worker for each run instead of driving it here."
+            "--no-drive", action="store_true", help="Notify a worker for each run instead of driving it here."
         )
         parser.add_argument(
             "--surface-orphans",
@@ -72,7 +72,7 @@ class Command(AgentRunsCommand):
         if dry_run:
             self._list(which, json=json)
             return
-        which |= {"drives": not options["no_drive"], "surfaces": options["surface_orphans"]}
+        which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:
             if watch:
                 self._watch(which, stop, options["interval"], json=json)
