@@ -241,7 +241,7 @@ def _happened(batch: Batch) -> list[_Happened]:
         if row.kind in EVENTS and _matters(batch, row):
             event, signal = EVENTS[row.kind]
             call = batch.state.run.calls.get(row.call_id) if event.startswith("approval.") else None
-            approval_id = call.card.id if call and call.card else None
+            approval_id = call.approval.id if call and call.approval else None
             found[event, approval_id] = _Happened(event, signal, row.run_id, approval_id, row.created_at)
     return list(found.values())
 
@@ -253,7 +253,7 @@ def _matters(batch: Batch, row: Row) -> bool:
         return bool(row.payload["action"] == "held")
     if row.kind == events.APPROVAL_DECIDED:  # unless more people have to approve
         call = batch.state.run.calls.get(row.call_id)
-        return call is not None and call.card is not None and call.card.status != "pending"
+        return call is not None and call.approval is not None and call.approval.status != "pending"
     return True
 
 

@@ -17,7 +17,7 @@ from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.fold import Call, Card
+from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
@@ -52,8 +52,8 @@ def approve(
 
     edit = None if arguments is None else _edited(find_approval(approval_id), actor, arguments)
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.only_answers:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.only_answers:
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
@@ -61,15 +61,15 @@ def approve(
                 )
                 % {"id": approval_id, "tool": call.tool}
             )
-        payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
+        payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if edit is not None:
             _refuse_masks(run, call, edit["arguments"])
             payload |= edit
-        elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
+        elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
-                % {"name": who["name"], "id": approval_id, "required": card.required}
+                % {"name": who["name"], "id": approval_id, "required": pending.required}
             )
         _record(batch, call, actor, reason, channel, payload)
 
@@ -90,8 +90,8 @@ def deny(
             _("A denial needs a reason: the model is told it, so that it does not repeat the call.")
         )
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": card.digest})
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
     return _decide(approval_id, actor, digest, add)
 
@@ -108,8 +108,8 @@ def answer(
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        payload = {"verb": "answer", "digest": card.digest, "text": text}
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
     return _decide(approval_id, actor, digest, add)
@@ -133,19 +133,19 @@ def extend(
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("An approval is extended by more than nothing and at most by 366 days."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.expires_at is None:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.expires_at is None:
             raise ApprovalStateError(
                 _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
             )
-        if seen is not None and seen != card.expires_at:
+        if seen is not None and seen != pending.expires_at:
             raise ApprovalStateError(
                 _("Approval %(id)s was given more time already: it expires at %(when)s.")
-                % {"id": approval_id, "when": readable(card.expires_at)}
+                % {"id": approval_id, "when": readable(pending.expires_at)}
             )
         later = {
-            "from": events.timestamp(card.expires_at),
-            "expires_at": events.timestamp(card.expires_at + by),
+            "from": events.timestamp(pending.expires_at),
+            "expires_at": events.timestamp(pending.expires_at + by),
         }
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
@@ -168,13 +168,13 @@ def expire_due() -> int:
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
             ended.discard(approval.pk)  # where the try before was rolled back
             call = batch.state.run.calls.get(approval.call_id)
-            if call is None or call.card is None or call.card.status != "pending":
+            if call is None or call.approval is None or call.approval.status != "pending":
                 return
-            if call.card.expires_at != approval.expires_at:  # given more time since it was found
+            if call.approval.expires_at != approval.expires_at:  # given more time since it was found
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
+            payload = {"verb": "expire", "digest": call.approval.digest, "actor": None, "channel": "expiry"}
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
 
@@ -202,16 +202,16 @@ def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -
     _require_authority(actor, approval)
 
     def change(run: Run, batch: Batch) -> None:
-        call, card = _pending_card(find_approval(approval_id), run, batch)
-        if card.digest != digest and (digest is not None or call.edited):
+        call, pending = _pending(find_approval(approval_id), run, batch)
+        if pending.digest != digest and (digest is not None or call.edited):
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
                     "Look at it again and decide on what it says now."
                 )
-                % {"id": approval_id, "now": card.digest, "seen": digest}
+                % {"id": approval_id, "now": pending.digest, "seen": digest}
             )
-        add(run, batch, call, card)
+        add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
@@ -224,7 +224,7 @@ def _require_authority(actor: Any, approval: Approval) -> None:
         raise PermissionDeniedError(why_not)
 
 
-def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
+def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
     """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
     if approval.status != Approval.Status.PENDING:
         by = approval.decided_by_name or _("nobody")
@@ -244,11 +244,11 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
             % {"id": approval.pk, "when": readable(approval.expires_at)}
         )
     call = batch.state.run.calls.get(approval.call_id)
-    if call is None or call.card is None:
+    if call is None or call.approval is None:
         raise ApprovalStateError(
             _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
         )
-    return call, call.card
+    return call, call.approval
 
 
 def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -325,7 +325,7 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     batch.add(events.USER, user_row(request.text, request.stored or {}))
 
 
-def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any]:
+def first_row(agent: Agent, actor: Any, key: str, session: str) -> events.RunStarted:
     """Return the payload of the row that a run begins with; `key` is the idempotency key."""
     return {
         "agent": agent.name,

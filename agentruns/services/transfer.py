@@ -21,7 +21,7 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, Permissi
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, Card, RunState
+from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.masking import Sensitive, definitions_of, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import stored_rows
@@ -430,30 +430,30 @@ def _approvals(found: _Export) -> Iterator[Approval]:
     }
     for (run_id, call_id), row in requested.items():
         call = found.history.calls[run_id][call_id]
-        if call.card is not None:
-            yield _approval(run_id, call, call.card, row)
+        if call.approval is not None:
+            yield _approval(run_id, call, call.approval, row)
 
 
-def _approval(run_id: UUID, call: Call, card: Card, row: Row) -> Approval:
-    decided = card.status != "pending"
-    actor = card.actor or {}
+def _approval(run_id: UUID, call: Call, approval: CallApproval, row: Row) -> Approval:
+    decided = approval.status != "pending"
+    payload: events.ApprovalRequested = row.payload
     return Approval(
-        id=card.id,
+        id=approval.id,
         run_id=run_id,
         call_id=call.id,
         tool_name=call.tool,
         arguments=call.arguments,
-        digest=card.digest,
-        title=card.title,
-        why=row.payload["why"],
-        risk=card.risk,
-        status=card.status,
-        approvers=card.approvers,
-        required=card.required,
-        approved_count=len(card.given),
+        digest=approval.digest,
+        title=approval.title,
+        why=payload["why"],
+        risk=approval.risk,
+        status=approval.status,
+        approvers=approval.approvers,
+        required=approval.required,
+        approved_count=len(approval.given),
         requested_at=row.created_at,
-        expires_at=card.expires_at,
-        decided_at=card.decided_at if decided else None,
-        decided_by_name=actor.get("name", "") if decided else "",
-        reason=card.reason if decided else "",
+        expires_at=approval.expires_at,
+        decided_at=approval.decided_at if decided else None,
+        decided_by_name=approval.actor["name"] if decided and approval.actor else "",
+        reason=approval.reason if decided else "",
     )
