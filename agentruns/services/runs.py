@@ -79,10 +79,17 @@ def start_run(
     SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
     """
     _require_durable(store)
-    request = RunRequest(
-        agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or ""
-    )
-    return submit(request).run
+    return get_or_start(agent, text, session, actor=actor, idempotency_key=idempotency_key)[0]
+
+
+def get_or_start(
+    agent: Agent | str, text: str, session: str, *, actor: Any = None, idempotency_key: str | None = None
+) -> tuple[Run, bool]:
+    """Return the run of a task, and whether this call started it. Errors as `start_run`."""
+    key = idempotency_key or ""
+    request = RunRequest(agent=get_agent(agent), text=text, session=session, actor=actor, key=key)
+    submission = submit(request)
+    return submission.run, submission.is_new
 
 
 def run_agent(
@@ -166,7 +173,8 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
+    pending = [call for call in state.run.calls.values() if call.card and call.card.status == "pending"]
+    cards = Approval.objects.using(alias).filter(run=run, status=Approval.Status.PENDING)
     return RunResult(
         status=run.status,
         output=_output_of(run),
@@ -174,7 +182,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         session_key=run.session.key,
         messages=state.settled_messages(),
         usage=run.usage,
-        pending=[] if run.is_ended else list(cards),
+        pending=list(cards.order_by("requested_at")) if pending else [],
         orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
         error=run.error,
     )
@@ -324,7 +332,8 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
         raise ValueError("The input is empty; say what the agent is to do.")
     for what, name in (("session", request.session), ("idempotency key", request.key)):
         check_name(what, name)
-    permissions.require_somebody(request.actor)
+    if request.actor is not None:
+        permissions.require_somebody(request.actor)
     alias = settings.DATABASE
     owner = uuid7().hex if leased and not leases.is_draining(alias) else ""
     request = _put_away(alias, request)
@@ -495,8 +504,8 @@ def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None
         "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
         "Wait for it, cancel it, or use another session."
     )
-    told = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
-    raise SessionBusyError(text % told, str(run.pk), run.lease_expires_at)
+    names = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
+    raise SessionBusyError(text % names, str(run.pk), run.lease_expires_at)
 
 
 def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
