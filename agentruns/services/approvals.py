@@ -1,4 +1,4 @@
-"""Decisions of people on gated calls. Deciding records and rings; executing is the engine's."""
+"""Decisions of people on gated calls. A decision is recorded here; the engine executes it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.approvals")
 
 LONGEST_EXTENSION = timedelta(days=366)
+DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
 
 
@@ -43,14 +44,14 @@ def approve(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Approve a gated call, with other `arguments` if given; they become what is shown, hashed and run.
+    """Approve a gated call, with other `arguments` if given; those are then shown, hashed and run.
 
-    `channel` is what the journal keeps of where it was decided, as for the other decisions.
-    Raises ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when
-    the arguments do not validate; PermissionDeniedError when the actor may not decide.
+    `channel` says in the journal where it was decided, as for the other decisions. Raises
+    ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when the
+    arguments do not validate; PermissionDeniedError when the actor may not decide.
     """
-
-    edit = None if arguments is None else _edited(find_approval(approval_id), actor, arguments)
+    approval = _approval_for(actor, approval_id)
+    edit = None if arguments is None else _edited(approval, arguments)
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.only_answers:
@@ -73,7 +74,7 @@ def approve(
             )
         _record(batch, call, actor, reason, channel, payload)
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(approval, digest, add)
 
 
 def deny(
@@ -87,13 +88,13 @@ def deny(
     """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
         raise ApprovalStateError(
-            _("A denial needs a reason: the model is told it, so that it does not repeat the call.")
+            _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         )
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def answer(
@@ -112,7 +113,7 @@ def answer(
         payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def extend(
@@ -131,7 +132,7 @@ def extend(
     expires, or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
-        raise ApprovalStateError(_("An approval is extended by more than nothing and at most by 366 days."))
+        raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.expires_at is None:
@@ -150,10 +151,7 @@ def extend(
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
-    return _decide(approval_id, actor, digest, add)
-
-
-DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def expire_due() -> int:
@@ -182,7 +180,7 @@ def expire_due() -> int:
             write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except (DatabaseError, InterfaceError):
             raise
-        except Exception:  # busy, or a journal that was altered: no other card waits for it
+        except Exception:  # busy, or a journal that was altered: no other approval waits for it
             logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
     return len(ended)
@@ -197,66 +195,72 @@ def find_approval(approval_id: UUID | str) -> Approval:
         raise DurableRunNotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
-def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -> Approval:
+def _approval_for(actor: Any, approval_id: UUID | str) -> Approval:
+    """Return an approval that the actor may decide; raises PermissionDeniedError."""
     approval = find_approval(approval_id)
-    _require_authority(actor, approval)
+    why_not = permissions.why_not_decide(actor, approval)
+    if why_not:
+        raise PermissionDeniedError(why_not)
+    return approval
 
+
+def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
-        call, pending = _pending(find_approval(approval_id), run, batch)
+        call, pending = _pending(approval, run, batch)
         if pending.digest != digest and (digest is not None or call.edited):
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
                     "Look at it again and decide on what it says now."
                 )
-                % {"id": approval_id, "now": pending.digest, "seen": digest}
+                % {"id": approval.pk, "now": pending.digest, "seen": digest}
             )
         add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
-    return reading(settings.DATABASE, lambda: find_approval(approval_id))
-
-
-def _require_authority(actor: Any, approval: Approval) -> None:
-    why_not = permissions.why_not_decide(actor, approval)
-    if why_not:
-        raise PermissionDeniedError(why_not)
+    return reading(settings.DATABASE, lambda: find_approval(approval.pk))
 
 
 def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
-    """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
-    if approval.status != Approval.Status.PENDING:
-        by = approval.decided_by_name or _("nobody")
-        when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
-        raise ApprovalStateError(
-            _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
-        )
+    """Return the call and approval to decide, or raise ApprovalStateError that says why there is none."""
+    call = batch.state.run.calls.get(approval.call_id)
+    pending = call.approval if call is not None else None
+    if pending is None or pending.status != "pending":
+        _refuse_decided(find_approval(approval.pk))
     if run.is_ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )
-    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
-    if approval.expires_at is not None and expired.exists():
-        raise ApprovalStateError(
-            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "when": readable(approval.expires_at)}
-        )
-    call = batch.state.run.calls.get(approval.call_id)
-    if call is None or call.approval is None:
+    if call is None or pending is None:
         raise ApprovalStateError(
             _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
         )
-    return call, call.approval
+    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
+    if pending.expires_at is not None and expired.exists():
+        raise ApprovalStateError(
+            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "when": readable(pending.expires_at)}
+        )
+    return call, pending
 
 
-def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what an edit makes of a card: everything a person sees is made from the new arguments.
+def _refuse_decided(approval: Approval) -> None:
+    if approval.status == Approval.Status.PENDING:
+        return
+    by = approval.decided_by_name or _("nobody")
+    when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
+    raise ApprovalStateError(
+        _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
+        % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
+    )
+
+
+def _edited(approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload of an edit: everything a person sees is made from the new arguments.
 
     Before any transaction: `describe` and `preview` are the project's own code.
     """
-    _require_authority(actor, approval)
     run = approval.run
     tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
