@@ -95,7 +95,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         for session_id in page:
             if enough():
                 break
-            _prune_or_say_why(alias, session_id, cutoff, pruned, traces)
+            _prune_due(alias, session_id, cutoff, pruned, traces)
         pruned.files += delete_files(traces.files)
         traces.files.clear()
         if enough():
@@ -126,10 +126,8 @@ def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
     _require_no_transaction(alias)
 
     def action() -> Pruned:
-        pruned = Pruned()
         session_id = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
-        if session_id is not None:
-            _prune(alias, session_id, None, pruned, traces)
+        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, traces)
         if forget_key:
             _forget(alias, key)
         return pruned
@@ -179,16 +177,9 @@ def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
         page = list(runs.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
 
 
-def _prune_or_say_why(
-    alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces
-) -> None:
-    def action() -> Pruned:
-        mine = Pruned()
-        _prune(alias, session_id, cutoff, mine, traces)
-        return mine
-
+def _prune_due(alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces) -> None:
     try:
-        mine = _committed(alias, action)
+        mine = _committed(alias, lambda: _prune(alias, session_id, cutoff, traces))
     except RunStateError as error:
         pruned.refused.append(str(error))
     else:
@@ -203,17 +194,17 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
         raise RunStateError(f"The database lets nobody delete the session: {error}") from error
 
 
-def _prune(alias: str, session_id: UUID, cutoff: datetime | None, pruned: Pruned, traces: _Traces) -> None:
+def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Traces) -> Pruned:
     """Delete one session in the open transaction, unless it is gone or has had a run since the cut-off.
 
     Without a cut-off the session is erased, and a run that has not ended is an error.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
-        return
+        return Pruned()
     session, runs = sessions.get(), Run.objects.using(alias).filter(session_id=session_id)
     if cutoff is not None and runs.filter(_keeps(cutoff)).exists():
-        return
+        return Pruned()
     run = runs.unfinished().first() if cutoff is None else None
     if run is not None:
         raise RunStateError(
@@ -221,17 +212,21 @@ def _prune(alias: str, session_id: UUID, cutoff: datetime | None, pruned: Pruned
             "nothing was deleted."
         )
     _bury(alias, session, runs)
-    _note(alias, session, traces)
+    traces.files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
+    traces.definitions |= definitions_of(alias, session.pk)
+    pruned = Pruned(sessions=1)
     try:
         if cutoff is None:
             pruned.copies = _copies(alias, session, runs)
             pruned.answers = _delete_answers_of(alias, session, runs)
         _delete(alias, session, pruned)
     except (ProtectedError, RestrictedError) as error:
-        kept_by = sorted({row._meta.label for row in _hindering(error)})
+        rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
+        kept_by = sorted({row._meta.label for row in rows})
         raise RunStateError(
             f"Session {session.key!r} is kept by rows of {', '.join(kept_by)}; delete these first."
         ) from error
+    return pruned
 
 
 def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
@@ -256,11 +251,6 @@ def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
     )
 
 
-def _note(alias: str, session: Session, traces: _Traces) -> None:
-    traces.files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
-    traces.definitions |= definitions_of(alias, session.pk)
-
-
 def _delete(alias: str, session: Session, pruned: Pruned) -> None:
     pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
     pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
@@ -268,11 +258,6 @@ def _delete(alias: str, session: Session, pruned: Pruned) -> None:
     _, deleted = Run.objects.using(alias).filter(session_id=session.pk).delete()
     pruned.runs = deleted.get(Run._meta.label, 0)
     Session.objects.using(alias).filter(pk=session.pk).delete()
-    pruned.sessions = 1
-
-
-def _hindering(error: ProtectedError | RestrictedError) -> Any:
-    return error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
 
 
 def _copies(alias: str, session: Session, runs: QuerySet[Run]) -> list[str]:
