@@ -226,7 +226,7 @@ def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Car
     """Return the call and card to decide, or raise ApprovalStateError that says why there is none."""
     call = batch.state.run.calls.get(approval.call_id)
     card = call.card if call is not None else None
-    if card is None or card.status != "pending":
+    if card is None or card.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
     if run.is_ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
