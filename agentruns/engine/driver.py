@@ -180,6 +180,7 @@ class Driver:
         self.state = self.store.load(lease.session_id, lease.run_id)
         stored = self._stored_of(lease, tried)
         if stored is not None:
+            telemetry.stored(stored, lease.alias)
             if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
                 self.state = self.store.load(lease.session_id, lease.run_id)
             return stored
@@ -208,7 +209,6 @@ class Driver:
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
         self.released = batch.releases
-        telemetry.stored(batch, self.lease.alias if self.lease else None)
 
     def _require_lease(self) -> Lease:
         if self.lease is None:

@@ -30,7 +30,7 @@ _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(slots=True)
 class Intent:
-    """One `tool_use` of a reply with the gate's verdict: run, ask (with a card) or refuse (with a result)."""
+    """One `tool_use` of a reply with the gate's verdict: run, ask (`approval`) or refuse (`refusal`)."""
 
     id: str
     provider_id: str
@@ -40,12 +40,12 @@ class Intent:
     parallel: bool = False
     verdict: str = "run"
     original: dict[str, Any] = field(default_factory=dict)
-    card: dict[str, Any] | None = None
+    approval: events.ApprovalRequested | None = None
     refusal: dict[str, Any] | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> events.AskedCall:
         """Return the call as the `assistant` row keeps it."""
-        kept: dict[str, Any] = {
+        kept: events.AskedCall = {
             "id": self.id,
             "provider_id": self.provider_id,
             "tool": self.tool,
@@ -98,11 +98,11 @@ def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:
-    """Add the cards and the immediate results of a reply, in the transaction of its `assistant` row."""
+    """Add the approvals and the immediate results of a reply, in the transaction of its `assistant` row."""
     for intent in intents:
         call = batch.state.run.calls[intent.id]
-        if intent.card is not None:
-            batch.add(events.APPROVAL_REQUESTED, intent.card, call=call)
+        if intent.approval is not None:
+            batch.add(events.APPROVAL_REQUESTED, intent.approval, call=call)
         if intent.refusal is not None:
             batch.result(call, **intent.refusal)
 
@@ -133,7 +133,7 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.card = _card(tool, intent, why)
+        intent.approval = _approval(tool, intent, why)
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
@@ -146,9 +146,9 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
-def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
+def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
-    return {
+    payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
         "digest": intent.digest,
         "arguments": intent.arguments,
@@ -159,5 +159,5 @@ def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
         "approvers": tool.approvers or "",
         "required": tool.approvals,
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
-        **({"only_answers": True} if tool.only_answers else {}),
     }
+    return {**payload, "only_answers": True} if tool.only_answers else payload

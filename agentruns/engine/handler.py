@@ -292,7 +292,6 @@ def store_late_result(
                 offload=offload,
             )
             driver.store.append(batch, closed=True)
-            telemetry.stored(batch, lease.alias)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

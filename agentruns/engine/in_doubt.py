@@ -22,15 +22,15 @@ EXPIRED = "Not executed: nobody answered the request for approval in time. This 
 
 def decided(batch: Batch, call: Call) -> None:
     """Give a call the result of its decision: denied, answered or expired."""
-    card = call.card
-    if card is None:
+    approval = call.approval
+    if approval is None:
         return
     text = {
-        "denied": DENIED.format(reason=card.reason),
-        "answered": card.text,
+        "denied": DENIED.format(reason=approval.reason),
+        "answered": approval.text,
         "expired": EXPIRED,
     }[call.decision]
-    batch.result(call, text, call.decision, actor=card.actor)
+    batch.result(call, text, call.decision, actor=approval.actor)
 
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:

@@ -226,9 +226,9 @@ def _model_step(driver: Driver) -> None:
     content, intents = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
-        payload = {"content": content, "stop_reason": reply.stop_reason, "model": reply.model}
-        payload |= {"request_id": reply.request_id, "calls": [intent.record() for intent in intents]}
-        payload["sent"] = sent
+        payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
+        payload |= {"model": reply.model, "request_id": reply.request_id, "sent": sent}
+        payload["calls"] = [intent.record() for intent in intents]
         batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
@@ -268,7 +268,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         if batch.state.run.pauses >= MAX_PAUSE_TURNS:
             in_doubt.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
     elif stop in FINAL:
-        payload: dict[str, Any] = {"output": text_of(reply.content)}
+        payload: events.RunCompleted = {"output": text_of(reply.content)}
         problem = output.problem_with(driver.agent.output_type, payload["output"])
         if problem:
             _send_back(batch, problem)

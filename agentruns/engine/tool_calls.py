@@ -6,7 +6,6 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
@@ -111,12 +110,12 @@ def _refusal(driver: Driver, call: Call) -> str:
     misfit = "" if entered else _misfit(tool, call)
     if misfit:
         return misfit
-    if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
+    if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
         return "the gate did not let it through"
-    if call.card is not None:
-        if call.card.digest != call.digest or call.card.status not in ("approved", "consumed"):
-            return f"its approval is {call.card.status}"
-        if call.card.status == "consumed" and call.attempt == 0:
+    if call.approval is not None:
+        if call.approval.digest != call.digest or call.approval.status not in ("approved", "consumed"):
+            return f"its approval is {call.approval.status}"
+        if call.approval.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
@@ -152,16 +151,16 @@ def _start(driver: Driver, group: list[Call]) -> None:
 
 
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
-    card, tool = call.card, driver.agent.tools[call.tool]
-    payload: dict[str, Any] = {
+    approval, tool = call.approval, driver.agent.tools[call.tool]
+    payload: events.ToolStarted = {
         "key": call.idempotency_key(batch.state.run.run_id),
         "digest": call.digest,
         "declares": tool.recovery,
         "timeout": tool.timeout,
     }
-    if card is not None:
-        payload |= {"approval": str(card.id), "approved_by": card.names}
-    consumes = card.id if card is not None and card.status == "approved" else None
+    if approval is not None:
+        payload |= {"approval": str(approval.id), "approved_by": approval.names}
+    consumes = approval.id if approval is not None and approval.status == "approved" else None
     batch.add(events.TOOL_STARTED, payload, call=call, attempt=call.attempt + 1, consumes=consumes)
 
 
@@ -348,7 +347,7 @@ def _context(driver: Driver, call: Call) -> ToolContext:
         call.tool,
         attempt=call.attempt,
         key=call.idempotency_key(driver.run.run_id),
-        approved_by=tuple(call.card.names) if call.card else (),
+        approved_by=tuple(call.approval.names) if call.approval else (),
     )
 
 

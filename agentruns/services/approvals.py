@@ -17,7 +17,7 @@ from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.fold import Call, Card
+from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
@@ -53,8 +53,8 @@ def approve(
     approval = _approval_for(actor, approval_id)
     edit = None if arguments is None else _edited(approval, arguments)
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.only_answers:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.only_answers:
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
@@ -62,15 +62,15 @@ def approve(
                 )
                 % {"id": approval_id, "tool": call.tool}
             )
-        payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
+        payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if edit is not None:
             _refuse_masks(run, call, edit["arguments"])
             payload |= edit
-        elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
+        elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
-                % {"name": who["name"], "id": approval_id, "required": card.required}
+                % {"name": who["name"], "id": approval_id, "required": pending.required}
             )
         _record(batch, call, actor, reason, channel, payload)
 
@@ -91,8 +91,8 @@ def deny(
             _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         )
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": card.digest})
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
     return _decide(_approval_for(actor, approval_id), digest, add)
 
@@ -109,8 +109,8 @@ def answer(
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        payload = {"verb": "answer", "digest": card.digest, "text": text}
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
     return _decide(_approval_for(actor, approval_id), digest, add)
@@ -134,19 +134,19 @@ def extend(
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.expires_at is None:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.expires_at is None:
             raise ApprovalStateError(
                 _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
             )
-        if seen is not None and seen != card.expires_at:
+        if seen is not None and seen != pending.expires_at:
             raise ApprovalStateError(
                 _("Approval %(id)s was given more time already: it expires at %(when)s.")
-                % {"id": approval_id, "when": readable(card.expires_at)}
+                % {"id": approval_id, "when": readable(pending.expires_at)}
             )
         later = {
-            "from": events.timestamp(card.expires_at),
-            "expires_at": events.timestamp(card.expires_at + by),
+            "from": events.timestamp(pending.expires_at),
+            "expires_at": events.timestamp(pending.expires_at + by),
         }
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
@@ -166,13 +166,13 @@ def expire_due() -> int:
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
             ended.discard(approval.pk)  # where the try before was rolled back
             call = batch.state.run.calls.get(approval.call_id)
-            if call is None or call.card is None or call.card.status != "pending":
+            if call is None or call.approval is None or call.approval.status != "pending":
                 return
-            if call.card.expires_at != approval.expires_at:  # given more time since it was found
+            if call.approval.expires_at != approval.expires_at:  # given more time since it was found
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
+            payload = {"verb": "expire", "digest": call.approval.digest, "actor": None, "channel": "expiry"}
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
 
@@ -180,7 +180,7 @@ def expire_due() -> int:
             write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except (DatabaseError, InterfaceError):
             raise
-        except Exception:  # busy, or a journal that was altered: no other card waits for it
+        except Exception:  # busy, or a journal that was altered: no other approval waits for it
             logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
     return len(ended)
@@ -206,43 +206,43 @@ def _approval_for(actor: Any, approval_id: UUID | str) -> Approval:
 
 def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
-        call, card = _pending_card(approval, run, batch)
-        if card.digest != digest and (digest is not None or call.edited):
+        call, pending = _pending(approval, run, batch)
+        if pending.digest != digest and (digest is not None or call.edited):
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
                     "Look at it again and decide on what it says now."
                 )
-                % {"id": approval.pk, "now": card.digest, "seen": digest}
+                % {"id": approval.pk, "now": pending.digest, "seen": digest}
             )
-        add(run, batch, call, card)
+        add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
     return reading(settings.DATABASE, lambda: find_approval(approval.pk))
 
 
-def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
-    """Return the call and card to decide, or raise ApprovalStateError that says why there is none."""
+def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
+    """Return the call and approval to decide, or raise ApprovalStateError that says why there is none."""
     call = batch.state.run.calls.get(approval.call_id)
-    card = call.card if call is not None else None
-    if card is None or card.status != "pending" or approval.status != Approval.Status.PENDING:
+    pending = call.approval if call is not None else None
+    if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
     if run.is_ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )
-    if call is None or card is None:
+    if call is None or pending is None:
         raise ApprovalStateError(
             _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
         )
     expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
-    if card.expires_at is not None and expired.exists():
+    if pending.expires_at is not None and expired.exists():
         raise ApprovalStateError(
             _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "when": readable(card.expires_at)}
+            % {"id": approval.pk, "when": readable(pending.expires_at)}
         )
-    return call, card
+    return call, pending
 
 
 def _refuse_decided(approval: Approval) -> None:

@@ -69,7 +69,7 @@ def record(state: RunState, sensitive: Sensitive) -> dict[str, Any]:
 
 
 def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
-    card = call.card
+    approval = call.approval
     return {
         "id": call.id,
         "tool": call.tool,
@@ -80,7 +80,8 @@ def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
         "started_at": timestamp(call.started_at) if call.started_at else None,
         "outcome": call.outcome or None,
         "in_doubt": call.orphan == "held" and call.is_open,
-        "approval": {"id": str(card.id), "status": card.status, "approved_by": card.names} if card else None,
+        "approval": approval
+        and {"id": str(approval.id), "status": approval.status, "approved_by": approval.names},
     }
 
 

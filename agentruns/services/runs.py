@@ -173,7 +173,9 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    pending = [call for call in state.run.calls.values() if call.card and call.card.status == "pending"]
+    pending = [
+        call for call in state.run.calls.values() if call.approval and call.approval.status == "pending"
+    ]
     cards = Approval.objects.using(alias).filter(run=run, status=Approval.Status.PENDING)
     return RunResult(
         status=run.status,
@@ -547,7 +549,7 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     batch.add(events.USER, user_row(request.text, request.stored or {}))
 
 
-def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any]:
+def first_row(agent: Agent, actor: Any, key: str, session: str) -> events.RunStarted:
     """Return the payload of a run's first row; `key` is the idempotency key."""
     return {
         "agent": agent.name,

@@ -12,7 +12,6 @@ from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError
-from agentruns.journal import telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import DatabaseStore
@@ -85,7 +84,6 @@ def _write(
     if batch.rows:
         tried.append(batch.rows[0].hash)
         store.append(batch, guard=guard, closed=closed)
-        telemetry.stored(batch, alias)
     elif epoch:
         raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
     if batch.state.run.status == "active":
