@@ -116,7 +116,7 @@ class Agent:
         actor: Any = None,
         idempotency_key: str | None = None,
     ) -> RunResult:
-        """Drive a run in this process until it ends or blocks; without a session nothing is stored."""
+        """Drive a run in this process until it ends or waits; without a session nothing is stored."""
         from agentruns import run_agent
 
         return run_agent(self, text, session, store=store, actor=actor, idempotency_key=idempotency_key)
