@@ -30,8 +30,8 @@ from agentruns.providers.base import (
     ProviderError,
     call_model,
     model_identity,
-    resolve,
 )
+from agentruns.providers.registry import resolve
 from agentruns.utils.db import close_stale, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger

@@ -112,7 +112,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
                 _("Run %(run)s has this definition of %(agent)s already.")
                 % {"run": run.pk, "agent": repr(agent.name)}
             )
-        store_definition(settings.DATABASE, agent)
+        store_definition(settings.DATABASE, agent.definition_hash, agent.definition())
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
 

@@ -165,7 +165,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
         raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
-    store_definition(alias, fork.agent)
+    store_definition(alias, fork.agent.definition_hash, fork.agent.definition())
     run = Run(
         id=fork.run_id,
         session_id=session.pk,

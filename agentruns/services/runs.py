@@ -512,7 +512,7 @@ def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None
 
 def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
     agent = request.agent
-    store_definition(alias, agent)
+    store_definition(alias, agent.definition_hash, agent.definition())
     run = Run(
         session=session,
         owner_id=session.owner_id,
