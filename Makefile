@@ -40,12 +40,12 @@ console: $(VENV)/runtime
 # pages, keys and streams run on both). Celery workers are for PostgreSQL.
 ON_POSTGRESQL = tests/admin tests/workers $(patsubst %,tests/api/test_%.py,approvals auth content control docs_page \
 	errors etag forks health limits malformed mounting openapi redaction runs schemathesis sessions throttling tokens)
-ON_SQLITE = tests/unit tests/packaging tests/seeds $(patsubst %,tests/db/test_%.py,budgets claude log_records \
+ON_SQLITE = tests/unit tests/packaging $(patsubst %,tests/db/test_%.py,budgets claude log_records \
 	model_failures opentelemetry questions stateless states structured_output) $(patsubst %,tests/commands/test_%.py, \
 	create_api_token deciding fork_run list_runs redaction run_agent show_run terminal)
 
 test: $(VENV)/dev
-	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/seeds tests/unit $(REMEMBERED) \
+	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/unit $(REMEMBERED) \
 		$(addprefix --ignore=,$(ON_POSTGRESQL))
 	$(BIN)/python -m tests.servers $(PYTEST) $(addprefix --ignore=,$(ON_SQLITE))
 	$(REBUILD)
