@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
@@ -16,9 +17,11 @@ from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurabl
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
-from agentruns.journal.fold import RunState
+from agentruns.journal.fold import Call, RunState
+from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Store
 from agentruns.models import Message, Run
+from agentruns.tools import ToolContext
 from agentruns.utils.db import close_stale, uptime
 from agentruns.utils.redaction import get_logger
 
@@ -81,6 +84,35 @@ class Driver:
         if (call_id, attempt) in self.abandoned or self.released:
             return True
         return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
+
+    def context(
+        self,
+        call_id: str,
+        tool_name: str,
+        *,
+        attempt: int = 0,
+        key: str = "",
+        approved_by: tuple[str, ...] = (),
+    ) -> ToolContext:
+        """Return the context that a handler, a predicate or a reconciler gets."""
+        return ToolContext(
+            run_id=str(self.run.run_id),
+            session_key=self.session_key,
+            call_id=call_id,
+            tool_name=tool_name,
+            attempt=attempt,
+            idempotency_key=key,
+            actor=self.run.actor,
+            approved_by=approved_by,
+            _is_cancelled=partial(self.is_cancelled, call_id, attempt),
+            _heartbeat=self.lease.wake.set if self.lease else (lambda: None),
+        )
+
+    def offload(self, call: Call) -> Offload | None:
+        """Return the place for a large result of the call's attempt; None for a stateless run."""
+        if self.lease is None:
+            return None
+        return Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
 
     def hold_lease(self) -> None:
         """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from agentruns.conf import settings
@@ -13,7 +12,7 @@ from agentruns.engine.driver import Driver
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.providers.base import ModelReply
-from agentruns.tools import InvalidArguments, Tool, ToolContext
+from agentruns.tools import InvalidArguments, Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 
@@ -143,7 +142,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     if tool.recovery == "nothing" and doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
-    context = context_for(driver, intent.id, tool.name, attempt=0, key="")
+    context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
@@ -162,28 +161,3 @@ def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
         **({"only_answers": True} if tool.only_answers else {}),
     }
-
-
-def context_for(
-    driver: Driver,
-    call_id: str,
-    tool_name: str,
-    *,
-    attempt: int,
-    key: str,
-    approved_by: tuple[str, ...] = (),
-) -> ToolContext:
-    """Return what a handler, a predicate or a reconciler is told about the call."""
-    lease = driver.lease
-    return ToolContext(
-        run_id=str(driver.run.run_id),
-        session_key=driver.session_key,
-        call_id=call_id,
-        tool_name=tool_name,
-        attempt=attempt,
-        idempotency_key=key,
-        actor=driver.run.actor,
-        approved_by=approved_by,
-        _is_cancelled=partial(driver.is_cancelled, call_id, attempt),
-        _heartbeat=lease.wake.set if lease else (lambda: None),
-    )

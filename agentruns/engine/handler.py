@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
@@ -26,6 +27,10 @@ from agentruns.utils.redaction import driven, get_logger
 logger = get_logger("agentruns.executor")
 
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+LATE_TRIES = 20
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
@@ -107,25 +112,25 @@ def _is_time_limit(error: BaseException) -> bool:
     return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
 
 
-def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Future[Observation]:
-    """Enter a handler in a thread of its own, which closes its database connections."""
-    future: Future[Observation] = Future()
+def in_thread(alias: str, tool: Tool, work: Callable[[], T]) -> Future[T]:
+    """Do `work` in a thread of its own, which closes its database connections."""
+    future: Future[T] = Future()
     carried = telemetry.carried()
 
     def target() -> None:
         with carried:
             try:
-                observation = enter(tool, context, arguments)
+                done = work()
             except BaseException as error:
                 future.set_exception(error)
             else:
-                future.set_result(observation)
+                future.set_result(done)
             finally:
                 connections.close_all()
 
     if connections[alias].in_atomic_block:  # a TestCase: another connection would see nothing
         try:
-            future.set_result(enter(tool, context, arguments))
+            future.set_result(work())
         except Exception as error:
             future.set_exception(error)
     else:
@@ -136,27 +141,15 @@ def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str,
 def reconcile(
     alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
 ) -> Occurred | NotOccurred | Unknown:
-    """Ask a tool's `reconcile` within the tool's time; what it does not answer is Unknown."""
+    """Ask a tool's `reconcile` within the tool's time; an answer that does not come is Unknown."""
+    ask = partial(tool.run_reconcile, context, arguments)
     if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
         try:
-            return tool.run_reconcile(context, arguments)
+            return ask()
         finally:
             mend_connection(alias)
-    answer: Future[Occurred | NotOccurred | Unknown] = Future()
-    carried = telemetry.carried()
-
-    def target() -> None:
-        with carried:
-            try:
-                answer.set_result(tool.run_reconcile(context, arguments))
-            except BaseException as error:
-                answer.set_exception(error)
-            finally:
-                connections.close_all()
-
-    threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
     try:
-        return answer.result(timeout=tool.timeout)
+        return in_thread(alias, tool, ask).result(timeout=tool.timeout)
     except TimeoutError:
         return Unknown(f"reconcile did not return within {tool.timeout} s")
 
@@ -177,11 +170,6 @@ def mend_connection(alias: str) -> None:
     connection.needs_rollback = connection.closed_in_transaction = False
     connection.run_on_commit = []
     connection.close()
-
-
-logger = get_logger("agentruns.executor")
-
-ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
 
 
 class _RollBack(Exception):
@@ -279,18 +267,6 @@ class refuse_other_writes:
         )
 
 
-logger = get_logger("agentruns.executor")
-
-LATE_TRIES = 20
-
-
-def offload_of(driver: Driver, call: Call) -> Offload | None:
-    """Return what puts a large result of the call's attempt away, once; None for a stateless run."""
-    if driver.lease is None:
-        return None
-    return Offload(f"{driver.lease.session_id}/{call.id}-{call.attempt}")
-
-
 def store_late_result(
     driver: Driver, call: Call, facts: dict[str, Any], offload: Offload | None = None
 ) -> None:
@@ -301,7 +277,7 @@ def store_late_result(
     lease = driver.lease
     if lease is None:
         return
-    offload = offload or offload_of(driver, call)
+    offload = offload or driver.offload(call)
     for _ in range(LATE_TRIES):
         try:
             batch = Batch(driver.store.load(lease.session_id, lease.run_id))

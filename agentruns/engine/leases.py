@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -198,7 +199,7 @@ class Heartbeat:
 
 
 LOADED = uptime()  # when this process, or the one it was forked from, loaded its code
-DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven_runs
+DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven
 
 _process_started: dict[str, datetime] = {}
 
@@ -222,26 +223,32 @@ def driven_runs(alias: str) -> dict[UUID, int]:
 
 
 def drain_requested(alias: str) -> Exists:
-    """Return the condition that this process was drain_requested to claim nothing any more."""
+    """Return the condition that this process was asked to drain."""
     stamp = Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
     return Exists(stamp)
 
 
 def is_draining(alias: str) -> bool:
-    """Whether this process was drain_requested to claim nothing any more."""
+    """Tell whether this process was asked to drain."""
     stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
     return any(stamp >= process_started_at(alias) for stamp in stamps)
 
 
 class DrainCheck:
-    """Callable, for one drive: whether it was drain_requested to stop, looked up now and then."""
+    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains.
 
-    def __init__(self, alias: str) -> None:
+    The database is asked every `DRAIN_CHECK_SECONDS`.
+    """
+
+    def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False) -> None:
         self.alias = alias
+        self.should_stop = should_stop
         self.found = False
-        self.looked = uptime()  # as it was claimed, which is refused to a process that was drain_requested
+        self.looked = uptime()  # the claim looked, too: it is refused to a draining process
 
     def __call__(self) -> bool:
+        if self.should_stop():
+            return True
         if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()
             with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that

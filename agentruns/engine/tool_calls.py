@@ -10,7 +10,7 @@ from typing import Any
 
 from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
-from agentruns.engine.handler import Interrupted, Observation, offload_of, store_late_result
+from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -204,7 +204,7 @@ def _ask_about_error(
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
     """Store a result; what cannot be stored because the run was taken over becomes a `late_result`."""
-    offload = offload_of(driver, call)
+    offload = driver.offload(call)
 
     def build(batch: Batch) -> None:
         observation.write(batch, call.id, offload)
@@ -229,7 +229,8 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
             return handler.enter(tool, context, call.arguments)
         finally:
             handler.mend_connection(driver.alias)
-    future = handler.in_thread(driver.alias, tool, context, call.arguments)
+    enter = partial(handler.enter, tool, context, call.arguments)
+    future = handler.in_thread(driver.alias, tool, enter)
     try:
         wait([future], timeout=tool.timeout)
     except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
@@ -273,7 +274,8 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
-            future = handler.in_thread(driver.alias, tool, _context(driver, call), call.arguments)
+            enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
+            future = handler.in_thread(driver.alias, tool, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
         ends = [end for _, end in running.values() if end is not None]
         wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
@@ -322,7 +324,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
     verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
-    actor, offload = {"id": "", "name": "reconcile"}, offload_of(driver, call)
+    actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
         _orphan(driver, call, f"reconcile does not know: {verdict.reason}", recovery_failed=True)
         return
@@ -341,8 +343,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
 
 def _context(driver: Driver, call: Call) -> ToolContext:
-    return gate.context_for(
-        driver,
+    return driver.context(
         call.id,
         call.tool,
         attempt=call.attempt,

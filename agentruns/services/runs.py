@@ -16,9 +16,9 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt, leases
 from agentruns.engine.driver import Driver, require_no_transaction
 from agentruns.engine.leases import Lease
-from agentruns.engine.loop import drive
+from agentruns.engine.loop import drive, drive_run
 from agentruns.engine.wakeup import notify_on_commit
-from agentruns.engine.worker import advance, agent_for, drive_claimed
+from agentruns.engine.worker import advance, agent_for
 from agentruns.exceptions import (
     MemoryStoreNotDurableError,
     NotDurableError,
@@ -37,11 +37,12 @@ from agentruns.models.definition import store_definition
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.control import adopt_definition, cancel_run, pause_run, resolve_orphan
 from agentruns.services.write import find_run, lock_session, write
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
+
+NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,219 @@ class RunResult:
     error: str = ""
 
 
-NAME_LENGTH = 200
+def start_run(
+    agent: Agent | str,
+    text: str,
+    session: str,
+    *,
+    actor: Any = None,
+    idempotency_key: str | None = None,
+    store: Store | None = None,
+) -> Run:
+    """Queue a run and return it; a worker drives it after the caller's transaction commits.
+
+    The same task asked for twice is the same run (docs: idempotency keys). Raises SessionBusyError,
+    SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
+    """
+    _require_durable(store)
+    request = RunRequest(
+        agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or ""
+    )
+    return submit(request).run
+
+
+def run_agent(
+    agent: Agent | str,
+    text: str,
+    session: str | None = None,
+    *,
+    store: Store | None = None,
+    actor: Any = None,
+    idempotency_key: str | None = None,
+) -> RunResult:
+    """Run an agent in this process until the run ends or waits, and return what it came to.
+
+    Without a session nothing is stored and no database is touched. With one, a call repeated after a
+    crash goes on with the same run. Raises SessionBusyError, NotDurableError inside a transaction,
+    MemoryStoreNotDurableError, DurableConfigMismatchError.
+    """
+    agent = get_agent(agent)
+    if session is None:
+        return _run_stateless(agent, text, actor)
+    _require_durable(store)
+    alias = settings.DATABASE
+    require_no_transaction(alias)
+    request = RunRequest(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
+    submission = submit(request, leased=True)
+    run, lease = submission.run, submission.lease
+    if lease is not None:
+        state = drive_run(run, agent, lease, store=store, state=submission.state)
+        return reading(alias, lambda: result_of(run.pk, state))
+    held = run.status == Run.Status.ORPHANED
+    may_surface = permissions.may(actor, "agentruns.resume_run")
+    # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
+    if run.is_ended or run.status == Run.Status.PAUSED or (held and not may_surface):
+        return result_of(run.pk)
+    return _go_on(run, actor, drive=True, writes=held, tell_model=may_surface, store=store)
+
+
+def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
+    """Let a run go on: unpause it, and tell the model of calls in doubt instead of holding them.
+
+    Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
+    it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
+    DurableConfigMismatchError, PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.resume_run", run)
+    return _go_on(run, actor, drive=drive, writes=True, tell_model=True)
+
+
+def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
+    """Tell the model that the outcome of the calls held in doubt is unknown, and queue the run.
+
+    A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "agentruns.resume_run", run)
+    return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)
+
+
+def get_run(run_id: UUID | str) -> Run:
+    """Return a run; DurableRunNotFoundError if there is none."""
+    return find_run(run_id)
+
+
+def list_runs(status: str | None = None, agent: str | None = None, owner: Any = None) -> RunQuerySet:
+    """Return runs, newest updated first."""
+    runs = Run.objects.using(settings.DATABASE).order_by("-updated_at", "-id")
+    if status is not None:
+        runs = runs.filter(status=status)
+    if agent is not None:
+        runs = runs.filter(agent=agent)
+    if owner is not None:
+        # A visitor has no id, and nobody's runs are not theirs.
+        runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
+    return runs
+
+
+def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
+    """Return where a run stands; a `state` that is not the newest is read anew."""
+    alias = settings.DATABASE
+    run = Run.objects.using(alias).select_related("session").get(pk=run_id)
+    if state is None or state.next_seq != run.session.next_seq:
+        state = load(alias, run.session_id, run.pk)
+    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
+    return RunResult(
+        status=run.status,
+        output=_output_of(run),
+        run_id=str(run.pk),
+        session_key=run.session.key,
+        messages=state.settled_messages(),
+        usage=run.usage,
+        pending=[] if run.is_ended else list(cards),
+        orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
+        error=run.error,
+    )
+
+
+def _output_of(run: Run) -> Any:
+    """Return the output as a value of the agent's `output_type`, where this process knows the agent."""
+    try:
+        agent = get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return run.output
+    return output.value_of(agent.output_type, run.output)
+
+
+def _go_on(
+    run: Run, actor: Any, *, drive: bool, writes: bool, tell_model: bool, store: Store | None = None
+) -> RunResult:
+    alias = settings.DATABASE
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return result_of(run.pk)
+    if drive and not run.is_ended:
+        require_no_transaction(alias)
+        agent_for(run, alias)
+    if writes:
+        run = write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
+    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=tell_model):
+        _refuse_live(find_run(run.pk))
+    return reading(alias, lambda: result_of(run.pk))
+
+
+def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> None:
+    state = batch.state.run
+    if run.is_ended:
+        raise RunStateError(
+            _("Run %(run)s has ended (%(status)s); it cannot be resumed. Start a new run for a new task.")
+            % {"run": run.pk, "status": run.get_status_display()}
+        )
+    if not batch.epoch:
+        _refuse_live(run)
+    batch.unpaused = unpauses and bool(state.paused or state.pause_requested)
+    payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
+    batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
+    for call in state.open_calls():
+        if not call.is_open:
+            continue
+        if call.attempt > 0 and not call.orphan:
+            in_doubt.orphan(batch, call, tell_model=True, actor=actor)
+        elif call.orphan == "held":
+            in_doubt.surface(batch, call, actor)
+
+
+def _refuse_live(run: Run) -> None:
+    if run.status != Run.Status.RUNNING or run.lease_expires_at is None:
+        return
+    raise SessionBusyError(
+        _(
+            "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
+            "that process died, the run can be taken over then."
+        )
+        % {"run": run.pk, "time": readable(run.lease_expires_at)},
+        str(run.pk),
+        run.lease_expires_at,
+    )
+
+
+def _require_durable(store: Store | None) -> None:
+    alias = getattr(store, "alias", settings.DATABASE)
+    if alias != settings.DATABASE:
+        raise NotDurableError(
+            f"The store writes to database {alias!r}, but sessions and runs live in AGENTRUNS_DATABASE = "
+            f"{settings.DATABASE!r}. Use that one, or leave the store out."
+        )
+    if store is not None and not store.durable:
+        raise MemoryStoreNotDurableError(
+            "A session was given together with a store that forgets everything when the process ends. "
+            "Leave the store out to use the database, or leave the session out to run statelessly."
+        )
+
+
+def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
+    if not text.strip():
+        raise ValueError("The input is empty; say what the agent is to do.")
+    asking = [tool.name for tool in agent.tools.values() if tool.requires_approval is True]
+    if asking:
+        raise NotDurableError(
+            f"Agent {agent.name!r} has tools that always need approval ({', '.join(asking)}); in a "
+            "stateless run nobody can be asked. Pass a session."
+        )
+    run_id = uuid7()
+    state = SessionState(run_id, run_id)
+    driver = Driver(agent, MemoryStore(), state)
+    driver.commit(
+        lambda batch: write_start(batch, RunRequest(agent=agent, text=text, session="", actor=actor))
+    )
+    drive(driver)
+    return RunResult(
+        status=driver.run.status,
+        output=output.value_of(agent.output_type, driver.run.output),
+        messages=driver.state.settled_messages(),
+        usage=driver.run.usage,
+        error=driver.run.error,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,233 +553,3 @@ def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any
 def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the payload of the row with what the user says; `stored` is what stands for a long text."""
     return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}
-
-
-__all__ = [
-    "adopt_definition",
-    "cancel_run",
-    "get_run",
-    "list_runs",
-    "pause_run",
-    "resolve_orphan",
-    "result_of",
-    "resume_run",
-    "run_agent",
-    "start_run",
-    "surface_orphans",
-]
-
-
-def start_run(
-    agent: Agent | str,
-    text: str,
-    session: str,
-    *,
-    actor: Any = None,
-    idempotency_key: str | None = None,
-    store: Store | None = None,
-) -> Run:
-    """Queue a run and return it; a worker drives it after the caller's transaction commits.
-
-    The same task asked for twice is the same run (docs: idempotency keys). Raises SessionBusyError,
-    SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
-    """
-    _require_durable(store)
-    request = RunRequest(
-        agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or ""
-    )
-    return submit(request).run
-
-
-def run_agent(
-    agent: Agent | str,
-    text: str,
-    session: str | None = None,
-    *,
-    store: Store | None = None,
-    actor: Any = None,
-    idempotency_key: str | None = None,
-) -> RunResult:
-    """Run an agent in this process until the run ends or waits, and return what it came to.
-
-    Without a session nothing is stored and no database is touched. With one, a call repeated after a
-    crash goes on with the same run. Raises SessionBusyError, NotDurableError inside a transaction,
-    MemoryStoreNotDurableError, DurableConfigMismatchError.
-    """
-    agent = get_agent(agent)
-    if session is None:
-        return _run_stateless(agent, text, actor)
-    _require_durable(store)
-    alias = settings.DATABASE
-    require_no_transaction(alias)
-    request = RunRequest(agent=agent, text=text, session=session, actor=actor, key=idempotency_key or "")
-    submission = submit(request, leased=True)
-    run, lease = submission.run, submission.lease
-    if lease is not None:
-        state = drive_claimed(run, agent, lease, store=store, state=submission.state)
-        return reading(alias, lambda: result_of(run.pk, state))
-    held = run.status == Run.Status.ORPHANED
-    may_surface = permissions.may(actor, "agentruns.resume_run")
-    # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
-    if run.is_ended or run.status == Run.Status.PAUSED or (held and not may_surface):
-        return result_of(run.pk)
-    return _go_on(run, actor, drive=True, writes=held, tell_model=may_surface, store=store)
-
-
-def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
-    """Let a run go on: unpause it, and tell the model of calls in doubt instead of holding them.
-
-    Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
-    it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
-    DurableConfigMismatchError, PermissionDeniedError.
-    """
-    run = find_run(run_id)
-    permissions.require(actor, "agentruns.resume_run", run)
-    return _go_on(run, actor, drive=drive, writes=True, tell_model=True)
-
-
-def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Tell the model that the outcome of the calls held in doubt is unknown, and queue the run.
-
-    A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
-    """
-    run = find_run(run_id)
-    permissions.require(actor, "agentruns.resume_run", run)
-    return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)
-
-
-def get_run(run_id: UUID | str) -> Run:
-    """Return a run; DurableRunNotFoundError if there is none."""
-    return find_run(run_id)
-
-
-def list_runs(status: str | None = None, agent: str | None = None, owner: Any = None) -> RunQuerySet:
-    """Return runs, newest updated first."""
-    runs = Run.objects.using(settings.DATABASE).order_by("-updated_at", "-id")
-    if status is not None:
-        runs = runs.filter(status=status)
-    if agent is not None:
-        runs = runs.filter(agent=agent)
-    if owner is not None:
-        # A visitor has no id, and nobody's runs are not theirs.
-        runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
-    return runs
-
-
-def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
-    """Return where a run stands; a `state` that is not the newest is read anew."""
-    alias = settings.DATABASE
-    run = Run.objects.using(alias).select_related("session").get(pk=run_id)
-    if state is None or state.next_seq != run.session.next_seq:
-        state = load(alias, run.session_id, run.pk)
-    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
-    return RunResult(
-        status=run.status,
-        output=_output_of(run),
-        run_id=str(run.pk),
-        session_key=run.session.key,
-        messages=state.settled_messages(),
-        usage=run.usage,
-        pending=[] if run.is_ended else list(cards),
-        orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
-        error=run.error,
-    )
-
-
-def _output_of(run: Run) -> Any:
-    """Return the output as a value of the agent's `output_type`, where this process knows the agent."""
-    try:
-        agent = get_agent(run.agent, run.version)
-    except UnknownAgentError:
-        return run.output
-    return output.value_of(agent.output_type, run.output)
-
-
-def _go_on(
-    run: Run, actor: Any, *, drive: bool, writes: bool, tell_model: bool, store: Store | None = None
-) -> RunResult:
-    alias = settings.DATABASE
-    if run.status == Run.Status.AWAITING_APPROVAL:
-        return result_of(run.pk)
-    if drive and not run.is_ended:
-        require_no_transaction(alias)
-        agent_for(run, alias)
-    if writes:
-        run = write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
-    if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=tell_model):
-        _refuse_live(find_run(run.pk))
-    return reading(alias, lambda: result_of(run.pk))
-
-
-def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> None:
-    state = batch.state.run
-    if run.is_ended:
-        raise RunStateError(
-            _("Run %(run)s has ended (%(status)s); it cannot be resumed. Start a new run for a new task.")
-            % {"run": run.pk, "status": run.get_status_display()}
-        )
-    if not batch.epoch:
-        _refuse_live(run)
-    batch.unpaused = unpauses and bool(state.paused or state.pause_requested)
-    payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
-    batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
-    for call in state.open_calls():
-        if not call.is_open:
-            continue
-        if call.attempt > 0 and not call.orphan:
-            in_doubt.orphan(batch, call, tell_model=True, actor=actor)
-        elif call.orphan == "held":
-            in_doubt.surface(batch, call, actor)
-
-
-def _refuse_live(run: Run) -> None:
-    if run.status != Run.Status.RUNNING or run.lease_expires_at is None:
-        return
-    raise SessionBusyError(
-        _(
-            "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
-            "that process died, the run can be taken over then."
-        )
-        % {"run": run.pk, "time": readable(run.lease_expires_at)},
-        str(run.pk),
-        run.lease_expires_at,
-    )
-
-
-def _require_durable(store: Store | None) -> None:
-    alias = getattr(store, "alias", settings.DATABASE)
-    if alias != settings.DATABASE:
-        raise NotDurableError(
-            f"The store writes to database {alias!r}, but sessions and runs live in AGENTRUNS_DATABASE = "
-            f"{settings.DATABASE!r}. Use that one, or leave the store out."
-        )
-    if store is not None and not store.durable:
-        raise MemoryStoreNotDurableError(
-            "A session was given together with a store that forgets everything when the process ends. "
-            "Leave the store out to use the database, or leave the session out to run statelessly."
-        )
-
-
-def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
-    if not text.strip():
-        raise ValueError("The input is empty; say what the agent is to do.")
-    asking = [tool.name for tool in agent.tools.values() if tool.requires_approval is True]
-    if asking:
-        raise NotDurableError(
-            f"Agent {agent.name!r} has tools that always need approval ({', '.join(asking)}); in a "
-            "stateless run nobody can be asked. Pass a session."
-        )
-    run_id = uuid7()
-    state = SessionState(run_id, run_id)
-    driver = Driver(agent, MemoryStore(), state)
-    driver.commit(
-        lambda batch: write_start(batch, RunRequest(agent=agent, text=text, session="", actor=actor))
-    )
-    drive(driver)
-    return RunResult(
-        status=driver.run.status,
-        output=output.value_of(agent.output_type, driver.run.output),
-        messages=driver.state.settled_messages(),
-        usage=driver.run.usage,
-        error=driver.run.error,
-    )
