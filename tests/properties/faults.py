@@ -61,7 +61,13 @@ class Unwell(Exception):
 
 def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> None:
     """Let `reached` hear of every named boundary; a Death it raises leaves the lease as it is."""
-    for module in ("services.approvals", "engine.loop", "engine.tool_calls", "services.runs", "engine.handler"):
+    for module in (
+        "services.approvals",
+        "engine.loop",
+        "engine.tool_calls",
+        "services.runs",
+        "engine.handler",
+    ):
         patch.setattr(f"agentruns.{module}.reached", reached)
     release = Lease.release
 
