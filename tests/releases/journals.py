@@ -15,7 +15,6 @@ from agentruns.utils import json as canonical
 from tests.releases.record import RECORDED
 
 RELEASES = sorted(path.name for path in RECORDED.iterdir())  # each named by the commit that wrote it
-NEWEST = RELEASES[-1]
 HOSTILE = "<script>alert(1)</script>"
 
 Line = dict[str, Any]

@@ -1,6 +1,7 @@
-"""Record journals: `python -m tests.releases.record COMMIT` lets the code of COMMIT write fixtures/releases/COMMIT.
+"""Journals as the code of a commit writes them: `python -m tests.releases.record COMMIT`.
 
-Of each run `<name>.jsonl` is its export, and a line of `tables.jsonl` the rows beside the journal.
+Of each run, fixtures/releases/COMMIT has its export as `<name>.jsonl`, and the rows beside the journal as a
+line of `tables.jsonl`.
 """
 
 from __future__ import annotations
