@@ -34,7 +34,7 @@ SAME_STATE_RETRIES = 10
 
 
 class Driver:
-    """What drives one run in this process. `lease` is None for a stateless run."""
+    """Driver of one run in this process. `lease` is None for a stateless run."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Driver:
 
     @property
     def is_entering(self) -> bool:
-        """Whether a call was journaled as started and its handler comes next.
+        """True while a call is journaled as started and its handler comes next.
 
-        To stop in between would leave a call in doubt of which this process knows that it never ran.
+        Stopping then would leave a call in doubt although this process knows that it never ran.
         """
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
-        """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
+        """Tell a handler to stop: its run is cancelled or taken over, or it is too late for a result."""
         if (call_id, attempt) in self.abandoned or self.released:
             return True
         return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())

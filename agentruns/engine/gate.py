@@ -1,4 +1,4 @@
-"""The gate: what becomes of each call of a reply, decided once, before any of them runs."""
+"""The gate: the verdict on each call of a reply, given once, before any of them runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Intent:
     refusal: dict[str, Any] | None = None
 
     def record(self) -> events.AskedCall:
-        """Return what the `assistant` row keeps of it."""
+        """Return the call as the `assistant` row keeps it."""
         kept: events.AskedCall = {
             "id": self.id,
             "provider_id": self.provider_id,
@@ -63,7 +63,7 @@ class Intent:
 
 
 def call_digest(tool: str, arguments: dict[str, Any]) -> str:
-    """Return what an approval is bound to: the tool and its exact effective arguments."""
+    """Return the digest that an approval is bound to: of the tool and its exact effective arguments."""
     return canonical.digest({"tool": tool, "arguments": arguments})
 
 
@@ -137,7 +137,7 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
-    """Return why a person has to be asked, or ""."""
+    """Return the reason to ask a person, or ""."""
     doubts = driver.state.doubts.get(tool.name)
     if tool.recovery == "nothing" and doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())

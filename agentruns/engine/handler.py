@@ -1,4 +1,4 @@
-"""Entering a handler: in which thread or transaction, within its time, and what its return comes to."""
+"""Handlers: entered in a thread or a transaction, within their time; their return or exception observed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A handler's outcome is not known: it timed out, or says so itself."""
+    """The outcome of a handler is not known: it timed out, or says so itself."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """What a handler's return or exception comes to, before it is a row."""
+    """The return or exception of a handler, before it is a row."""
 
     content: Any
     is_error: bool = False
@@ -66,9 +66,9 @@ class Observation:
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
     """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
-    with telemetry.span("tool", lambda: _facts(tool, context)) as told:
-        observation = _invoke(tool, context, arguments, told)
-        told["outcome"] = "error" if observation.is_error else "ok"
+    with telemetry.span("tool", lambda: _facts(tool, context)) as attributes:
+        observation = _invoke(tool, context, arguments, attributes)
+        attributes["outcome"] = "error" if observation.is_error else "ok"
     return observation
 
 
@@ -79,7 +79,9 @@ def _facts(tool: Tool, context: ToolContext) -> dict[str, Any]:
     return {**about, "tool": tool.name, **call}
 
 
-def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: dict[str, Any]) -> Observation:
+def _invoke(
+    tool: Tool, context: ToolContext, arguments: dict[str, Any], attributes: dict[str, Any]
+) -> Observation:
     began = time.perf_counter()
     try:
         output = tool.invoke(context, arguments)
@@ -90,7 +92,7 @@ def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: d
     except BaseException as error:
         if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
-        told["error"] = type(error).__name__
+        attributes["error"] = type(error).__name__
         text = described(error)
         if tool.recovery in ("nothing", "reconcile"):
             text += MAY_HAVE_HAPPENED
@@ -100,7 +102,7 @@ def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: d
 
 
 def described(error: BaseException) -> str:
-    """Return what an exception says, also when saying it raises."""
+    """Return the text of an exception, also when making it raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -155,7 +157,7 @@ def reconcile(
 
 
 def mend_connection(alias: str) -> None:
-    """Undo what a handler may leave behind: an open transaction, or autocommit off.
+    """Repair a connection that a handler left with an open transaction or with autocommit off.
 
     Under either, the journal's next row would not be committed before the next handler is entered.
     """

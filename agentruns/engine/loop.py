@@ -30,8 +30,8 @@ from agentruns.providers.base import (
     ProviderError,
     call_model,
     model_identity,
-    resolve,
 )
+from agentruns.providers.registry import resolve
 from agentruns.utils.db import close_stale, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger
@@ -172,7 +172,7 @@ def _pause(batch: Batch, reason: str) -> None:
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
-    """Classify what a dead worker left behind, in one transaction."""
+    """Classify the calls that a dead worker left open, in one transaction."""
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
@@ -282,7 +282,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
 
 
 def _send_back(batch: Batch, problem: str) -> None:
-    """Tell the model, once, that its answer does not fit; a second one fails the run."""
+    """Tell the model once that its answer does not fit; a second misfit fails the run."""
     if batch.state.run.corrections:
         text = f"The answer does not fit output_type, also when asked again:\n{problem}"
         in_doubt.close_failed(batch, "OutputInvalidError", text)
@@ -307,7 +307,7 @@ def _request(driver: Driver) -> ModelRequest:
 
 
 def _hold_unpriced(driver: Driver, why: str) -> None:
-    """Hold a run whose cost nobody can know: it could not be kept within its budget."""
+    """Pause a run whose cost cannot be computed, so that its budget could not be kept."""
     if driver.store.durable:
         driver.commit(lambda batch: _pause(batch, f"no_price: {why}"))
     else:
@@ -315,7 +315,7 @@ def _hold_unpriced(driver: Driver, why: str) -> None:
 
 
 def _provider_failed(driver: Driver, error: ProviderError) -> None:
-    """Journal a failed model attempt and back off, pause or fail by what the provider said."""
+    """Journal a failed model attempt, then back off, pause or fail as the provider's error demands."""
 
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
@@ -337,7 +337,7 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
 
 
 def _reason(error: ProviderError) -> str:
-    """Return "type: text" once, also where the provider's text says its type itself."""
+    """Return "type: text", without repeating a type that the text begins with."""
     text, kind = str(error), error.type or "ProviderError"
     return f"{kind}: {text.removeprefix(f'{kind}: ')}"
 

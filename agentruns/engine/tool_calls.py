@@ -1,4 +1,4 @@
-"""The only place that runs a tool: validate, gate, start, call, record."""
+"""Tool calls, run here and nowhere else: check, start, enter the handler, record."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _too_early(driver: Driver, call: Call) -> bool:
-    """Whether the attempt before may still be at work: then wait for its time to end, or for a person.
+    """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person.
 
-    To ask the outside world, or to run again, while it is at work would let the effect happen twice.
+    Asking the outside world, or running again, while it is at work could double the effect.
     """
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
@@ -81,7 +81,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
-    """Let the next ungated call's `tool_started` travel in this batch: one commit less per call.
+    """Add the next ungated call's `tool_started` to this batch: one commit less per call.
 
     A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
     """
@@ -102,7 +102,7 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 
 def _refusal(driver: Driver, call: Call) -> str:
-    """Return why the call may not run, or "": everything is checked again, and in doubt it does not run."""
+    """Return the reason why the call may not run, or "". Everything is checked again; fails closed."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
@@ -123,7 +123,7 @@ def _refusal(driver: Driver, call: Call) -> str:
 
 
 def _misfit(tool: Tool, call: Call) -> str:
-    """Return why a tool, as it is today, does not take the arguments that were recorded, or ""."""
+    """Return the reason why today's tool does not take the recorded arguments, or ""."""
     try:
         arguments = tool.revalidated(call.arguments)
         same = gate.call_digest(tool.name, arguments) == call.digest
@@ -135,7 +135,7 @@ def _misfit(tool: Tool, call: Call) -> str:
 
 
 def _start(driver: Driver, group: list[Call]) -> None:
-    """Journal that the handlers are about to be entered, unless that travelled with an earlier row."""
+    """Journal that the handlers are about to be entered, unless an earlier batch did."""
     if all((call.id, call.attempt) in driver.started for call in group):
         return
 
@@ -202,7 +202,7 @@ def _ask_about_error(
 
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
-    """Store a result; what cannot be stored because the run was taken over becomes a `late_result`."""
+    """Store a result; if the run was taken over, store it as a `late_result` instead."""
     offload = driver.offload(call)
 
     def build(batch: Batch) -> None:
@@ -242,7 +242,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler; what it still returns is evidence."""
+    """Stop waiting for a handler; its later return is kept as evidence."""
     driver.abandoned[call.id, call.attempt] = future
     future.add_done_callback(lambda done: _late(driver, call, done))
 
@@ -298,7 +298,7 @@ def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 
 def _orphan(driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False) -> None:
-    """Treat a call of unknown outcome in a live drive as a sweep would."""
+    """Treat a call of unknown outcome in a live drive as recovery would."""
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
     actor = driver.caller if asked else None

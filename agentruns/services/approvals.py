@@ -85,7 +85,7 @@ def deny(
     digest: str | None = None,
     channel: str = "service",
 ) -> Approval:
-    """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
+    """Deny a gated call; the model learns that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
         raise ApprovalStateError(
             _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
@@ -105,7 +105,7 @@ def answer(
     digest: str | None = None,
     channel: str = "service",
 ) -> Approval:
-    """Give the model an answer in place of executing the call. Errors as `approve`."""
+    """Answer a gated call instead of executing it. Errors as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
 
@@ -126,7 +126,7 @@ def extend(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Give people more time: a pending approval expires `by` later than it would have.
+    """Extend a pending approval: it expires `by` later than it would have.
 
     Who may decide may extend; `seen` is the expiry they know of. Raises ApprovalStateError when it never
     expires, or expires at another time than `seen`; else as `approve`.
@@ -226,7 +226,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     """Return the call and approval to decide, or raise ApprovalStateError that says why there is none."""
     call = batch.state.run.calls.get(approval.call_id)
     pending = call.approval if call is not None else None
-    if pending is None or pending.status != "pending":
+    if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
     if run.is_ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
@@ -287,7 +287,7 @@ def _edited(approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
-    """Refuse an edit that holds what a reader was shown in place of a true value."""
+    """Refuse an edit that holds the mask of a value instead of the value."""
     sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
     for name, value in edited.items():
         if name in sensitive and value == MASK != call.arguments.get(name):

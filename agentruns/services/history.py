@@ -24,7 +24,8 @@ from agentruns.journal.read import rows_until, session_rows
 from agentruns.journal.verify import check
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
-from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity, resolve
+from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity
+from agentruns.providers.registry import resolve
 from agentruns.services.write import find_run
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import MASK

@@ -58,7 +58,7 @@ def owns(actor: Any, run: Run) -> bool:
 
 
 def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | None = None) -> str:
-    """Return why this user cannot decide this approval, or "" if they can.
+    """Return the reason why this user cannot decide this approval, or "" if they can.
 
     `groups` are the names of the user's groups where the caller has them; a project's rule that fails lets
     nobody decide.
@@ -131,7 +131,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
-    """Return the approvals that this user approved already, as they stand; others have to join in."""
+    """Return the approvals that this user has given already and that wait for others."""
     partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
     if not partly or actor is None:
         return set()
@@ -162,6 +162,6 @@ def _is_among(actor: Any, approvers: str, groups: Collection[str] | None) -> boo
 
 
 def groups_of(actor: Any) -> set[str]:
-    """Return the names of a user's groups; a project's own user model may know of none."""
+    """Return the names of a user's groups; a custom user model may have none."""
     groups = getattr(actor, "groups", None)
     return set() if groups is None else set(groups.values_list("name", flat=True))

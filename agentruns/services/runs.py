@@ -1,4 +1,4 @@
-"""Runs as callers know them: start, run, resume, find. Waiting for a run is driving it in this process."""
+"""Runs as callers know them: start, run, resume, find. A caller who waits drives the run itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to, or where it stands.
+    """The result of a run, or its present state.
 
     `messages` is in the provider's form; `pending` holds the Approvals that wait for people, `orphans` the
     ids of the calls whose outcome is in doubt.
@@ -101,7 +101,7 @@ def run_agent(
     actor: Any = None,
     idempotency_key: str | None = None,
 ) -> RunResult:
-    """Run an agent in this process until the run ends or waits, and return what it came to.
+    """Run an agent in this process until the run ends or waits, and return its result.
 
     Without a session nothing is stored and no database is touched. With one, a call repeated after a
     crash goes on with the same run. Raises SessionBusyError, NotDurableError inside a transaction,
@@ -128,7 +128,7 @@ def run_agent(
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
-    """Let a run go on: unpause it, and tell the model of calls in doubt instead of holding them.
+    """Resume a run: unpause it, and surface its calls in doubt to the model instead of holding them.
 
     Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
     it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
@@ -140,7 +140,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Tell the model that the outcome of the calls held in doubt is unknown, and queue the run.
+    """Surface the calls in doubt to the model as unknown, and queue the run.
 
     A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
     """
@@ -168,7 +168,7 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
 
 
 def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
-    """Return where a run stands; a `state` that is not the newest is read anew."""
+    """Return the result of a run so far; a `state` that is not the newest is read anew."""
     alias = settings.DATABASE
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
     if state is None or state.next_seq != run.session.next_seq:
@@ -191,7 +191,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
 
 
 def _output_of(run: Run) -> Any:
-    """Return the output as a value of the agent's `output_type`, where this process knows the agent."""
+    """Return the output as a value of the agent's `output_type` if this process has the agent."""
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -291,7 +291,7 @@ def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What a caller asked for."""
+    """The task that a caller asks for."""
 
     agent: Agent
     text: str
@@ -303,16 +303,16 @@ class RunRequest:
     stored: dict[str, Any] | None = None  # what the `user` row holds in place of a text that was put away
 
     def is_for(self, run: Run) -> bool:
-        """Whether `run` is the same agent and input, and repeats the same run where this repeats one."""
+        """Tell whether `run` has the same agent and input, and repeats the same run if this repeats one."""
         if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
             return False
         return run.agent == self.agent.name and run.input == self.text
 
 
 class Submission(NamedTuple):
-    """The run of a request: made for it, leased if that was asked, or found.
+    """The run of a request: created for it, leased if requested, or found.
 
-    `state` is that of a run just made and leased: to read it again would be to read what was just written.
+    `state` is set for a run just created and leased, so that nobody reads what was just written.
     """
 
     run: Run
@@ -322,7 +322,7 @@ class Submission(NamedTuple):
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
-    """Insert the run, or find the one that this request is already.
+    """Create the run of a request, or find it if it was created before.
 
     Rows join the caller's transaction: if that rolls back, nothing happened.
     """
@@ -353,9 +353,9 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
 
 
 def _put_away(alias: str, request: RunRequest) -> RunRequest:
-    """Store a long text before any transaction; inside the caller's own it stays in its row.
+    """Store a long text in a file before any transaction; inside the caller's own it stays in its row.
 
-    A text that was given before is most likely that of a run that is there.
+    A text that was submitted before most likely belongs to an existing run.
     """
     if not payloads.may_be_large(request.text) or connections[alias].in_atomic_block:
         return request
@@ -369,9 +369,9 @@ def _put_away(alias: str, request: RunRequest) -> RunRequest:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError for a name of a session or a key that some database would refuse or cut.
+    """Check the name of a session or a key; ValueError if some database would refuse or cut it.
 
-    TypeError for one that is no text.
+    Raises TypeError if it is not a text.
     """
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
@@ -426,14 +426,14 @@ def _first_lease(alias: str, run: Run) -> Lease:
 
 
 def _forget_if_empty(alias: str, session: Session) -> None:
-    """Take back a session made for a request that turned out to be a run of another session."""
+    """Delete a session made for a request whose run turned out to be in another session."""
     unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
     if not Run.objects.using(alias).filter(session_id=session.pk).exists():
         unused.delete()
 
 
 def _owner_id(alias: str, request: RunRequest) -> Any:
-    """Return whose run this is: the actor's, or for the program that of the session's owner."""
+    """Return the owner of the run: the actor, or for the program the session's owner."""
     if request.again is not None:
         return request.again.owner_id
     if request.actor is not None:
@@ -442,12 +442,12 @@ def _owner_id(alias: str, request: RunRequest) -> Any:
 
 
 def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
-    """Return the run an idempotency key already stands for."""
+    """Return the run that an idempotency key stands for already."""
     if not request.key:
         return None
     run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=request.key).first()
     if run is None:
-        # Whose a pruned session was the program cannot look up any more; anybody else is told of theirs only.
+        # The program cannot look up the owner of a pruned session; others learn of their own only.
         refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
         return None
     if not request.is_for(run):
@@ -459,7 +459,7 @@ def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
 
 
 def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> None:
-    """Raise RunStateError for a key of a run that was pruned: the owner's, or one of the session named."""
+    """Raise RunStateError for the key of a pruned run: of this owner, or of this session."""
     same = Q(owner_id=owner_id)
     if session:
         same |= Q(tombstone__key__in=[session, forgotten(session)])
@@ -473,7 +473,7 @@ def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> Non
 
 
 def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
-    """Return the request's session, and whether it was made for it just now."""
+    """Return the request's session, and whether it was created just now."""
     owner = request.actor
     name = owner.get_username() if owner is not None else ""
     made = Session(
@@ -491,7 +491,7 @@ def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
 
 
 def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
-    """Return the session's unfinished run if this request is that run; refuse if it is another."""
+    """Return the session's unfinished run if the request is for it; raise SessionBusyError if not."""
     run = Run.objects.using(alias).unfinished().filter(session=session).first()
     if run is None:
         return None
@@ -512,7 +512,7 @@ def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None
 
 def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
     agent = request.agent
-    store_definition(alias, agent)
+    store_definition(alias, agent.definition_hash, agent.definition())
     run = Run(
         session=session,
         owner_id=session.owner_id,
@@ -529,7 +529,7 @@ def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> t
 
 
 def _leased_columns(owner: str) -> dict[str, Any]:
-    """Return what makes a new run one that its maker drives at once."""
+    """Return the columns of a new run that its creator drives at once."""
     if not owner:
         return {}
     return {
@@ -550,7 +550,7 @@ def write_start(batch: Batch, request: RunRequest) -> None:
 
 
 def first_row(agent: Agent, actor: Any, key: str, session: str) -> events.RunStarted:
-    """Return the payload of the row that a run begins with; `key` is the idempotency key."""
+    """Return the payload of a run's first row; `key` is the idempotency key."""
     return {
         "agent": agent.name,
         "version": agent.version,
@@ -562,5 +562,5 @@ def first_row(agent: Agent, actor: Any, key: str, session: str) -> events.RunSta
 
 
 def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload of the row with what the user says; `stored` is what stands for a long text."""
+    """Return the payload of the `user` row; `stored` stands for a long text."""
     return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}

@@ -1,4 +1,4 @@
-"""How a service changes a run: lock, read, decide on what is true now, append, all in one transaction."""
+"""Changes of a run by a service: lock, read, decide, append, all in one transaction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(
     guard: Q | None = None,
     closed: bool = False,
 ) -> Run:
-    """Let `change` look at a locked run and add rows; store them; return the run as it is then.
+    """Lock a run, let `change` add rows to its journal, store them and return the run.
 
     `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
     engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
