@@ -23,7 +23,7 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
     requested = {row.call_id: row for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
-            _insert(alias, call, approval, requested[call.id])
+            new_approval(call, approval, requested[call.id]).save(force_insert=True, using=alias)
             continue
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
         if guard is not None and before == "pending":
@@ -32,18 +32,19 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
 
 
-def _insert(alias: str, call: Call, approval: CallApproval, row: Row) -> None:
-    payload: events.ApprovalRequested = row.payload
-    Approval.objects.using(alias).create(
+def new_approval(call: Call, approval: CallApproval, request: Row) -> Approval:
+    """Return the Approval row for an `approval_requested` row, with what was folded since."""
+    payload: events.ApprovalRequested = request.payload
+    return Approval(
         id=approval.id,
-        run_id=row.run_id,
+        run_id=request.run_id,
         call_id=call.id,
         tool_name=call.tool,
         risk=approval.risk,
         why=payload["why"],
         approvers=approval.approvers,
         required=approval.required,
-        requested_at=row.created_at,
+        requested_at=request.created_at,
         **_columns(call, approval),
     )
 
