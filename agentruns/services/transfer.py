@@ -294,6 +294,20 @@ class _Export:
             raise RunStateError(f"Definition {line['definition']} was altered.")
         self.definitions[line["definition"]] = body
 
+    def _add(self, line: dict[str, Any]) -> None:
+        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
+        row = Row(
+            **{name: line[name] for name in plain},
+            run_id=UUID(line["run"]),
+            payload={},
+            created_at=datetime.fromisoformat(line["created_at"]),
+            consumes=UUID(line["consumes"]) if line["consumes"] else None,
+        )
+        wrong = self.history.add(row, line["payload"])
+        if wrong is not None:
+            raise RunStateError(str(wrong))
+        self.rows.append(row._replace(payload=canonical.loads(line["payload"])))
+
     def _keep(self, line: dict[str, Any]) -> None:
         if "data" not in line:
             raise RunStateError(f"The file of row {line['of']} is left out: {line['left_out']}")
@@ -312,20 +326,6 @@ class _Export:
         for place, length in parts:
             self._files.seek(place)
             yield self._files.read(length)
-
-    def _add(self, line: dict[str, Any]) -> None:
-        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
-        row = Row(
-            **{name: line[name] for name in plain},
-            run_id=UUID(line["run"]),
-            payload={},
-            created_at=datetime.fromisoformat(line["created_at"]),
-            consumes=UUID(line["consumes"]) if line["consumes"] else None,
-        )
-        wrong = self.history.add(row, line["payload"])
-        if wrong is not None:
-            raise RunStateError(str(wrong))
-        self.rows.append(row._replace(payload=canonical.loads(line["payload"])))
 
 
 def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -> Run:
