@@ -52,7 +52,7 @@ def create_token(
     if len(name) > 100 or not name.isprintable():
         raise ValueError("A token's name is one line of at most 100 characters.")
     if expires_in is not None and not timedelta() < expires_in <= LONGEST:
-        raise ValueError("The lifetime of a token must be positive and at most 36500 days.")
+        raise ValueError("A token's lifetime must be positive and at most 36500 days.")
     prefix = "ar_" + "".join(
         secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX)
     )
