@@ -10,7 +10,6 @@ _PUBLIC = {
     "Crash": "agentruns.testing.crash",
     "DatabaseClock": "agentruns.testing.clock",
     "EffectsLedger": "agentruns.testing.effects",
-    "FakeAnthropic": "agentruns.testing.fake_anthropic",
     "InvalidMessages": "agentruns.testing.messages",
     "JournalFlushMixin": "agentruns.testing.flush",
     "Script": "agentruns.testing.script",
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from agentruns.testing.crash import crash_at as crash_at
     from agentruns.testing.crash import crashing_at as crashing_at
     from agentruns.testing.effects import EffectsLedger as EffectsLedger
-    from agentruns.testing.fake_anthropic import FakeAnthropic as FakeAnthropic
     from agentruns.testing.flush import JournalFlushMixin as JournalFlushMixin
     from agentruns.testing.messages import InvalidMessages as InvalidMessages
     from agentruns.testing.messages import check_messages as check_messages
