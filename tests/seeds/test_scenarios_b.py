@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from agentruns import ToolContext, answer, approve, deny, resume_run, run_agent, tool
-from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError
+from agentruns.exceptions import ApprovalStateError, NotFoundError
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
@@ -129,7 +129,7 @@ def test_b2_22_a_person_answers_what_the_model_asks(effects: Effects, agents: No
     result = run_agent(agent, "sell a lamp", "s1", idempotency_key="k")
     (card,) = result.pending
     assert card.arguments == {"question": "Which lamp?"}
-    with pytest.raises(DurableRunNotFoundError):
+    with pytest.raises(NotFoundError):
         answer(uuid4(), None, "the red one")
     assert Approval.objects.get().status == "pending"
     answer(card.pk, user("ann", "decide_approval"), "The green one.", digest=card.digest)
