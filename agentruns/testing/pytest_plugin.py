@@ -27,7 +27,7 @@ def _agentruns_flush() -> Iterator[None]:
     if conf is None or not conf.settings.configured:
         yield
         return
-    from agentruns.testing.flush import flushable_journal
+    from agentruns.testing.database import flushable_journal
 
     with flushable_journal():
         yield

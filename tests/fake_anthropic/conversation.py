@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from agentruns.testing.messages import InvalidMessages, check_messages
+from agentruns.testing.script import InvalidMessages, check_messages
 from tests.fake_anthropic import shape
 from tests.fake_anthropic.errors import Refused
 from tests.fake_anthropic.replies import THINKING, Replies
