@@ -24,8 +24,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
-from agentruns.journal.projection import new_approval
 from agentruns.journal.read import definitions_of, stored_rows
+from agentruns.journal.store import new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions

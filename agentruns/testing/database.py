@@ -65,7 +65,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from django.utils import timezone
 
     from agentruns.engine import leases
-    from agentruns.journal import append
+    from agentruns.journal import store
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
@@ -85,7 +85,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     for name in {"as_sql", *vars(Now)}:
         if name.startswith("as_"):
             yield Now, name, as_sql
-    yield append, "clock", append_clock
+    yield store, "clock", append_clock
     yield timezone, "now", lambda: clock.now
     yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
     for name in READERS:
