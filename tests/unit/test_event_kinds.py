@@ -64,6 +64,10 @@ TABLES: dict[str, dict[str, str]] = {
         **ABOUT_THE_RUN,
         **because("the expiry it sets is compared with the column", events.APPROVAL_EXTENDED),
     },
+    "agentruns.journal.read:NAMING": because(
+        "names no definition",
+        *OF_A_CALL | ENDS | OF_A_RUN - {events.RUN_STARTED, events.RUN_ADOPTED},
+    ),
     "agentruns.journal.telemetry:EVENT_ATTRIBUTES": {
         **because(
             "the drive's span says it",
@@ -92,6 +96,12 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.admin.spans:_READ": {
         **because("only begins what the next row ends", events.RUN_STARTED, events.USER),
         **because("the wait for people goes on", events.APPROVAL_EXTENDED),
+    },
+    "agentruns.admin.effects:KINDS": {
+        **because("runs no tool", *ENDS | OF_A_RUN - {events.ASSISTANT}),
+        **because("an effect shows the decision, not the request", events.APPROVAL_REQUESTED),
+        **because("an effect shows the decision, not its term", events.APPROVAL_EXTENDED),
+        **because("the result shows the verdict", events.ORPHAN_FOUND, events.ORPHAN_RESOLVED),
     },
     "agentruns.admin.orphans:_FOLDED": {
         **ABOUT_THE_RUN,
