@@ -41,7 +41,7 @@ _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
 class Settings:
-    """AGENTRUNS_* with defaults; a property where others read what is made of a setting."""
+    """AGENTRUNS_* with defaults; a property where a setting is parsed or imported first."""
 
     DATABASE: str
     DISPATCHER: str
@@ -66,13 +66,13 @@ class Settings:
     WEBHOOK_SECRET: str
 
     def __init__(self) -> None:
-        self._holder: object = None  # what holds Django's settings; `override_settings` puts another there
-        self._unset: set[str] = set()  # what it was asked for in vain
+        self._holder: object = None  # the holder of Django's settings; `override_settings` replaces it
+        self._unset: set[str] = set()  # names that the project does not set
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
             raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
-        # Django raises an error inside for each question about what is not set: a tenth of a step's CPU time.
+        # Django raises an error for each read of an unset name, which took a tenth of a step's CPU time.
         holder, full = object.__getattribute__(django_settings, "_wrapped"), f"AGENTRUNS_{name}"
         if holder is not self._holder:
             self._unset = set()
@@ -93,7 +93,7 @@ class Settings:
 
     @property
     def redact(self) -> Callable[[str], str] | None:
-        """Return what the project makes of each text that is shown, exported or logged, or None."""
+        """Return the project's function that redacts shown, exported and logged texts, or None."""
         path = self.__getattr__("REDACT")
         return import_string(path) if path else None
 
@@ -121,7 +121,7 @@ settings = Settings()
 
 
 def unknown_names() -> list[str]:
-    """Return the AGENTRUNS_* names of the project that mean nothing here."""
+    """Return the AGENTRUNS_* names in the project's settings that do not exist."""
     return sorted(
         name
         for name in dir(django_settings)

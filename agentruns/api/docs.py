@@ -47,7 +47,7 @@ _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
 
 
 class RunsAPI(NinjaAPI):
-    """ninja reverses its own namespace, which fails when a host includes us under a namespace of its own."""
+    """A NinjaAPI that may be included under any namespace; ninja itself can only reverse its own."""
 
     def get_root_path(self, path_params: dict[str, Any]) -> str:
         return _root.get() or super().get_root_path(path_params)
@@ -65,7 +65,7 @@ class RunsAPI(NinjaAPI):
 
 
 def _referring(answer: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    # What an operation says is one object for all documents: it is copied, never changed.
+    # An operation's answer is one object shared by all documents: copy it, never change it.
     problem = answer.get("content", {}).get(CONTENT_TYPE)
     if problem is None:
         return answer
@@ -75,10 +75,10 @@ def _referring(answer: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any
 
 
 class Docs(Swagger):
-    """Swagger UI that reads the OpenAPI file next to it, and loads nothing from anywhere else."""
+    """Swagger UI that reads the OpenAPI file next to it and loads nothing from other hosts."""
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
-        """Return the page. Its scripts are ninja's: without that app it is a link to the OpenAPI file."""
+        """Return the page, or a link to the OpenAPI file without the app "ninja", which has the scripts."""
         if apps.is_installed("ninja"):
             return super().render_page(request, api, **kwargs)
         page = format_html(
@@ -97,7 +97,7 @@ class Docs(Swagger):
 
 
 def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the view know below which path it was asked for."""
+    """Let a view of the documentation know the path that it was requested at."""
 
     @wraps(view)
     def located(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -285,7 +285,7 @@ ANSWERS: dict[str, dict[int, Any]] = {
     },
 }
 
-# What a problem of a type says: its title where no exception has it, its detail, its own members.
+# Problems by type: the title where no exception has one, the detail, members of its own.
 SAYINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "malformed": ("The request cannot be read", "Cannot parse request body. Send JSON in UTF-8.", {}),
     "bad-cursor": ("Bad cursor", "Pass `next` of the page before, unchanged, as `cursor`.", {}),
@@ -421,7 +421,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
 
 
 def illustrated(name: str, method: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """Return what OpenAPI is told of the endpoint `name`, with everything that this module knows of it."""
+    """Return the OpenAPI extras of the endpoint `name`, with its examples, problem types and headers."""
     answers = dict(extra.get("responses", {}))
     for status, answer in ANSWERS.get(name, {}).items():
         answers[status] = {**answers.get(status, {}), "content": {JSON: {"example": answer}}}

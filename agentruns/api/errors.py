@@ -30,7 +30,7 @@ CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
 MARK = "_agentruns_entry"  # what the router notes on its requests: `register_errors` leaves others alone
 
-# The nearest class of an exception decides. "Not yours" and "not there" are one type: they look alike.
+# The nearest class of an exception decides. "Not yours" and "not there" are one type.
 PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
@@ -51,11 +51,11 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.AgentRunsError: (500, "error", "The request failed"),
 }
 
-# An answer is never much larger than what was wrong.
+# An answer is never much larger than its request.
 MOST_ERRORS = 20
 LONGEST_NAME = 100
 
-# What an exception knows beside its text.
+# Attributes of exceptions that become members.
 FACTS = ("run_id", "lease_expires_at", "parts")
 
 
@@ -70,7 +70,7 @@ class Problem(HttpError):
 
     @classmethod
     def of(cls, error: Exception, **extras: Any) -> Problem:
-        """Return the problem that an exception of agentruns is, with what else is known about it."""
+        """Return the problem of an exception of agentruns, with its attributes and `extras` as members."""
         if isinstance(error.__cause__, InvalidArguments):  # an edit that does not fit is no conflict
             error = error.__cause__
         status, name, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
@@ -79,7 +79,7 @@ class Problem(HttpError):
         return cls(status, URN + name, title, str(error), **{**facts, **extras})
 
     def response(self) -> HttpResponse:
-        """Return the body as a client gets it."""
+        """Return the problem as a response."""
         body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
@@ -92,8 +92,8 @@ class Problem(HttpError):
 def register_errors(api: NinjaAPI) -> None:
     """Let `api`, to which our router was added, answer that router's errors as problem+json.
 
-    Call it once, after the API's own exception handlers are registered: what they do for the API's other
-    routes stays as it is. Exceptions of agentruns become problems on every route of the API. Without this
+    Call it once, after the API's own exception handlers are registered: these stay in force for the API's
+    other routes. Exceptions of agentruns become problems on every route of the API. Without this
     call the statuses are the same and the bodies are in the API's own form.
     """
     api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
@@ -106,7 +106,7 @@ def register_errors(api: NinjaAPI) -> None:
         RawPostDataException: _of_bad_request,
     }
     for kind, convert in kinds.items():
-        # ninja has no public way to ask for the handler that is there.
+        # ninja has no public way to get a registered handler.
         handlers = api._exception_handlers
         api.add_exception_handler(kind, _ours_or(handlers.get(kind, handlers[Exception]), convert))
 
@@ -154,13 +154,13 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 
 def _where(loc: tuple[Any, ...]) -> list[Any]:
-    """Return the place of an error as the client knows it, without the name of our parameter."""
+    """Return the location of an error without the name of our parameter, which the client does not know."""
     place = [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
     return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
 def documented(*statuses: int) -> dict[str, Any]:
-    """Return what OpenAPI is told of an operation's errors: ninja itself knows one media type only."""
+    """Return the OpenAPI responses of an operation's errors; ninja itself supports one media type only."""
     content = {CONTENT_TYPE: {"schema": Body.model_json_schema()}}
     return {
         "responses": {

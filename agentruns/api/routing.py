@@ -1,4 +1,4 @@
-"""The router of the endpoints, and what surrounds each of them."""
+"""The router of the endpoints: scopes, documentation, body size, headers and errors of each of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from agentruns.exceptions import AgentRunsError
 
 
 class ScopedRouter(Router):
-    """Gives every operation the scopes that a token needs for it, and their refusals to its documentation.
+    """Gives every operation its scopes, by path and method so that none is forgotten, and documents refusals.
 
-    By path and method, so that none can be forgotten; `auth=None` opens an operation to everybody.
+    `auth=None` opens an operation to everybody.
     """
 
     def add_api_operation(
@@ -98,6 +98,6 @@ def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
     return translated
 
 
-# One flat router: ninja would not pass a host's own `auth` on to nested ones.
+# One flat router, because ninja would not pass a host's own `auth` on to nested ones.
 router = ScopedRouter(auth=[BearerAuth(), SessionAuth()], tags=["agent runs"])
 router.add_decorator(as_problem)

@@ -231,8 +231,8 @@ def _change(
 
 
 def tag_of(run: Run) -> str:
-    """Return the ETag of a run, read together with its session: weak, for it is not made of the body."""
-    # The lease, the back-off and the reason why nobody serves a run change without a row of the journal.
+    """Return the ETag of a run, read together with its session: weak, as it is not made of the body."""
+    # The lease, the back-off and `blocked_reason` change without a row of the journal.
     moments = (run.lease_expires_at, run.not_before, run.updated_at)
     about = [
         agentruns.__version__,
@@ -248,6 +248,6 @@ def tag_of(run: Run) -> str:
 
 
 def is_known(request: HttpRequest, tag: str) -> bool:
-    """Whether the client has what `tag` stands for already."""
+    """Return whether the client has the version of `tag` already."""
     known = parse_etags(request.headers.get("If-None-Match", ""))
     return "*" in known or tag.removeprefix("W/") in {each.removeprefix("W/") for each in known}

@@ -31,7 +31,7 @@ def utc(moment: datetime) -> str:
 
 
 def _printable(text: str) -> str:
-    # As the services want it: databases disagree about NUL and lone surrogates, people about what they see.
+    # As the services require: databases disagree about NUL and lone surrogates.
     if not text.isprintable():
         raise ValueError("must be printable")
     return text
@@ -59,7 +59,7 @@ def _containers(value: Any) -> list[Any]:
 
 
 def legal(value: Any) -> Any:
-    """Return a value as it is shown: redacted, and what JSON and UTF-8 can say."""
+    """Return a value redacted, and changed to what JSON and UTF-8 can represent."""
     return canonical.legal(redacted(value))
 
 
@@ -75,12 +75,12 @@ Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
-# Their classes have one name, and components of an OpenAPI document are found by theirs.
+# Both classes are named Status, and components of an OpenAPI document are identified by name.
 RunStatus = Annotated[Run.Status, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
 ApprovalStatus = Annotated[
     Approval.Status, WithJsonSchema({"type": "string", "enum": Approval.Status.values})
 ]
-# As shown: a status of newer code, which shares the database during a deploy, is no error.
+# In answers: a status of newer code, which shares the database during a deploy, is not an error.
 ShownRunStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
 ShownApprovalStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Approval.Status.values})]
 

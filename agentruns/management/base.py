@@ -43,7 +43,7 @@ class AgentRunsCommand(BaseCommand):
                 self.act(**options)
             except AgentRunsError as error:
                 raise CommandError(escaped(error), returncode=WRONG) from _cause(error)
-            except BrokenPipeError:  # such as `list_runs | head`: nobody reads any more
+            except BrokenPipeError:  # such as `list_runs | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(WRONG)
             except CommandError:
@@ -54,11 +54,11 @@ class AgentRunsCommand(BaseCommand):
                 raise CommandError(_traceback(error), returncode=WRONG) from None
 
     def act(self, *args: Any, **options: Any) -> None:
-        """Do what the command is for."""
+        """Do the command's work."""
         raise NotImplementedError
 
     def say(self, text: str = "") -> None:
-        """Print a line, and at once: whoever reads it may be waiting for it."""
+        """Print a line and flush: a reader may be waiting for it."""
         self.stdout.write(escaped(text, self.stdout.encoding))
         self.stdout.flush()
 
@@ -69,7 +69,7 @@ class AgentRunsCommand(BaseCommand):
 
 
 class DecidingCommand(AgentRunsCommand):
-    """Decides one approval by the same service as the console, in the name of a user who may."""
+    """Decides one approval in the name of a user, by the same service as the console."""
 
     reason_required = False
 
@@ -77,13 +77,18 @@ class DecidingCommand(AgentRunsCommand):
         super().add_arguments(parser)
         parser.add_argument("approval_id", metavar="ID", help="The approval's id, not that of its call.")
         parser.add_argument(
-            "--user", required=True, metavar="NAME", help="Who decides, and must be allowed to."
+            "--user",
+            required=True,
+            metavar="NAME",
+            help="The user who decides, with the permission to.",
         )
         parser.add_argument(
             "--reason", default="", required=self.reason_required, metavar="TEXT", help="Kept in the journal."
         )
         parser.add_argument(
-            "--digest", metavar="D", help="Of the card that was looked at: refused if it was edited since."
+            "--digest",
+            metavar="D",
+            help="Digest of the arguments you saw: refused if they were edited since.",
         )
 
     def act(
@@ -143,7 +148,7 @@ def user_named(name: str) -> Any:
 
 
 def usage(text: str) -> NoReturn:
-    """End the command: it was asked for something that makes no sense."""
+    """End the command because of its arguments."""
     raise CommandError(redaction.redact(text), returncode=USAGE)
 
 
@@ -156,7 +161,7 @@ def count_of(text: str) -> int:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """Return what a traceback may show of an error: nothing of it where AGENTRUNS_REDACT is set."""
+    """Return the error that a traceback may show: none where AGENTRUNS_REDACT is set."""
     return None if redaction.is_on() else error
 
 
@@ -167,7 +172,7 @@ def _traceback(error: Exception) -> str:
 
 @contextmanager
 def journal_in(alias: str | None) -> Iterator[None]:
-    """Let this process work on another journal for a while; every thread of it does."""
+    """Switch all threads of this process to another journal for a block."""
     if alias is None:
         yield
         return

@@ -31,7 +31,7 @@ Payload = dict[str, Any]
 
 
 def line(row: Row) -> str:
-    """Return a row as one line: number, time, kind, tool, and what it says."""
+    """Return a row as one line: number, time, kind, tool, and a summary of its payload."""
     says = _SAYS.get(row.kind, _anything)(row.payload)
     copied = "(copied)" if events.COPIED in row.payload else ""
     tool = (
@@ -42,7 +42,7 @@ def line(row: Row) -> str:
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Return a row under the names of Message's fields, what its texts say redacted."""
+    """Return a row under the names of Message's fields, with redacted texts."""
     values = row._asdict()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
     return {"run": str(values.pop("run_id")), **values, **texts}
@@ -113,7 +113,7 @@ def _content(payload: Payload) -> str:
 
 
 def _size(payload: Payload) -> str:
-    """Return how large a content is that is stored in a file, of which a row has only the beginning."""
+    """Return the size of a content that is stored in a file, of which a row has only the beginning."""
     return f"[{payload['stored'].get('size')} bytes in a file] " if names_in(payload) else ""
 
 
@@ -163,7 +163,7 @@ def run_record(run: Run) -> dict[str, Any]:
 
 
 class Follower:
-    """Hands every row that is added to a session inside the block to `show`, each once and in order."""
+    """Passes every row that is added to a session inside the block to `show`, each once and in order."""
 
     def __init__(self, alias: str, session_key: str, show: Callable[[Row], None]) -> None:
         self.alias = alias
@@ -187,10 +187,10 @@ class Follower:
             while not self._stop.wait(PAUSE):
                 try:
                     self._show_new()
-                except (DatabaseError, InterfaceError):  # whatever is missed now comes at the end
+                except (DatabaseError, InterfaceError):  # rows missed now are shown at the end
                     logger.info("Journal not readable now", exc_info=True)
                     connections[self.alias].close()
-                except BrokenPipeError:  # nobody reads any more; the run goes on all the same
+                except BrokenPipeError:  # no reader any more; the run goes on anyway
                     return
         finally:
             connections[self.alias].close()

@@ -74,7 +74,7 @@ def crashing_at(point: str) -> Iterator[None]:
 
 
 class CrashingStore:
-    """Passes appends on to `store` and stops at the nth; nothing of that one, or of later ones, lands."""
+    """Passes appends on to `store` and stops at the nth; neither that one nor later ones are stored."""
 
     durable: ClassVar[bool] = True
 
@@ -112,8 +112,8 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
 
     With `crash_at`, a point as for the function of that name, it is killed there by SIGKILL; AssertionError
     if it was not. It works on the test's databases, with the `scripted_model`s (of turns that are plain
-    data) and the effects ledger of this moment; a database that the test may not use is out of its reach
-    too. RuntimeError where another process cannot see the test's data.
+    data) and the effects ledger of this moment; it cannot reach a database that the test may not use
+    either. RuntimeError where another process cannot see the test's data.
     """
     env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
     if crash_at:
@@ -164,7 +164,7 @@ def _orders() -> dict[str, object]:
 
 
 def main() -> None:
-    """Do what the test that started this process ordered."""
+    """Run the command with the databases and scripts of the test that started this process."""
     orders = json.loads(os.environ[CHILD])
     sys.path += [folder for folder in orders["path"] if folder not in sys.path]
     import django

@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for projects that test their tools and agents, and a flush that works."""
+"""The pytest plugin: fixtures to test tools and agents, and a flush that empties the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The modules come in when a fixture is used: most tests of most projects use none of them.
+# Modules are imported when a fixture is used: most tests of most projects use none of them.
 if TYPE_CHECKING:
     import subprocess
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="session")
 def _agentruns_flush() -> Iterator[None]:
-    """Let the flush after a transactional test empty the journal, which refuses it at all other times."""
-    conf = sys.modules.get("django.conf")  # nobody has imported Django: nothing to flush, and no reason to
+    """Let the flush after a transactional test empty the journal, which is append-only at all other times."""
+    conf = sys.modules.get("django.conf")  # without Django there is nothing to flush
     if conf is None or not conf.settings.configured:
         yield
         return
@@ -35,7 +35,7 @@ def _agentruns_flush() -> Iterator[None]:
 
 @pytest.fixture
 def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]:
-    """`scripted_model(agent, turns)`: a script in the place of the agent's model, until the test ends."""
+    """`scripted_model(agent, turns)`: a script in place of the agent's model, until the test ends."""
     from agentruns.testing import scripted_model
 
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def crash_after_tool_results() -> Callable[..., CrashingStore]:
 
 @pytest.fixture
 def expire_leases() -> Callable[..., int]:
-    """`expire_leases()`: the leases of dead workers run out now."""
+    """`expire_leases()`: make the leases of dead workers expire now."""
     from agentruns.testing import expire_leases
 
     return expire_leases

@@ -1,4 +1,4 @@
-"""What goes over the wire: a whole answer or a stream of events, as it should be or spoilt by a fault."""
+"""Answers on the wire: in one piece or as a stream of events, intact or spoilt by a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API refuses in the messages of a request: shape, pairing, and thinking that was touched."""
+"""Rules for the messages of a request: shape, pairing, and unaltered thinking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the way: the plan of injected faults, by request number."""
+"""The plan of injected faults, by request number."""
 
 from __future__ import annotations
 

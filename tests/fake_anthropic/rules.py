@@ -1,4 +1,4 @@
-"""What the API refuses in a request, apart from its conversation."""
+"""Rules for a request, apart from its conversation."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class FakeAnthropic:
 
 
 class _NotJson(str):
-    """What is wrong with a body, where its value would be."""
+    """The error of a body, in place of its value."""
 
 
 def _parsed(raw: bytes) -> Any:

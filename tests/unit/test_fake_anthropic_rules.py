@@ -51,7 +51,7 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 
 
 def refusal(fake: FakeAnthropic, **changes: Any) -> str:
-    """What a request is refused with; fields the SDK does not know go beside it."""
+    """Return the refusal of a request; fields that the SDK does not know are added to its body."""
     extra = {name: changes.pop(name) for name in list(changes) if name in ("temperature", "top_k", "colour")}
     with pytest.raises(sdk.BadRequestError) as caught:
         create(fake, **changes, extra_body=extra)

@@ -1,4 +1,4 @@
-"""`manage.py list_runs`: the runs, newest first."""
+"""`manage.py list_runs`: list runs, newest first."""
 
 from __future__ import annotations
 

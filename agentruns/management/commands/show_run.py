@@ -1,4 +1,4 @@
-"""`manage.py show_run ID`: where a run stands, and everything that happened to it."""
+"""`manage.py show_run ID`: show a run's status and its journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Command(AgentRunsCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument("--at", type=int, metavar="SEQ", help="What the run was after this row, as JSON.")
+        parser.add_argument("--at", type=int, metavar="SEQ", help="The run's state after this row, as JSON.")
 
     def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
@@ -46,7 +46,7 @@ class Command(AgentRunsCommand):
 
 
 def _header(run: Run) -> Iterator[tuple[str, object]]:
-    """Yield what is worth saying of a run; what is empty is left out."""
+    """Yield the labels and values of a run's heading, without empty ones."""
     facts = {
         "run": run.pk,
         "status": run.status,
