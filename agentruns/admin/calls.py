@@ -175,7 +175,7 @@ class CallPages(ReadOnlyAdmin):
         situation = self.situation(request, run)
         others = sum(reason.call != found.call.id for reason in situation.reasons)
         why_not = _why_not(request, found)
-        approval = found.call.card.id if found.call.card is not None else None
+        approval = found.call.approval.id if found.call.approval is not None else None
         context: dict[str, Any] = {
             "refusal": refusal,
             "tool": visible(found.call.tool),

@@ -24,7 +24,8 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events
 from agentruns.models import Message, Run
-from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
 from agentruns.services.write import find_run, lock_session
 
 REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)

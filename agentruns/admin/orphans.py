@@ -108,8 +108,8 @@ def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> History
 
 def title(found: History) -> str:
     """Return in one line what the call was; not fit for a page by itself."""
-    card = found.call.card
-    return card.title if card is not None else _text(found.call.tool, found.call.arguments)
+    approval = found.call.approval
+    return approval.title if approval is not None else _text(found.call.tool, found.call.arguments)
 
 
 def facts(found: History) -> list[Fact]:
@@ -210,11 +210,11 @@ def _text(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def _approved_by(call: Call) -> SafeString | str:
-    if call.card is None:
+    if call.approval is None:
         return _("nobody: no approval was needed")
-    if not call.card.names:
+    if not call.approval.names:
         return EMPTY
-    return format_html("{}, {}", visible(", ".join(call.card.names)), dated(call.card.decided_at))
+    return format_html("{}, {}", visible(", ".join(call.approval.names)), dated(call.approval.decided_at))
 
 
 def _open(call: Call) -> str:

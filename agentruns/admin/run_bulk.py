@@ -27,7 +27,8 @@ from agentruns.admin.waiting import is_live
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.models import Run
-from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
 from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger

@@ -1,4 +1,4 @@
-"""Items 1-7: an effect happens at most once, known by its key."""
+"""Idempotency keys: one per effect, the same for each attempt of a call."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
+from tests.db.dying import die_at
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
-from tests.seeds.dying import die_at
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_item_03_every_effect_has_a_key_of_its_own_that_the_journal_knows(
-    effects: Effects, agents: None
-) -> None:
+def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects, agents: None) -> None:
     turn = {"tools": [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]}
     run = the_run(run_turns(turn, turn))
     keys = [line["key"] for line in effects.lines()]
@@ -27,7 +25,7 @@ def test_item_03_every_effect_has_a_key_of_its_own_that_the_journal_knows(
     assert keys == [row["key"] for row in payloads(run, "tool_started")]
 
 
-def test_item_05_whoever_derives_the_key_gets_the_same(effects: Effects, agents: None) -> None:
+def test_whoever_derives_the_key_gets_the_same(effects: Effects, agents: None) -> None:
     """It follows from the run, the step, the place in the reply, the tool and its arguments."""
     turn = {"tools": [call("post", text="a"), call("refund", cents=5000)]}
     run = the_run(run_turns(turn))
@@ -47,7 +45,7 @@ def read(ctx: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("point", ["before_tool", "after_tool", "before_result_commit"])
-def test_item_05_a_second_attempt_has_the_first_ones_key(point: str, effects: Effects, agents: None) -> None:
+def test_a_second_attempt_has_the_first_ones_key(point: str, effects: Effects, agents: None) -> None:
     run = die_at(point, shop_agent("reader", {"tools": [call("read")]}, tools=[read]))
     assert sweep().completed == 1
     started = payloads(run, "tool_started")
@@ -64,7 +62,7 @@ def test_item_05_a_second_attempt_has_the_first_ones_key(point: str, effects: Ef
         ("after_tool", "the bank does not know", 1, "orphaned"),
     ],
 )
-def test_item_07_the_outside_world_is_asked_by_key_and_nothing_is_repeated_blindly(
+def test_the_outside_world_is_asked_by_key_and_nothing_is_repeated_blindly(
     point: str,
     acted: str,
     effects_after: int,

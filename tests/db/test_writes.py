@@ -1,4 +1,4 @@
-"""Items 8-20: the journal is written before the effect, and each write is all or nothing."""
+"""Each write is committed before its effect, and is all or nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
+from tests.db.dying import elsewhere
 from tests.db.helpers import payloads, run_turns, the_run
 from tests.effects import Effects
-from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,9 +29,7 @@ def look_at_the_journal(ctx: ToolContext) -> str:
     return "seen"
 
 
-def test_item_09_the_intent_and_the_start_are_committed_before_the_handler(
-    effects: Effects, agents: None
-) -> None:
+def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects, agents: None) -> None:
     agent = shop_agent("looker", {"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
     run_agent(agent, "look", "s1", idempotency_key="k")
     (seen,) = effects.lines()
@@ -39,7 +37,7 @@ def test_item_09_the_intent_and_the_start_are_committed_before_the_handler(
     assert seen["keys"] == [seen["key"]]
 
 
-def test_item_13_a_write_that_fails_half_way_leaves_nothing(
+def test_a_write_that_fails_half_way_leaves_nothing(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are in when the folded columns fail; a reader sees neither, and no time stamp moved."""
@@ -63,7 +61,7 @@ def test_item_13_a_write_that_fails_half_way_leaves_nothing(
     assert everything() == before
 
 
-def test_item_14_one_unbroken_sequence_for_a_session_and_all_its_runs(effects: Effects, agents: None) -> None:
+def test_one_unbroken_sequence_for_a_session_and_all_its_runs(effects: Effects, agents: None) -> None:
     for number in range(3):
         agent = shop_agent(f"turn-{number}", {"tools": [call("post", text=str(number))]})
         run = the_run(run_agent(agent, f"task {number}", "s1", idempotency_key=str(number)))
@@ -73,7 +71,7 @@ def test_item_14_one_unbroken_sequence_for_a_session_and_all_its_runs(effects: E
     assert times == sorted(times)
 
 
-def test_item_15_ids_names_and_blocks_come_back_as_they_were_said(effects: Effects, agents: None) -> None:
+def test_ids_names_and_blocks_come_back_as_they_were_said(effects: Effects, agents: None) -> None:
     block = {"type": "tool_use", "id": "call-7", "name": "lookup", "input": {"number": "A1"}}
     content = [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}, block]
     result = run_turns({"content": content, "stop_reason": "tool_use"})
@@ -88,7 +86,7 @@ def test_item_15_ids_names_and_blocks_come_back_as_they_were_said(effects: Effec
 
 
 @pytest.mark.parametrize(("kind", "acted"), [("assistant", 0), ("tool_started", 0), ("tool_result", 1)])
-def test_item_18_a_write_that_fails_for_good_stops_the_run_aloud(
+def test_a_write_that_fails_for_good_stops_the_run_aloud(
     kind: str, acted: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = DatabaseStore.append
