@@ -131,5 +131,5 @@ class Run(models.Model):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the run has reached a terminal status."""
+        """Return whether the run has reached a terminal status."""
         return self.status in self.ENDED
