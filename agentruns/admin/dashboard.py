@@ -20,7 +20,6 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin import mine
 from agentruns.admin.advice import SILENT_AFTER
 from agentruns.admin.filters import STALLED, failed_lately
 from agentruns.admin.paginator import Bounded, CountOf, counted, of
@@ -32,6 +31,7 @@ from agentruns.admin.waiting import sweeper_seen
 from agentruns.conf import settings
 from agentruns.journal import outbox
 from agentruns.models import Approval, Notification, Run
+from agentruns.services import permissions
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
@@ -122,17 +122,17 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
 
 def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     pending = Approval.objects.using(alias).pending().order_by("requested_at", "id")
-    open_to = mine.open_to(request.user, pending)
+    open_to = permissions.open_to(request.user, pending)
     row: Any = (
         pending.annotate(
             waiting=CountOf(pending, MOST),
             open=CountOf(open_to, MOST),
-            partly=Exists(open_to.filter(mine.PARTLY)),
+            partly=Exists(open_to.filter(permissions.PARTLY)),
         )
         .values_list("pk", "title", "requested_at", "waiting", "open", "partly", named=True)
         .first()
     )
-    if request.user.has_perm(mine.DECIDES):
+    if request.user.has_perm(permissions.DECIDES):
         count = _mine(request.user, open_to, row) if row else of(0, MOST)
         found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
     waiting = of(row.waiting if row else 0, MOST)
@@ -146,8 +146,8 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
 def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     more = row.open > MOST
     if settings.can_decide is not None:
-        return Bounded(len(mine.allowed(user, open_to)), more)
-    return Bounded(min(row.open, MOST) - (len(mine.given(user, open_to)) if row.partly else 0), more)
+        return Bounded(len(permissions.allowed(user, open_to)), more)
+    return Bounded(min(row.open, MOST) - (len(permissions.given(user, open_to)) if row.partly else 0), more)
 
 
 def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:

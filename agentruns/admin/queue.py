@@ -13,7 +13,6 @@ from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.admin.filters import KnownValues
-from agentruns.admin.mine import HEAVY, mine
 from agentruns.models import Approval
 from agentruns.models.querysets import PENDING, RISK_RANK
 from agentruns.services import permissions
@@ -44,7 +43,7 @@ class MineFilter(KnownValues):
         """Return the approvals that wait for this user."""
         if self.value() != "yes":
             return super().queryset(request, queryset)
-        return mine(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
+        return permissions.mine(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
 
 
 class Queue:
@@ -68,7 +67,7 @@ class Queue:
         """Return the next card this user can decide: after the one just decided, else from the start."""
         keys = list(self._round(approval.pk))
         approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
-        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*HEAVY)}
+        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*permissions.HEAVY)}
         mine = {one.pk for one in permissions.decidable(self.user, list(waiting.values()))}
         return next((key for key in keys if key in mine), None)
 

@@ -13,10 +13,9 @@ from django.urls import reverse
 
 from agentruns import approve, run_agent, tool
 from agentruns.admin import paginator, search
-from agentruns.admin.mine import mine
 from agentruns.admin.names import names
 from agentruns.models import Approval, Run, Session
-from agentruns.services.permissions import decidable
+from agentruns.services.permissions import decidable, mine
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user

@@ -17,6 +17,7 @@ from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
 from agentruns.management.stopping import Stop
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
+from agentruns.services.waiting import standing
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
@@ -79,7 +80,7 @@ class Command(AgentRunsCommand):
                 return
             swept = sweep(**which, should_stop=stop)
         told = json or not any(swept.as_dict().values())  # otherwise nobody is told where the rest stands
-        stands = waiting.standing(settings.DATABASE, options["run"]) if told else {}
+        stands = standing(settings.DATABASE, options["run"]) if told else {}
         self._report(swept, stands, options["run"], json=json)
         if swept.errors:
             raise SystemExit(WRONG)
@@ -151,7 +152,7 @@ class Command(AgentRunsCommand):
         for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
             self.say(line)
         if not rows:
-            self.say(waiting.idle(waiting.standing(settings.DATABASE, which["run_id"])))
+            self.say(waiting.idle(standing(settings.DATABASE, which["run_id"])))
             for line in waiting.unserved(settings.DATABASE, which["run_id"]):
                 self.say(line)
 
