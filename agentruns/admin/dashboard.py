@@ -1,4 +1,4 @@
-"""What an operator has to know first, on the index of the admin: a few figures, each by one small query."""
+"""The figures on the index of the admin that an operator needs first, each by one small query."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin.advice import SILENT_AFTER
-from agentruns.admin.filters import STALLED, failed_lately
-from agentruns.admin.paginator import Bounded, CountOf, counted, of
-from agentruns.admin.readonly import may_view
-from agentruns.admin.search import first_id
-from agentruns.admin.text import plain, visible
-from agentruns.admin.times import age, words
-from agentruns.admin.waiting import sweeper_seen
+from agentruns.admin.base import Bounded, CountOf, bounded, counted, may_view
+from agentruns.admin.filters import STALLED, failed_lately, first_id
+from agentruns.admin.html import age, plain, visible, words
+from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.conf import settings
 from agentruns.journal import outbox
 from agentruns.models import Approval, Notification, Run
 from agentruns.services import permissions
+from agentruns.services.waiting import sweeper_seen
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
@@ -64,7 +61,7 @@ class Oldest:
 
 @dataclass(frozen=True, slots=True)
 class Sweeper:
-    """When a worker was last seen, and whether that is too long ago."""
+    """The last time a worker was seen, and whether that is too long ago."""
 
     seen: SafeString | str
     is_silent: bool
@@ -72,7 +69,7 @@ class Sweeper:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """How one tool's calls were decided."""
+    """The decisions on one tool's calls."""
 
     tool: str
     url: str
@@ -82,13 +79,13 @@ class Decisions:
 
     @property
     def rate(self) -> str:
-        """How many of a hundred were approved."""
+        """The share that was approved, in percent."""
         return f"{100 * self.approved // self.count} %"
 
 
 @dataclass(slots=True)
 class Dashboard:
-    """What this user may see of it; `failed` where it could not be read."""
+    """The figures that this user may see; `failed` where they could not be read."""
 
     figures: list[Figure]
     oldest: Oldest | None = None
@@ -99,7 +96,7 @@ class Dashboard:
 
 
 def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
-    """Return what a user may see on a site, None if that is nothing; what fails is logged and told."""
+    """Return what a user may see on a site, None if that is nothing; a failure is logged and shown."""
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
@@ -133,9 +130,9 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
         .first()
     )
     if request.user.has_perm(permissions.DECIDES):
-        count = _mine(request.user, open_to, row) if row else of(0, MOST)
+        count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
         found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
-    waiting = of(row.waiting if row else 0, MOST)
+    waiting = bounded(row.waiting if row else 0, MOST)
     found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
     if row:
         name = "admin:agentruns_approval_change"

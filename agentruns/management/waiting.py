@@ -1,4 +1,4 @@
-"""What runs wait for, and the step that comes next, as lines: a path in the admin, or a command."""
+"""Lines that say what runs wait for and the step that comes next: a path in the admin, or a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs wait for, and whether anybody works: read here for the console and the commands alike."""
+"""One reader for what runs wait for, for the console and the commands alike."""
 
 from __future__ import annotations
 
@@ -92,18 +92,18 @@ def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
 
 
 def is_live(run: Run) -> bool:
-    """Whether a worker holds the run at this moment."""
+    """Return whether a worker holds the run at this moment."""
     expires = run.lease_expires_at
     return run.status == Run.Status.RUNNING and expires is not None and expires > timezone.now()
 
 
 def is_stalled(run: Run) -> bool:
-    """Whether the run should be running and no worker holds it."""
+    """Return whether the run should be running and no worker holds it."""
     return run.status == Run.Status.RUNNING and not is_live(run)
 
 
 def backs_off(run: Run) -> bool:
-    """Whether the run waits for a while because its model failed."""
+    """Return whether the run waits for a while because its model failed."""
     return run.status == Run.Status.QUEUED and run.not_before is not None and run.not_before > timezone.now()
 
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.html import escape
 
 from agentruns import ToolContext, Unknown, approve, tool
-from agentruns.admin.times import exact
+from agentruns.admin.html import exact
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
@@ -49,7 +49,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effec
         "wire(text='x')", "It may have happened zero or one times.", "exactly these arguments",
         started["key"], "Attempt1", "epoch 1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The handler says that its outcome is unknown: no answer to x",
-        "held for a person", f"Started{exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
+        "waits for a person", f"Started{exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post(text='later')", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
     ):  # fmt: skip
@@ -59,7 +59,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effec
         "zero or one times",
         "exactly these arguments",
         started["key"],
-        "held for a person",
+        "waits for a person",
         "It happened",
     ]
     places = [below.index(text) for text in order]
