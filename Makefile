@@ -25,7 +25,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check bench
+.PHONY: demo console test test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -40,12 +40,12 @@ console: $(VENV)/runtime
 # pages, keys and streams run on both). Celery workers are for PostgreSQL.
 ON_POSTGRESQL = tests/admin tests/workers $(patsubst %,tests/api/test_%.py,approvals auth content control docs_page \
 	errors etag forks health limits malformed mounting openapi redaction runs schemathesis sessions throttling tokens)
-ON_SQLITE = tests/unit tests/packaging tests/seeds $(patsubst %,tests/db/test_%.py,budgets claude log_records \
+ON_SQLITE = tests/unit tests/packaging $(patsubst %,tests/db/test_%.py,budgets claude log_records \
 	model_failures opentelemetry questions stateless states structured_output) $(patsubst %,tests/commands/test_%.py, \
 	create_api_token deciding fork_run list_runs redaction run_agent show_run terminal)
 
 test: $(VENV)/dev
-	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/seeds tests/unit $(REMEMBERED) \
+	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/unit $(REMEMBERED) \
 		$(addprefix --ignore=,$(ON_POSTGRESQL))
 	$(BIN)/python -m tests.servers $(PYTEST) $(addprefix --ignore=,$(ON_SQLITE))
 	$(REBUILD)
@@ -78,7 +78,7 @@ coverage: $(VENV)/dev
 	@$(BIN)/coverage combine -q
 	@$(BIN)/python -m tests.covered
 
-check: $(VENV)/dev
+check: $(VENV)/dev messages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -86,6 +86,14 @@ check: $(VENV)/dev
 	$(foreach settings,project.settings tests.settings,\
 		$(BIN)/python manage.py check --settings=$(settings) && \
 		$(BIN)/python manage.py makemigrations --check --dry-run --settings=$(settings) &&) true
+
+# Collects the texts of a copy of the package, as a translator would; xgettext must have nothing to complain about.
+messages: $(VENV)/dev
+	@command -v xgettext >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y gettext; } || { \
+		echo "GNU gettext is missing: there is no xgettext on PATH. Install it: apt-get install gettext." >&2; exit 1; }
+	@rm -rf $(VENV)/messages && cp -r agentruns $(VENV)/messages && mkdir -p $(VENV)/messages/locale
+	cd $(VENV)/messages && LC_ALL=C.UTF-8 $(CURDIR)/$(BIN)/django-admin makemessages -l de >messages.log 2>&1; \
+		echo "processing locale de" | diff - messages.log && msgfmt --check-format -o /dev/null locale/de/LC_MESSAGES/django.po
 
 # Beside the peers that requirements-bench.txt names: some ten minutes, or two with `python -m benchmarks --quick`.
 bench:

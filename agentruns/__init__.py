@@ -23,10 +23,10 @@ _PUBLIC = {
     "resume_run": "agentruns.services.runs",
     "list_runs": "agentruns.services.runs",
     "get_run": "agentruns.services.runs",
-    "adopt_definition": "agentruns.services.runs",
-    "cancel_run": "agentruns.services.runs",
-    "pause_run": "agentruns.services.runs",
-    "resolve_orphan": "agentruns.services.runs",
+    "adopt_definition": "agentruns.services.control",
+    "cancel_run": "agentruns.services.control",
+    "pause_run": "agentruns.services.control",
+    "resolve_orphan": "agentruns.services.control",
     "fork_run": "agentruns.services.forks",
     "run_again": "agentruns.services.forks",
     "replay_run": "agentruns.services.history",
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from agentruns.services.approvals import approve as approve
     from agentruns.services.approvals import deny as deny
     from agentruns.services.approvals import extend as extend
+    from agentruns.services.control import adopt_definition as adopt_definition
+    from agentruns.services.control import cancel_run as cancel_run
+    from agentruns.services.control import pause_run as pause_run
+    from agentruns.services.control import resolve_orphan as resolve_orphan
     from agentruns.services.forks import fork_run as fork_run
     from agentruns.services.forks import run_again as run_again
     from agentruns.services.history import replay_run as replay_run
     from agentruns.services.history import state_at as state_at
     from agentruns.services.runs import RunResult as RunResult
-    from agentruns.services.runs import adopt_definition as adopt_definition
-    from agentruns.services.runs import cancel_run as cancel_run
     from agentruns.services.runs import get_run as get_run
     from agentruns.services.runs import list_runs as list_runs
-    from agentruns.services.runs import pause_run as pause_run
-    from agentruns.services.runs import resolve_orphan as resolve_orphan
     from agentruns.services.runs import resume_run as resume_run
     from agentruns.services.runs import run_agent as run_agent
     from agentruns.services.runs import start_run as start_run

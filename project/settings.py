@@ -7,7 +7,7 @@ import django
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# Everything the demo writes: the database, the effects ledger, the mails. Delete it to begin anew.
+# Everything the demo writes: the database, the effects ledger, the mails. Delete it to start over.
 DATA_DIR = Path(os.environ.get("AGENTRUNS_DEMO_DIR") or BASE_DIR / "var").resolve()
 DATA_DIR.mkdir(parents=True, exist_ok=True)
 
@@ -22,7 +22,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "ninja",  # its docs page then needs no other host
+    "ninja",  # so that its docs page loads nothing from another host
     "agentruns",
     "project.helpdesk",
 ]
@@ -116,13 +116,13 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    # A line for each request, and for each favicon that is not there, would bury what the worker says.
+    # A line for each request, and for each missing favicon, would bury the worker's output.
     "loggers": {
         "django.server": {"handlers": ["console"], "level": "ERROR", "propagate": False},
         "django.request": {"level": "ERROR"},
     },
 }
 
-# Short, so that a takeover is quick to watch. The defaults (60 and 20) are right for most projects.
+# Short, so that a takeover happens quickly. The defaults (60 and 20) suit most projects.
 AGENTRUNS_LEASE_SECONDS = 3
 AGENTRUNS_HEARTBEAT_SECONDS = 1

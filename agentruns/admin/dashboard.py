@@ -37,6 +37,7 @@ MOST = 1000  # rows that any of the figures looks at
 PERIOD = timedelta(days=30)
 TOOLS = 15
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)
+PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
 
 
@@ -124,7 +125,7 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
         pending.annotate(
             waiting=CountOf(pending, MOST),
             open=CountOf(open_to, MOST),
-            partly=Exists(open_to.filter(permissions.PARTLY)),
+            partly=Exists(open_to.filter(PARTLY)),
         )
         .values_list("pk", "title", "requested_at", "waiting", "open", "partly", named=True)
         .first()
@@ -143,8 +144,13 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
 def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     more = row.open > MOST
     if settings.can_decide is not None:
-        return Bounded(len(permissions.allowed(user, open_to)), more)
-    return Bounded(min(row.open, MOST) - (len(permissions.given(user, open_to)) if row.partly else 0), more)
+        candidates = list(open_to.select_related("run").defer(*permissions.HEAVY)[:MOST])
+        return Bounded(len(permissions.decidable(user, candidates)), more)
+    given: set[Any] = set()
+    if row.partly:
+        partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
+        given = permissions.already_given(user, list(partly[:MOST]))
+    return Bounded(min(row.open, MOST) - len(given), more)
 
 
 def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:

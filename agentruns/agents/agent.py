@@ -1,4 +1,4 @@
-"""Agents: a name for instructions, a model and tools; the registry that finds them; their definition."""
+"""Agents, their registry and their definition."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from agentruns.models import Run
 
 _MAX_NAME = 100
-_SECRETS = ("authorization_token", "api_key", "access_token")  # of a server that the provider is told to use
+_SECRETS = ("authorization_token", "api_key", "access_token")  # of servers named in model_params
 _lock = threading.RLock()
 _registry: dict[tuple[str, str], Agent] = {}
 
 
 class Agent:
-    """An agent, registered by (name, version) when it is made; treat it as immutable.
+    """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
-    `tools` maps names to tools. Without `model` it is AGENTRUNS_DEFAULT_MODEL, as it is when the agent is
-    made. `token_budget` counts input and output; `deadline` leaves out the time spent waiting for people.
-    `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the provider with every request
-    (`max_tokens` there is the limit of one reply). `output_type`: a pydantic model that the text of the last
-    reply has to fit; it is what `RunResult.output` then is.
+    `tools` maps names to tools. `model` defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created.
+    `token_budget` counts input and output; `deadline` excludes time spent waiting for people. `cost_budget`
+    is in the currency of AGENTRUNS_PRICES. `model_params` go to the provider with every request (`max_tokens`
+    there limits one reply). `output_type`: a pydantic model that the text of the last reply must fit, and
+    the type of `RunResult.output`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Agent:
         self.version = _checked_name("version", version)
         self.instructions = instructions
         self.tools = _tools(name, tools)
-        # Here and not at each use: the definition, which it is a part of, is never another one.
+        # Read here and not at each use, so that the definition never changes.
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
         self.model: Model | str = given
         self.max_steps = max_steps
@@ -82,7 +82,7 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Return everything a run of this agent depends on, as JSON, part by part."""
+        """Return everything a run of this agent depends on, as JSON."""
         body = {
             "agent": self.name,
             "version": self.version,
@@ -95,7 +95,7 @@ class Agent:
             "token_budget": self.token_budget,
             "deadline": self.deadline.total_seconds() if self.deadline else None,
         }
-        # Only where they are used: an agent without them keeps the definition its runs were started with.
+        # Only where they are set: an agent without them keeps the definition of its older runs.
         if self.cost_budget is not None:
             body["cost_budget"] = amount(self.cost_budget)
         if self.output_type is not None:
@@ -128,11 +128,11 @@ class Agent:
         return start_run(self, text, session, actor=actor, idempotency_key=idempotency_key)
 
     async def arun(self, text: str, session: str | None = None, **options: Any) -> RunResult:
-        """Do what `run` does, awaitable."""
+        """Awaitable form of `run`."""
         return await sync_to_async(self.run)(text, session, **options)
 
     async def astart(self, text: str, session: str, **options: Any) -> Run:
-        """Do what `start` does, awaitable."""
+        """Awaitable form of `start`."""
         return await sync_to_async(self.start)(text, session, **options)
 
     def _check(self) -> None:
@@ -168,16 +168,16 @@ class Agent:
             raise TypeError(f"{where}: output_type must be a pydantic model, not {self.output_type!r}.")
         try:
             schema_of(self.output_type)
-        except Exception as error:  # now, and not when its first run is started
+        except Exception as error:  # found now, and not when its first run starts
             raise TypeError(f"{where}: output_type has no JSON Schema: {error}") from error
         if self.on_orphan not in ("hold", "surface"):
             raise ValueError(f"{where}: on_orphan must be 'hold' or 'surface', not {self.on_orphan!r}.")
 
 
 def register(agent: Agent) -> None:
-    """Make `agent` the one found by its name and version.
+    """Register `agent` under its name and version.
 
-    Raises ValueError if another module has registered a different one under both; a module that is
+    Raises ValueError if another module has registered a different agent under both. A module that is
     imported again replaces its own.
     """
     key = (agent.name, agent.version)
@@ -194,14 +194,14 @@ def register(agent: Agent) -> None:
                 f"and {agent.module}: {parts}. "
                 "Rename one, or give the newer one another version."
             )
-        _registry.pop(key, None)  # to the end: the one registered last is the default version
+        _registry.pop(key, None)  # moves it to the end: the last one registered is the default version
         _registry[key] = agent
 
 
 def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
-    """Return the agent of that name; without a version the one registered last.
+    """Return the agent with that name; without a version, the last one registered.
 
-    Raises UnknownAgentError, which lists what is registered.
+    Raises UnknownAgentError, which lists the registered agents.
     """
     if isinstance(agent, Agent):
         if version is None or version == agent.version:
@@ -219,7 +219,7 @@ def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
 
 
 def registered() -> list[Agent]:
-    """Return every agent of this process, the one registered last at the end."""
+    """Return all agents of this process in order of registration."""
     with _lock:
         return list(_registry.values())
 
@@ -231,7 +231,7 @@ def autodiscover() -> None:
 
 @contextmanager
 def isolated_registry() -> Iterator[None]:
-    """Give a test a registry of its own, empty at first; afterwards the old one is back."""
+    """Give a test its own empty registry, and restore the old one afterwards."""
     with _lock:
         before = dict(_registry)
         _registry.clear()
@@ -244,7 +244,7 @@ def isolated_registry() -> Iterator[None]:
 
 
 def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the parts in which two definitions differ: "instructions", "tools.refund (removed)" ..."""
+    """Return the parts that differ between two definitions: "instructions", "tools.refund (removed)" ..."""
     parts = [part for part in sorted({*old, *new} - {"tools"}) if _differ(old.get(part), new.get(part))]
     before, after = old.get("tools", {}), new.get("tools", {})
     for name in sorted({*before, *after}):
@@ -264,7 +264,7 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
 
 
 def _without_secrets(params: Any) -> Any:
-    """Return parameters as a definition keeps them: a token may be renewed, and is for nobody to read."""
+    """Return parameters for a definition, without tokens: they may be renewed and must not be read."""
     if isinstance(params, dict):
         return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
     return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params

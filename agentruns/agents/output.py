@@ -1,4 +1,4 @@
-"""Structured output: a last reply whose text has to be a value of the agent's `output_type`."""
+"""Structured output: the text of the last reply must be a value of the agent's `output_type`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def schema_of(output_type: type[BaseModel] | None) -> dict[str, Any] | None:
 
 
 def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
-    """Return why a text is not a value of the type, or ""."""
+    """Return the reason why a text is not a value of the type, or ""."""
     if output_type is None:
         return ""
     try:
@@ -28,21 +28,21 @@ def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
         wrong = error.errors(include_url=False, include_context=False, include_input=False)
         lines = [f"- {'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in wrong]
         return "\n".join(lines)[:MAX_PROBLEM]
-    except Exception as error:  # a validator of the project's own
+    except Exception as error:  # from the project's own validator
         return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
     return ""
 
 
 def value_of(output_type: type[BaseModel] | None, text: str | None) -> Any:
-    """Return a stored output as a value of the type, or as the text it is where that cannot be."""
+    """Return a stored output as a value of the type, or as text if it does not fit."""
     if output_type is None or text is None:
         return text
     try:
         return output_type.model_validate_json(text)
-    except Exception:  # of a validator of the project's own, or of one that has changed since
+    except Exception:  # from the project's own validator, or because it has changed since
         return text
 
 
 def shown(output: Any) -> Any:
-    """Return an output as text again, for who prints it."""
+    """Return an output as text, for printing."""
     return output.model_dump_json() if isinstance(output, BaseModel) else output

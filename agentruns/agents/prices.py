@@ -1,9 +1,9 @@
-"""What replies cost, by the project's own AGENTRUNS_PRICES.
+"""The cost of replies, by the project's AGENTRUNS_PRICES.
 
-AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 3, "output": 15}}: in a currency of your own, for a
-million tokens. `cache_read`, `cache_write` and `cache_write_1h` are a tenth, five quarters and twice of
-`input` where they are not given. A name also stands for the versions of it that carry a date, and never
-for another model: "claude-sonnet-5" is also "claude-sonnet-5-20261021", but not "claude-sonnet-5-5".
+AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 3, "output": 15}}: per million tokens, in any currency.
+`cache_read`, `cache_write` and `cache_write_1h` default to 0.1, 1.25 and 2 times `input`. A name also
+covers dated versions of the same model, but no other model: "claude-sonnet-5" covers
+"claude-sonnet-5-20261021" and not "claude-sonnet-5-5".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_DIGITS = 20
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
-    """Return the prices of the first of the models that has some; the longest name that fits counts.
+    """Return the prices of the first of the models that has any; the longest matching name counts.
 
-    One that makes no sense is none: a reply that is paid for has to be journaled all the same.
+    An invalid price counts as none: a reply that was paid for must be journaled in any case.
     """
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
@@ -36,7 +36,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
 
 
 def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
-    """Return what a reply cost, or None where nobody says what its model costs."""
+    """Return the cost of a reply, or None if its model has no price."""
     price = price_of(*models)
     if price is None:
         return None
@@ -50,7 +50,7 @@ def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
         "cache_write": written - longer,
         "cache_write_1h": longer,
     }
-    with localcontext(Context(prec=100)):  # exact, also where the thread calculates with few digits
+    with localcontext(Context(prec=100)):  # exact, whatever the thread's own precision
         return sum((price[kind] * count for kind, count in tokens.items()), Decimal(0)) / MILLION
 
 
@@ -61,13 +61,13 @@ def added(total: str, cost: str) -> str:
 
 
 def amount(value: Decimal) -> str:
-    """Return an amount as it is journaled: plain digits, exact."""
+    """Return an amount as journaled: plain digits, exact."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def mistakes(prices: Any) -> list[str]:
-    """Return what is wrong with a value of AGENTRUNS_PRICES."""
+    """Return the mistakes in a value of AGENTRUNS_PRICES."""
     if not isinstance(prices, dict):
         return ["it must be a dict of model names"]
     found = []
@@ -104,6 +104,6 @@ def _is_amount(value: Any) -> bool:
         number = Decimal(str(value))
     except ArithmeticError:
         return False
-    # More digits than any price has would make sums long, or inexact.
+    # More digits than any real price has would make sums long, or inexact.
     digits = max(len(number.as_tuple().digits), abs(number.adjusted()))
     return number.is_finite() and number >= 0 and digits <= MAX_DIGITS

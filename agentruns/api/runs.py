@@ -46,6 +46,7 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal.masking import sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
+from agentruns.services import control
 from agentruns.services import runs as services
 from agentruns.services.history import record, state_at
 from agentruns.services.runs import RunRequest, submit
@@ -175,7 +176,7 @@ def cancel_run(
     """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
 
     def act(run: Run, user: Any) -> object:
-        return services.cancel_run(run.pk, user, reason=body.reason if body else "")
+        return control.cancel_run(run.pk, user, reason=body.reason if body else "")
 
     return once(request, response, key, body, lambda: _change(request, run_id, act))
 
@@ -191,7 +192,7 @@ def pause_run(
     """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool."""
 
     def act(run: Run, user: Any) -> object:
-        return services.pause_run(run.pk, user, reason=body.reason if body else "")
+        return control.pause_run(run.pk, user, reason=body.reason if body else "")
 
     return once(request, response, key, body, lambda: _change(request, run_id, act))
 
@@ -214,7 +215,7 @@ def resolve_orphan(
     def act(run: Run, user: Any) -> object:
         require_call(run, call_id)
         given = {"result": body.result, "evidence": body.evidence, "channel": channel_of(request)}
-        return services.resolve_orphan(run.pk, call_id, body.verdict, user, **given)
+        return control.resolve_orphan(run.pk, call_id, body.verdict, user, **given)
 
     return once(request, response, key, body, lambda: _change(request, run_id, act, call_id))
 

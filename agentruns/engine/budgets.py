@@ -1,4 +1,4 @@
-"""What a run may use, as its agent declares; looked at before each request, never in the middle of one."""
+"""Budgets of a run, as its agent declares them; checked before each request, never during one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache
 
 
 def exceeded(agent: Agent, run: RunState) -> str:
-    """Return which budget is used up, with the figures, or ""."""
+    """Return the budget that is used up, with the figures, or ""."""
     if run.step >= agent.max_steps:
         return f"max_steps: {run.step} of {agent.max_steps} replies used."
     tokens = sum(run.usage.get(kind, 0) for kind in TOKENS)
@@ -31,7 +31,7 @@ def exceeded(agent: Agent, run: RunState) -> str:
 
 
 def unpriced(agent: Agent) -> str:
-    """Return why nobody could tell whether a run stays within its budget, or ""."""
+    """Return the reason why a cost budget cannot be kept, or ""."""
     model = model_identity(agent.model)
     if agent.cost_budget is None or prices.price_of(model) is not None:
         return ""
@@ -39,6 +39,6 @@ def unpriced(agent: Agent) -> str:
 
 
 def used(agent: Agent, usage: dict[str, Any], *models: str) -> dict[str, Any]:
-    """Return what a row keeps of a reply's price: prices change, so its cost is journaled with it."""
+    """Return the usage of a reply with its cost, which is journaled because prices change."""
     cost = prices.cost_of(usage, *models, model_identity(agent.model))
     return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}

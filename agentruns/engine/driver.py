@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
@@ -16,9 +17,11 @@ from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurabl
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
-from agentruns.journal.fold import RunState
+from agentruns.journal.fold import Call, RunState
+from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Store
 from agentruns.models import Message, Run
+from agentruns.tools import ToolContext
 from agentruns.utils.db import close_stale, uptime
 from agentruns.utils.redaction import get_logger
 
@@ -31,7 +34,7 @@ SAME_STATE_RETRIES = 10
 
 
 class Driver:
-    """What drives one run in this process. `lease` is None for a stateless run."""
+    """Driver of one run in this process. `lease` is None for a stateless run."""
 
     def __init__(
         self,
@@ -70,17 +73,46 @@ class Driver:
 
     @property
     def is_entering(self) -> bool:
-        """Whether a call was journaled as started and its handler comes next.
+        """True while a call is journaled as started and its handler comes next.
 
-        To stop in between would leave a call in doubt of which this process knows that it never ran.
+        Stopping then would leave a call in doubt although this process knows that it never ran.
         """
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
-        """Whether a handler had better stop: cancelled, taken over, or too late to become a result."""
+        """Tell a handler to stop: its run is cancelled or taken over, or it is too late for a result."""
         if (call_id, attempt) in self.abandoned or self.released:
             return True
         return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
+
+    def context(
+        self,
+        call_id: str,
+        tool_name: str,
+        *,
+        attempt: int = 0,
+        key: str = "",
+        approved_by: tuple[str, ...] = (),
+    ) -> ToolContext:
+        """Return the context that a handler, a predicate or a reconciler gets."""
+        return ToolContext(
+            run_id=str(self.run.run_id),
+            session_key=self.session_key,
+            call_id=call_id,
+            tool_name=tool_name,
+            attempt=attempt,
+            idempotency_key=key,
+            actor=self.run.actor,
+            approved_by=approved_by,
+            _is_cancelled=partial(self.is_cancelled, call_id, attempt),
+            _heartbeat=self.lease.wake.set if self.lease else (lambda: None),
+        )
+
+    def offload(self, call: Call) -> Offload | None:
+        """Return the place for a large result of the call's attempt; None for a stateless run."""
+        if self.lease is None:
+            return None
+        return Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
 
     def hold_lease(self) -> None:
         """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
@@ -148,6 +180,7 @@ class Driver:
         self.state = self.store.load(lease.session_id, lease.run_id)
         stored = self._stored_of(lease, tried)
         if stored is not None:
+            telemetry.stored(stored, lease.alias)
             if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
                 self.state = self.store.load(lease.session_id, lease.run_id)
             return stored
@@ -176,7 +209,6 @@ class Driver:
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
         self.released = batch.releases
-        telemetry.stored(batch, self.lease.alias if self.lease else None)
 
     def _require_lease(self) -> Lease:
         if self.lease is None:

@@ -1,11 +1,10 @@
-"""The gate: what becomes of each call of a reply, decided once, before any of them runs."""
+"""The gate: the verdict on each call of a reply, given once, before any of them runs."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from agentruns.conf import settings
@@ -13,7 +12,7 @@ from agentruns.engine.driver import Driver
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.providers.base import ModelReply
-from agentruns.tools import InvalidArguments, Tool, ToolContext
+from agentruns.tools import InvalidArguments, Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 
@@ -31,7 +30,7 @@ _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(slots=True)
 class Intent:
-    """One `tool_use` of a reply with the gate's verdict: run, ask (with a card) or refuse (with a result)."""
+    """One `tool_use` of a reply with the gate's verdict: run, ask (`approval`) or refuse (`refusal`)."""
 
     id: str
     provider_id: str
@@ -41,12 +40,12 @@ class Intent:
     parallel: bool = False
     verdict: str = "run"
     original: dict[str, Any] = field(default_factory=dict)
-    card: dict[str, Any] | None = None
+    approval: events.ApprovalRequested | None = None
     refusal: dict[str, Any] | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Return what the `assistant` row keeps of it."""
-        kept: dict[str, Any] = {
+    def record(self) -> events.AskedCall:
+        """Return the call as the `assistant` row keeps it."""
+        kept: events.AskedCall = {
             "id": self.id,
             "provider_id": self.provider_id,
             "tool": self.tool,
@@ -64,7 +63,7 @@ class Intent:
 
 
 def call_digest(tool: str, arguments: dict[str, Any]) -> str:
-    """Return what an approval is bound to: the tool and its exact effective arguments."""
+    """Return the digest that an approval is bound to: of the tool and its exact effective arguments."""
     return canonical.digest({"tool": tool, "arguments": arguments})
 
 
@@ -99,11 +98,11 @@ def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:
-    """Add the cards and the immediate results of a reply, in the transaction of its `assistant` row."""
+    """Add the approvals and the immediate results of a reply, in the transaction of its `assistant` row."""
     for intent in intents:
         call = batch.state.run.calls[intent.id]
-        if intent.card is not None:
-            batch.add(events.APPROVAL_REQUESTED, intent.card, call=call)
+        if intent.approval is not None:
+            batch.add(events.APPROVAL_REQUESTED, intent.approval, call=call)
         if intent.refusal is not None:
             batch.result(call, **intent.refusal)
 
@@ -134,22 +133,22 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.card = _card(tool, intent, why)
+        intent.approval = _approval(tool, intent, why)
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
-    """Return why a person has to be asked, or ""."""
+    """Return the reason to ask a person, or ""."""
     doubts = driver.state.doubts.get(tool.name)
     if tool.recovery == "nothing" and doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
-    context = context_for(driver, intent.id, tool.name, attempt=0, key="")
+    context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
-def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
+def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
-    return {
+    payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
         "digest": intent.digest,
         "arguments": intent.arguments,
@@ -160,30 +159,5 @@ def _card(tool: Tool, intent: Intent, why: str) -> dict[str, Any]:
         "approvers": tool.approvers or "",
         "required": tool.approvals,
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
-        **({"only_answers": True} if tool.only_answers else {}),
     }
-
-
-def context_for(
-    driver: Driver,
-    call_id: str,
-    tool_name: str,
-    *,
-    attempt: int,
-    key: str,
-    approved_by: tuple[str, ...] = (),
-) -> ToolContext:
-    """Return what a handler, a predicate or a reconciler is told about the call."""
-    lease = driver.lease
-    return ToolContext(
-        run_id=str(driver.run.run_id),
-        session_key=driver.session_key,
-        call_id=call_id,
-        tool_name=tool_name,
-        attempt=attempt,
-        idempotency_key=key,
-        actor=driver.run.actor,
-        approved_by=approved_by,
-        _is_cancelled=partial(driver.is_cancelled, call_id, attempt),
-        _heartbeat=lease.wake.set if lease else (lambda: None),
-    )
+    return {**payload, "only_answers": True} if tool.only_answers else payload

@@ -1,4 +1,4 @@
-"""Entering a handler: in which thread or transaction, within its time, and what its return comes to."""
+"""Handlers: entered in a thread or a transaction, within their time; their return or exception observed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
@@ -26,15 +27,19 @@ from agentruns.utils.redaction import driven, get_logger
 logger = get_logger("agentruns.executor")
 
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+LATE_TRIES = 20
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A handler's outcome is not known: it timed out, or says so itself."""
+    """The outcome of a handler is not known: it timed out, or says so itself."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """What a handler's return or exception comes to, before it is a row."""
+    """The return or exception of a handler, before it is a row."""
 
     content: Any
     is_error: bool = False
@@ -61,9 +66,9 @@ class Observation:
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
     """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
-    with telemetry.span("tool", lambda: _facts(tool, context)) as told:
-        observation = _invoke(tool, context, arguments, told)
-        told["outcome"] = "error" if observation.is_error else "ok"
+    with telemetry.span("tool", lambda: _facts(tool, context)) as attributes:
+        observation = _invoke(tool, context, arguments, attributes)
+        attributes["outcome"] = "error" if observation.is_error else "ok"
     return observation
 
 
@@ -74,7 +79,9 @@ def _facts(tool: Tool, context: ToolContext) -> dict[str, Any]:
     return {**about, "tool": tool.name, **call}
 
 
-def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: dict[str, Any]) -> Observation:
+def _invoke(
+    tool: Tool, context: ToolContext, arguments: dict[str, Any], attributes: dict[str, Any]
+) -> Observation:
     began = time.perf_counter()
     try:
         output = tool.invoke(context, arguments)
@@ -85,7 +92,7 @@ def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: d
     except BaseException as error:
         if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
-        told["error"] = type(error).__name__
+        attributes["error"] = type(error).__name__
         text = described(error)
         if tool.recovery in ("nothing", "reconcile"):
             text += MAY_HAVE_HAPPENED
@@ -95,7 +102,7 @@ def _invoke(tool: Tool, context: ToolContext, arguments: dict[str, Any], told: d
 
 
 def described(error: BaseException) -> str:
-    """Return what an exception says, also when saying it raises."""
+    """Return the text of an exception, also when making it raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -107,25 +114,25 @@ def _is_time_limit(error: BaseException) -> bool:
     return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
 
 
-def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Future[Observation]:
-    """Enter a handler in a thread of its own, which closes its database connections."""
-    future: Future[Observation] = Future()
+def in_thread(alias: str, tool: Tool, work: Callable[[], T]) -> Future[T]:
+    """Do `work` in a thread of its own, which closes its database connections."""
+    future: Future[T] = Future()
     carried = telemetry.carried()
 
     def target() -> None:
         with carried:
             try:
-                observation = enter(tool, context, arguments)
+                done = work()
             except BaseException as error:
                 future.set_exception(error)
             else:
-                future.set_result(observation)
+                future.set_result(done)
             finally:
                 connections.close_all()
 
     if connections[alias].in_atomic_block:  # a TestCase: another connection would see nothing
         try:
-            future.set_result(enter(tool, context, arguments))
+            future.set_result(work())
         except Exception as error:
             future.set_exception(error)
     else:
@@ -136,33 +143,21 @@ def in_thread(alias: str, tool: Tool, context: ToolContext, arguments: dict[str,
 def reconcile(
     alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
 ) -> Occurred | NotOccurred | Unknown:
-    """Ask a tool's `reconcile` within the tool's time; what it does not answer is Unknown."""
+    """Ask a tool's `reconcile` within the tool's time; an answer that does not come is Unknown."""
+    ask = partial(tool.run_reconcile, context, arguments)
     if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
         try:
-            return tool.run_reconcile(context, arguments)
+            return ask()
         finally:
             mend_connection(alias)
-    answer: Future[Occurred | NotOccurred | Unknown] = Future()
-    carried = telemetry.carried()
-
-    def target() -> None:
-        with carried:
-            try:
-                answer.set_result(tool.run_reconcile(context, arguments))
-            except BaseException as error:
-                answer.set_exception(error)
-            finally:
-                connections.close_all()
-
-    threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
     try:
-        return answer.result(timeout=tool.timeout)
+        return in_thread(alias, tool, ask).result(timeout=tool.timeout)
     except TimeoutError:
         return Unknown(f"reconcile did not return within {tool.timeout} s")
 
 
 def mend_connection(alias: str) -> None:
-    """Undo what a handler may leave behind: an open transaction, or autocommit off.
+    """Repair a connection that a handler left with an open transaction or with autocommit off.
 
     Under either, the journal's next row would not be committed before the next handler is entered.
     """
@@ -177,11 +172,6 @@ def mend_connection(alias: str) -> None:
     connection.needs_rollback = connection.closed_in_transaction = False
     connection.run_on_commit = []
     connection.close()
-
-
-logger = get_logger("agentruns.executor")
-
-ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
 
 
 class _RollBack(Exception):
@@ -279,18 +269,6 @@ class refuse_other_writes:
         )
 
 
-logger = get_logger("agentruns.executor")
-
-LATE_TRIES = 20
-
-
-def offload_of(driver: Driver, call: Call) -> Offload | None:
-    """Return what puts a large result of the call's attempt away, once; None for a stateless run."""
-    if driver.lease is None:
-        return None
-    return Offload(f"{driver.lease.session_id}/{call.id}-{call.attempt}")
-
-
 def store_late_result(
     driver: Driver, call: Call, facts: dict[str, Any], offload: Offload | None = None
 ) -> None:
@@ -301,7 +279,7 @@ def store_late_result(
     lease = driver.lease
     if lease is None:
         return
-    offload = offload or offload_of(driver, call)
+    offload = offload or driver.offload(call)
     for _ in range(LATE_TRIES):
         try:
             batch = Batch(driver.store.load(lease.session_id, lease.run_id))
@@ -314,7 +292,6 @@ def store_late_result(
                 offload=offload,
             )
             driver.store.append(batch, closed=True)
-            telemetry.stored(batch, lease.alias)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

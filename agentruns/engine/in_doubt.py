@@ -1,4 +1,4 @@
-"""Unfinished calls: what each becomes when its worker died, and how a run that ends settles them."""
+"""Unfinished calls: how recovery classifies them after a crash, and how a run that ends settles them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ EXPIRED = "Not executed: nobody answered the request for approval in time. This 
 
 
 def decided(batch: Batch, call: Call) -> None:
-    """Give a call the result that people, or time, decided: denied, answered or expired."""
-    card = call.card
-    if card is None:
+    """Give a call the result of its decision: denied, answered or expired."""
+    approval = call.approval
+    if approval is None:
         return
     text = {
-        "denied": DENIED.format(reason=card.reason),
-        "answered": card.text,
+        "denied": DENIED.format(reason=approval.reason),
+        "answered": approval.text,
         "expired": EXPIRED,
     }[call.decision]
-    batch.result(call, text, call.decision, actor=card.actor)
+    batch.result(call, text, call.decision, actor=approval.actor)
 
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:
-    """Give a call the result that its outcome is unknown."""
+    """Give a call the outcome `unknown`."""
     batch.result(call, unknown_text(call), "unknown", is_error=True, actor=events.actor_ref(actor))
 
 
 def unknown_text(call: Call) -> str:
-    """Return what the model is told of a call whose outcome nobody knows."""
+    """Return the error content for a call whose outcome is unknown."""
     content = {
         "kind": ToolDurabilityError.kind,
         "error": UNKNOWN.format(tool=call.tool),
@@ -50,7 +50,7 @@ def unknown_text(call: Call) -> str:
 
 
 def surface(batch: Batch, call: Call, actor: Any) -> None:
-    """Tell the model that a call's outcome is unknown, and do not run what it asked for after it."""
+    """Tell the model that the outcome of a call is unknown, and cancel the later calls of its reply."""
     unknown(batch, call, actor)
     for later in list(batch.state.run.calls.values()):
         if later.ordinal <= call.ordinal or not later.is_open or later.parallel:
@@ -91,7 +91,7 @@ def orphan(
     evidence: str = "",
     recovery_failed: bool = False,
 ) -> None:
-    """Say what an interrupted call becomes, by what its tool declared when it started.
+    """Classify an interrupted call by the declaration its tool had when it started.
 
     `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
     its start; `recovery_failed` says that what the tool declared did not help.

@@ -1,9 +1,10 @@
-"""Leases: claim, extend, release, the heartbeat; and draining, after which a process claims no more."""
+"""Leases: claim, extend, release, heartbeat; and draining, after which a process claims nothing more."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -75,13 +76,13 @@ class Lease:
             in_transaction(self.alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Tell whether a cancel of the run was requested."""
         rows = Message.objects.using(self.alias)
         return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Take the lease of a runnable run; None: live elsewhere, waiting, in back-off, ended, or draining here.
+    """Take the lease of a runnable run; None if it is live elsewhere, waits or has ended, or if we drain.
 
     An expired lease is taken over, which counts as an attempt.
     """
@@ -152,7 +153,7 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
 
 
 class Heartbeat:
-    """Extends a lease from a thread with its own connection while a model call or a tool takes long."""
+    """Thread that extends a lease, on its own connection, while a model call or a tool takes long."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -198,50 +199,56 @@ class Heartbeat:
 
 
 LOADED = uptime()  # when this process, or the one it was forked from, loaded its code
-DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven_runs
+DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven
 
 _process_started: dict[str, datetime] = {}
 
 
 def process_started_at(alias: str) -> datetime:
-    """Return when this process loaded its code, by the clock of a database."""
+    """Return the time at which this process loaded its code, by the clock of a database."""
     if alias not in _process_started:
         _process_started[alias] = database_now(alias) - timedelta(seconds=uptime() - LOADED)
     return _process_started[alias]
 
 
 def drain(alias: str) -> None:
-    """Let every process that is running now claim nothing any more, and stop at its next boundary."""
+    """Ask every process that is running now to claim nothing more and to stop at its next boundary."""
     in_transaction(alias, lambda: Control.objects.using(alias).stamp(Control.DRAINING))
 
 
 def driven_runs(alias: str) -> dict[UUID, int]:
-    """Return the runs that some process drives now, with the epoch of each lease."""
+    """Return the runs that are being driven now, with the epoch of each lease."""
     live = Run.objects.using(alias).filter(status=Run.Status.RUNNING, lease_expires_at__gt=Now())
     return dict(live.values_list("pk", "lease_epoch"))
 
 
 def drain_requested(alias: str) -> Exists:
-    """Return the condition that this process was drain_requested to claim nothing any more."""
+    """Return the condition that this process was asked to drain."""
     stamp = Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
     return Exists(stamp)
 
 
 def is_draining(alias: str) -> bool:
-    """Whether this process was drain_requested to claim nothing any more."""
+    """Tell whether this process was asked to drain."""
     stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
     return any(stamp >= process_started_at(alias) for stamp in stamps)
 
 
 class DrainCheck:
-    """Callable, for one drive: whether it was drain_requested to stop, looked up now and then."""
+    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains.
 
-    def __init__(self, alias: str) -> None:
+    The database is asked every `DRAIN_CHECK_SECONDS`.
+    """
+
+    def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False) -> None:
         self.alias = alias
+        self.should_stop = should_stop
         self.found = False
-        self.looked = uptime()  # as it was claimed, which is refused to a process that was drain_requested
+        self.looked = uptime()  # the claim looked, too: it is refused to a draining process
 
     def __call__(self) -> bool:
+        if self.should_stop():
+            return True
         if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()
             with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that

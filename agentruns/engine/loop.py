@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -11,23 +12,27 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from agentruns.agents import output
+from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine import budgets, gate, in_doubt, tool_calls
 from agentruns.engine.driver import Driver
-from agentruns.engine.leases import Heartbeat
+from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import text_of
+from agentruns.journal.store import DatabaseStore, Store
+from agentruns.models import Run, Session
 from agentruns.providers.base import (
     ModelReply,
     ModelRequest,
     ProviderError,
     call_model,
     model_identity,
-    resolve,
 )
-from agentruns.utils.db import close_stale
+from agentruns.providers.registry import resolve
+from agentruns.utils.db import close_stale, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger
 
@@ -42,40 +47,100 @@ FAILING = {
 FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
 
 
+def drive_run(
+    run: Run,
+    agent: Agent,
+    lease: Lease,
+    *,
+    store: Store | None = None,
+    state: SessionState | None = None,
+    caller: Any = None,
+    asked: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> SessionState | None:
+    """Drive a run whose lease this process holds, and return the state of its session at the end.
+
+    `state` spares a read where the taker of the lease has just written it. None if another process goes on:
+    a lease lost on the way is logged. See `drive` for the rest.
+    """
+    with bound(lease.run_id, lease.epoch):
+        driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop, state)
+        if driver is None:
+            return None
+        try:
+            drive(driver, caller=caller, asked=asked)
+        except LeaseLostError as error:
+            logger.warning("Lease lost run=%s epoch=%s: %s", run.pk, lease.epoch, error)
+            return None
+        return driver.state
+
+
 def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
     """Advance the run until it ends, waits or is stopped.
 
-    `asked` says that a caller asked for it (`caller`; None is the program itself): orphans that declare
-    nothing are then told to the model instead of being held for staff. A drive that fails by an exception
-    gives the lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
+    `asked`: a caller asked for it (`caller`; None is the program itself), so orphans that declare nothing
+    are surfaced to the model instead of being held for staff. A drive that fails by an exception gives the
+    lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
     """
-    epoch = driver.lease.epoch if driver.lease else 0
-    with bound(driver.run.run_id, epoch), telemetry.span("drive", lambda: _facts(driver)) as told:
+    lease = driver.lease
+    with (
+        bound(driver.run.run_id, lease.epoch if lease else 0),
+        telemetry.span("drive", lambda: _facts(driver)) as attributes,
+    ):
         try:
-            _drive(driver, caller, asked)
+            if lease is None:
+                _advance(driver)
+            else:
+                with Heartbeat(lease):
+                    _recover(driver, caller, asked)
+                    _advance(driver)
+        except LeaseLostError:
+            driver.released = True
+            raise
+        except BaseException:
+            if lease is not None and not driver.released:
+                with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+                    lease.release(failed=True)
+            raise
         finally:
-            told.update(status=driver.run.status, steps=driver.run.step)
+            attributes.update(status=driver.run.status, steps=driver.run.step)
 
 
-def _drive(driver: Driver, caller: Any, asked: bool) -> None:
-    if driver.lease is None:
-        _loop(driver)
-        return
+def _driver(
+    run: Run,
+    agent: Agent,
+    lease: Lease,
+    store: Store,
+    should_stop: Callable[[], bool],
+    state: SessionState | None,
+) -> Driver | None:
+    """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
-        with Heartbeat(driver.lease):
-            _recover(driver, caller, asked)
-            _loop(driver)
-    except LeaseLostError:
-        driver.released = True
-        raise
+        state, session_key = (state, run.session.key) if state else _read(store, lease)
     except BaseException:
-        if not driver.released:
-            with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-                driver.lease.release(failed=True)
+        with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+            # Not at once again: a journal that cannot be read stays so until somebody mends it.
+            lease.release(failed=True, delay=backoff(lease.attempts, None))
         raise
+    if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
+        logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
+        lease.release()
+        return None
+    drains = DrainCheck(lease.alias, should_stop)
+    return Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=drains)
 
 
-def _loop(driver: Driver) -> None:
+def _read(store: Store, lease: Lease) -> tuple[SessionState, str]:
+    """Return the state of a run just claimed, and its session's key."""
+
+    def read() -> tuple[SessionState, str]:
+        keys = Session.objects.using(lease.alias).values_list("key", flat=True)
+        return store.load(lease.session_id, lease.run_id), keys.get(pk=lease.session_id)
+
+    return reading(lease.alias, read)
+
+
+def _advance(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
         close_stale(driver.alias)
         run, entering = driver.run, driver.is_entering
@@ -107,7 +172,7 @@ def _pause(batch: Batch, reason: str) -> None:
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
-    """Classify what a dead worker left behind, in one transaction."""
+    """Classify the calls that a dead worker left open, in one transaction."""
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
@@ -148,9 +213,9 @@ def _model_step(driver: Driver) -> None:
         return
     reached("before_model")
     try:
-        with telemetry.span("model", lambda: _facts(driver)) as told:
+        with telemetry.span("model", lambda: _facts(driver)) as attributes:
             reply = call_model(resolve(driver.agent.model), request)
-            told.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
+            attributes.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
     except ProviderError as error:
         _provider_failed(driver, error)
         return
@@ -161,10 +226,10 @@ def _model_step(driver: Driver) -> None:
     content, intents = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
-        told = {"content": content, "stop_reason": reply.stop_reason, "model": reply.model}
-        told |= {"request_id": reply.request_id, "calls": [intent.record() for intent in intents]}
-        told["sent"] = sent
-        batch.add(events.ASSISTANT, told | budgets.used(driver.agent, reply.usage, reply.model))
+        payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
+        payload |= {"model": reply.model, "request_id": reply.request_id, "sent": sent}
+        payload["calls"] = [intent.record() for intent in intents]
+        batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
             tool_calls.start_next(driver, batch)
@@ -179,7 +244,7 @@ def _model_step(driver: Driver) -> None:
 
 
 def _facts(driver: Driver) -> dict[str, Any]:
-    """Return what a listener is told of a drive and of a request to the model."""
+    """Return the attributes that a telemetry listener gets for a drive and for a request to the model."""
     agent, run, lease = driver.agent, driver.run, driver.lease
     model = agent.model
     provider = "anthropic" if isinstance(model, str) else getattr(model, "provider", type(model).__name__)
@@ -203,7 +268,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         if batch.state.run.pauses >= MAX_PAUSE_TURNS:
             in_doubt.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
     elif stop in FINAL:
-        payload: dict[str, Any] = {"output": text_of(reply.content)}
+        payload: events.RunCompleted = {"output": text_of(reply.content)}
         problem = output.problem_with(driver.agent.output_type, payload["output"])
         if problem:
             _send_back(batch, problem)
@@ -217,7 +282,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
 
 
 def _send_back(batch: Batch, problem: str) -> None:
-    """Tell the model, once, that its answer does not fit; a second one fails the run."""
+    """Tell the model once that its answer does not fit; a second misfit fails the run."""
     if batch.state.run.corrections:
         text = f"The answer does not fit output_type, also when asked again:\n{problem}"
         in_doubt.close_failed(batch, "OutputInvalidError", text)
@@ -242,7 +307,7 @@ def _request(driver: Driver) -> ModelRequest:
 
 
 def _hold_unpriced(driver: Driver, why: str) -> None:
-    """Hold a run whose cost nobody can know: it could not be kept within its budget."""
+    """Pause a run whose cost cannot be computed, so that its budget could not be kept."""
     if driver.store.durable:
         driver.commit(lambda batch: _pause(batch, f"no_price: {why}"))
     else:
@@ -250,7 +315,7 @@ def _hold_unpriced(driver: Driver, why: str) -> None:
 
 
 def _provider_failed(driver: Driver, error: ProviderError) -> None:
-    """Journal a failed model attempt and back off, pause or fail by what the provider said."""
+    """Journal a failed model attempt, then back off, pause or fail as the provider's error demands."""
 
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
@@ -272,7 +337,7 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
 
 
 def _reason(error: ProviderError) -> str:
-    """Return "type: text" once, also where the provider's text says its type itself."""
+    """Return "type: text", without repeating a type that the text begins with."""
     text, kind = str(error), error.type or "ProviderError"
     return f"{kind}: {text.removeprefix(f'{kind}: ')}"
 

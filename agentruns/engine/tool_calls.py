@@ -1,4 +1,4 @@
-"""The only place that runs a tool: validate, gate, start, call, record."""
+"""Tool calls, run here and nowhere else: check, start, enter the handler, record."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
-from agentruns.engine.handler import Interrupted, Observation, offload_of, store_late_result
+from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -64,9 +63,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _too_early(driver: Driver, call: Call) -> bool:
-    """Whether the attempt before may still be at work: then wait for its time to end, or for a person.
+    """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person.
 
-    To ask the outside world, or to run again, while it is at work would let the effect happen twice.
+    Asking the outside world, or running again, while it is at work could double the effect.
     """
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
@@ -82,7 +81,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
-    """Let the next ungated call's `tool_started` travel in this batch: one commit less per call.
+    """Add the next ungated call's `tool_started` to this batch: one commit less per call.
 
     A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
     """
@@ -103,7 +102,7 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 
 def _refusal(driver: Driver, call: Call) -> str:
-    """Return why the call may not run, or "": everything is checked again, and in doubt it does not run."""
+    """Return the reason why the call may not run, or "". Everything is checked again; fails closed."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
@@ -111,12 +110,12 @@ def _refusal(driver: Driver, call: Call) -> str:
     misfit = "" if entered else _misfit(tool, call)
     if misfit:
         return misfit
-    if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
+    if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
         return "the gate did not let it through"
-    if call.card is not None:
-        if call.card.digest != call.digest or call.card.status not in ("approved", "consumed"):
-            return f"its approval is {call.card.status}"
-        if call.card.status == "consumed" and call.attempt == 0:
+    if call.approval is not None:
+        if call.approval.digest != call.digest or call.approval.status not in ("approved", "consumed"):
+            return f"its approval is {call.approval.status}"
+        if call.approval.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
@@ -124,7 +123,7 @@ def _refusal(driver: Driver, call: Call) -> str:
 
 
 def _misfit(tool: Tool, call: Call) -> str:
-    """Return why a tool, as it is today, does not take the arguments that were recorded, or ""."""
+    """Return the reason why today's tool does not take the recorded arguments, or ""."""
     try:
         arguments = tool.revalidated(call.arguments)
         same = gate.call_digest(tool.name, arguments) == call.digest
@@ -136,7 +135,7 @@ def _misfit(tool: Tool, call: Call) -> str:
 
 
 def _start(driver: Driver, group: list[Call]) -> None:
-    """Journal that the handlers are about to be entered, unless that travelled with an earlier row."""
+    """Journal that the handlers are about to be entered, unless an earlier batch did."""
     if all((call.id, call.attempt) in driver.started for call in group):
         return
 
@@ -152,16 +151,16 @@ def _start(driver: Driver, group: list[Call]) -> None:
 
 
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
-    card, tool = call.card, driver.agent.tools[call.tool]
-    payload: dict[str, Any] = {
+    approval, tool = call.approval, driver.agent.tools[call.tool]
+    payload: events.ToolStarted = {
         "key": call.idempotency_key(batch.state.run.run_id),
         "digest": call.digest,
         "declares": tool.recovery,
         "timeout": tool.timeout,
     }
-    if card is not None:
-        payload |= {"approval": str(card.id), "approved_by": card.names}
-    consumes = card.id if card is not None and card.status == "approved" else None
+    if approval is not None:
+        payload |= {"approval": str(approval.id), "approved_by": approval.names}
+    consumes = approval.id if approval is not None and approval.status == "approved" else None
     batch.add(events.TOOL_STARTED, payload, call=call, attempt=call.attempt + 1, consumes=consumes)
 
 
@@ -203,8 +202,8 @@ def _ask_about_error(
 
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
-    """Store a result; what cannot be stored because the run was taken over becomes a `late_result`."""
-    offload = offload_of(driver, call)
+    """Store a result; if the run was taken over, store it as a `late_result` instead."""
+    offload = driver.offload(call)
 
     def build(batch: Batch) -> None:
         observation.write(batch, call.id, offload)
@@ -229,7 +228,8 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
             return handler.enter(tool, context, call.arguments)
         finally:
             handler.mend_connection(driver.alias)
-    future = handler.in_thread(driver.alias, tool, context, call.arguments)
+    enter = partial(handler.enter, tool, context, call.arguments)
+    future = handler.in_thread(driver.alias, tool, enter)
     try:
         wait([future], timeout=tool.timeout)
     except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
@@ -242,7 +242,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler; what it still returns is evidence."""
+    """Stop waiting for a handler; its later return is kept as evidence."""
     driver.abandoned[call.id, call.attempt] = future
     future.add_done_callback(lambda done: _late(driver, call, done))
 
@@ -273,7 +273,8 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
-            future = handler.in_thread(driver.alias, tool, _context(driver, call), call.arguments)
+            enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
+            future = handler.in_thread(driver.alias, tool, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
         ends = [end for _, end in running.values() if end is not None]
         wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
@@ -297,7 +298,7 @@ def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 
 def _orphan(driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False) -> None:
-    """Treat a call of unknown outcome in a live drive as a sweep would."""
+    """Treat a call of unknown outcome in a live drive as recovery would."""
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
     actor = driver.caller if asked else None
@@ -322,7 +323,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
     verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
-    actor, offload = {"id": "", "name": "reconcile"}, offload_of(driver, call)
+    actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
         _orphan(driver, call, f"reconcile does not know: {verdict.reason}", recovery_failed=True)
         return
@@ -341,13 +342,12 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
 
 def _context(driver: Driver, call: Call) -> ToolContext:
-    return gate.context_for(
-        driver,
+    return driver.context(
         call.id,
         call.tool,
         attempt=call.attempt,
         key=call.idempotency_key(driver.run.run_id),
-        approved_by=tuple(call.card.names) if call.card else (),
+        approved_by=tuple(call.approval.names) if call.approval else (),
     )
 
 

@@ -12,14 +12,14 @@ from agentruns.conf import settings
 
 
 class Dispatcher(Protocol):
-    """What AGENTRUNS_DISPATCHER names: called after the commit, with nothing that could be rolled back."""
+    """The class that AGENTRUNS_DISPATCHER names; called after the commit, when nothing can be rolled back."""
 
     def notify(self, run_id: UUID) -> None:
-        """Say that a run can go on. May fail or be lost."""
+        """Tell a worker that a run can go on. May fail or be lost."""
 
 
 class SweepDispatcher:
-    """Rings nobody: `resume_runs`, once or with --watch, finds the run in the database."""
+    """Notifies nobody: `resume_runs`, once or with --watch, finds the run in the database."""
 
     def notify(self, run_id: UUID) -> None:
         """Leave the run to the next sweep."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 from agentruns.journal import events, payloads
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, Card
+from agentruns.journal.fold import Call, CallApproval
 from agentruns.utils import json as canonical
 
 # After these the run has moved on, so earlier crashes no longer count against it.
@@ -32,12 +32,13 @@ class Batch:
         self.first_head = state.head
         self.rows: list[Row] = []
         self.texts: list[str] = []
-        self.cards: dict[str, str] = {}  # call -> the card's status before this batch, "" if new
+        self.before: dict[str, str] = {}  # call -> status of its approval before this batch, "" if new
         self.release = False
         self.delay: float | None = None  # seconds until the run may be claimed again
         self.failed_drive = False
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
+        self.reported = False  # whether telemetry has its events
 
     @property
     def releases(self) -> bool:
@@ -47,7 +48,7 @@ class Batch:
     def add(
         self,
         kind: str,
-        payload: dict[str, Any] | None = None,
+        payload: Mapping[str, Any],
         *,
         call: Call | None = None,
         call_id: str = "",
@@ -56,13 +57,16 @@ class Batch:
         consumes: UUID | None = None,
         offload: Offload | None = None,
     ) -> Row:
-        """Chain one more row and fold it; `offload` is given a payload that may be too large for it."""
+        """Chain one more row and fold it; `payload` has the form of its kind in `events.PAYLOADS`.
+
+        `offload` may put a large content into a file.
+        """
         if call is not None:
             call_id, tool_name = call.id, call.tool
-            self.cards.setdefault(call.id, call.card.status if call.card else "")
-        text = canonical.dumps({"v": events.VERSION, **(payload or {})})
+            self.before.setdefault(call.id, call.approval.status if call.approval else "")
+        text = canonical.dumps({"v": events.VERSION, **payload})
         if offload is not None and payloads.may_be_large(text):
-            text = canonical.dumps({"v": events.VERSION, **offload(payload or {})})
+            text = canonical.dumps({"v": events.VERSION, **offload(dict(payload))})
         row = Row(
             seq=self.state.next_seq,
             run_id=self.state.run.run_id,
@@ -92,23 +96,23 @@ class Batch:
         *,
         is_error: bool = False,
         offload: Offload | None = None,
-        **facts: Any,
+        **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the one `tool_result` of a call; an edited call that ran tells the arguments really used.
+        """Add the one `tool_result` of a call, with the arguments it ran with if a person edited them.
 
-        A content that is the preview of what its handler returned too late stands for that.
+        A content equal to the preview of a late result stands for the whole of that result.
         """
         if isinstance(content, str) and (stored := self.state.returned_late.get((call.id, content))):
             facts["stored"] = stored
         if call.edited and call.attempt:
             facts["edited"] = call.arguments
-        payload = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
+        payload: events.ToolResult = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
         return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
 
-    def changed_cards(self) -> list[tuple[Call, Card, str]]:
-        """Return the calls whose card this batch makes or changes, with the status it had before."""
+    def changed_approvals(self) -> list[tuple[Call, CallApproval, str]]:
+        """Return each approval that this batch requests or changes, with its call and its status before."""
         return [
-            (call, call.card, self.cards[call.id])
+            (call, call.approval, self.before[call.id])
             for call in self.state.run.calls.values()
-            if call.card is not None and call.id in self.cards
+            if call.approval is not None and call.id in self.before
         ]

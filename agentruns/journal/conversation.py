@@ -1,4 +1,4 @@
-"""The conversation of a session in the provider's form, and the calls of it whose outcome is unknown."""
+"""The conversation of a session in the provider's form, and its calls of unknown outcome."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
 MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"
-KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory, so that not each request reads them again
+KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
 Blocks = list[dict[str, Any]]
 
 
 class SessionState:
-    """What a driver knows of a session: its chain's head, its conversation, its doubts and one run."""
+    """The state of a session for a driver: its chain's head, its conversation, its doubts and one run."""
 
     def __init__(self, session_id: UUID, run_id: UUID) -> None:
         self.session_id = session_id
@@ -30,12 +30,11 @@ class SessionState:
         self.tool_use_ids: set[str] = set()
         # tool -> call of unknown outcome without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
-        # what a handler returned too late, by its call and its preview -> where it is stored
-        self.returned_late: dict[tuple[str, str], dict[str, Any]] = {}
+        # call and preview of a late result -> the file that holds the whole of it
+        self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._messages: list[dict[str, Any]] = []
         self._digests = [""]  # of the messages up to each one but the last, which may still grow
-        # message and block of it that is a preview -> what it stands for
-        self._previews: dict[tuple[int, int], _Whole] = {}
+        self._previews: dict[tuple[int, int], _Whole] = {}  # message, block in it -> what it previews
         self._stored: dict[str, _Whole] = {}  # the same by call, for results not yet in a message
         self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
@@ -46,21 +45,13 @@ class SessionState:
         self.next_seq, self.head = row.seq + 1, row.hash
         if row.run_id == self.run.run_id:
             self.run.apply(row)
-        if row.kind == events.USER:
-            self._say("user", row.payload["content"], _whole(row, _user_blocks))
-        elif row.kind == events.ASSISTANT:
-            self._reply(row.payload)
-        elif row.kind == events.TOOL_RESULT:
-            self._result(row)
-        elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
-            self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
-        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
-            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
+        if row.kind in _APPLY:
+            _APPLY[row.kind](self, row, row.payload)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the conversation to send. Every call of the last reply must be settled.
 
-        Reads what is stored in files; raises PayloadError where one of them is not what was stored.
+        Reads contents from their files; raises PayloadError for a file that is missing or was altered.
         """
         if len(self._results) < len(self._open):
             raise AssertionError(f"Run {self.run.run_id} has unsettled calls; no request may be built.")
@@ -72,21 +63,33 @@ class SessionState:
         return messages
 
     def settled_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation so far; results of a reply appear when all of them are there.
+        """Return the conversation so far; the results of a reply appear once all of them are there.
 
-        Reads no file: of what is stored in one there is a preview.
+        Reads no file: a content stored in one appears as its preview.
         """
         self._flush()
         return list(self._messages)
 
     def fingerprint(self) -> str:
-        """Return a digest of the conversation so far; each message is looked at once."""
+        """Return a digest of the conversation so far, computed once for each message."""
         self._flush()
         for message in self._messages[len(self._digests) - 1 : -1]:
             self._digests.append(canonical.digest([self._digests[-1], message]))
         return canonical.digest([self._digests[-1], self._messages[-1:]])
 
-    def _reply(self, payload: dict[str, Any]) -> None:
+    def _user(self, row: Row, payload: events.User) -> None:
+        self._flush()
+        content = canonical.legal(payload["content"])
+        joins = bool(self._messages) and self._messages[-1]["role"] == "user"
+        whole = _whole(row, _user_blocks)
+        if whole is not None:
+            number = len(self._messages) - joins
+            self._previews[number, len(self._messages[-1]["content"]) if joins else 0] = whole
+        if joins:
+            content = [*self._messages.pop()["content"], *content]
+        self._messages.append({"role": "user", "content": content})
+
+    def _assistant(self, row: Row, payload: events.Assistant) -> None:
         self._flush()
         content = _text_first([block for block in payload["content"] if not _is_empty_text(block)])
         if content:  # the provider refuses an assistant turn that says nothing
@@ -94,16 +97,24 @@ class SessionState:
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
         self.tool_use_ids.update(self._open.values())
 
-    def _result(self, row: Row) -> None:
+    def _tool_result(self, row: Row, payload: events.ToolResult) -> None:
         provider_id = self._open.get(row.call_id)
         if provider_id is None:
             return
-        self._results[row.call_id] = result_block(provider_id, row.payload)
+        self._results[row.call_id] = result_block(provider_id, payload)
         whole = _whole(row, lambda payload: [result_block(provider_id, payload)])
         if whole is not None:
             self._stored[row.call_id] = whole
-        if row.payload["outcome"] == "unknown":
+        if payload["outcome"] == "unknown":
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
+
+    def _late_result(self, row: Row, payload: events.LateResult) -> None:
+        if payloads.names_in(payload):
+            self.returned_late[row.call_id, payload["content"]] = payload["stored"]
+
+    def _orphan_resolved(self, row: Row, payload: events.OrphanResolved) -> None:
+        if payload["verdict"] in events.CLEARING:
+            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
 
     def _flush(self) -> None:
         """Put the results of the last reply, in emission order, at the front of the next user message."""
@@ -116,19 +127,6 @@ class SessionState:
             )
             self._open, self._results, self._stored = {}, {}, {}
 
-    def _say(self, role: str, content: Blocks, whole: _Whole | None) -> None:
-        self._flush()
-        content = canonical.legal(content)
-        joins = bool(self._messages) and self._messages[-1]["role"] == role
-        if whole is not None:
-            number = len(self._messages) - joins
-            self._previews[number, len(self._messages[-1]["content"]) if joins else 0] = whole
-        if joins:
-            last = self._messages[-1]
-            self._messages[-1] = {"role": role, "content": [*last["content"], *content]}
-        else:
-            self._messages.append({"role": role, "content": content})
-
     def _load(self, whole: _Whole) -> Blocks:
         if whole.blocks is not None:
             return whole.blocks
@@ -139,16 +137,25 @@ class SessionState:
         return blocks
 
 
-class _Whole:
-    """What a preview in the conversation stands for."""
+_APPLY: dict[str, Callable[[SessionState, Row, Any], None]] = {
+    events.USER: SessionState._user,
+    events.ASSISTANT: SessionState._assistant,
+    events.TOOL_RESULT: SessionState._tool_result,
+    events.LATE_RESULT: SessionState._late_result,
+    events.ORPHAN_RESOLVED: SessionState._orphan_resolved,
+}
 
-    def __init__(self, row: Row, make: Callable[[dict[str, Any]], Blocks]) -> None:
+
+class _Whole:
+    """The whole content that a preview in the conversation stands for."""
+
+    def __init__(self, row: Row, make: Callable[[Any], Blocks]) -> None:
         self.row = row
         self.make = make
         self.blocks: Blocks | None = None  # once they are read
 
     def read(self) -> tuple[Stored, Blocks]:
-        """Return the blocks, and the file that they are in; raises PayloadError."""
+        """Return the file and the blocks in it; raises PayloadError."""
         row = self.row
         stored = payloads.of(row.run_id, row.seq, row.payload)
         if stored is None:
@@ -156,17 +163,17 @@ class _Whole:
         return stored, self.make({**row.payload, "content": payloads.content_of(stored)})
 
 
-def _whole(row: Row, make: Callable[[dict[str, Any]], Blocks]) -> _Whole | None:
+def _whole(row: Row, make: Callable[[Any], Blocks]) -> _Whole | None:
     return _Whole(row, make) if row.payload.get("stored") else None
 
 
-def _user_blocks(payload: dict[str, Any]) -> Blocks:
+def _user_blocks(payload: dict[str, Any]) -> Blocks:  # the content of a file: a text, not blocks
     text: Blocks = canonical.legal([{"type": "text", "text": payload["content"]}])
     return text
 
 
-def result_block(provider_id: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the provider's `tool_result` for a `tool_result` row's payload."""
+def result_block(provider_id: str, payload: events.ToolResult) -> dict[str, Any]:
+    """Return the provider's `tool_result` block for a row's payload."""
     content = payload["content"]
     text = content if isinstance(content, str) else canonical.legal_text(content)
     if payload.get("misfit"):
@@ -182,7 +189,7 @@ def result_block(provider_id: str, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_first(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move text that follows a `tool_use` before it: behind it the provider refuses text."""
+    """Move text before the first `tool_use`: after one the provider refuses text."""
     first = next((n for n, block in enumerate(content) if block.get("type") == "tool_use"), len(content))
     texts = [block for block in content[first:] if block.get("type") == "text"]
     return [*content[:first], *texts, *(block for block in content[first:] if block.get("type") != "text")]

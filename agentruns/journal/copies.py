@@ -1,4 +1,4 @@
-"""The history a fork has from its origin: is it what the origin's journal says?"""
+"""The rows that a fork copied from its origin, and their comparison with the origin's journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentruns.utils import json as canonical
 
 
 class Copy(NamedTuple):
-    """What a copied row says, and of which row it says to be one; `digest` leaves that out."""
+    """A copied row: its own digest, and the run and hash of the row it claims to copy."""
 
     seq: int
     kind: str
@@ -26,37 +26,38 @@ class Copy(NamedTuple):
 
 
 def original(row: Row) -> Row:
-    """Return a row as it was in the life of the run that wrote it: to be folded, though it is a copy."""
+    """Return a row without the mark of a copy, so that it is folded."""
     return row._replace(payload={name: value for name, value in row.payload.items() if name != events.COPIED})
 
 
 def digest_of(row: Row) -> str:
-    """Return a digest of what a row says, but for who wrote it when, and where it was copied from."""
+    """Return a digest of a row's content, without its writer, time and origin."""
     return canonical.digest([row.kind, row.call_id, row.tool_name, row.attempt, original(row).payload])
 
 
 def task_of(rows: Iterable[Row]) -> str:
-    """Return what was asked last in these rows, by whoever asked it; raises PayloadError."""
+    """Return the last task in these rows; raises PayloadError."""
     asked = None
     for row in rows:
         if row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID:
             asked = row
     if asked is None:
         return ""
-    stored = payloads.of(asked.run_id, asked.seq, asked.payload)
-    return text_of(asked.payload["content"]) if stored is None else str(payloads.content_of(stored))
+    payload: events.User = asked.payload
+    stored = payloads.of(asked.run_id, asked.seq, payload)
+    return text_of(payload["content"]) if stored is None else str(payloads.content_of(stored))
 
 
 def copy_of(row: Row) -> Copy | None:
-    """Return what a copied row claims; None for what a fork settled at its cut, which is no copy of a row."""
-    source = row.payload[events.COPIED]
+    """Return what a copied row claims; None for a result that the fork itself settled at its cut."""
+    source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None
     return Copy(row.seq, row.kind, UUID(source["run"]), source["hash"], digest_of(row))
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
-    """Yield the copies that differ from the origin's rows, as far as these are still there, and how."""
+    """Yield each copy that differs from its origin's row, if that is still there, and how it differs."""
     if not copies:
         return
     sessions = Run.objects.using(alias).filter(pk__in={copy.source for copy in copies})
@@ -83,7 +84,7 @@ def _digest_of_stored(row: Row) -> str:
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:
-    """Return when what a row tells of happened: of a copy, when the row that it is a copy of was written."""
+    """Return the time of a row's event: for a copy, that of the row it copies."""
     source = payload.get(events.COPIED)
     at = source.get("at") if isinstance(source, dict) else None
     return events.moment(at) or written

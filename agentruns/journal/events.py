@@ -1,10 +1,10 @@
-"""The kinds of journal rows, a row as read, a row to be written, and how old rows are read."""
+"""The kinds of journal rows, the payload of each kind, a row as read, and the upcasting of old rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 from uuid import UUID
 
 from agentruns.utils import json as canonical
@@ -32,15 +32,309 @@ RUN_COMPLETED = "run_completed"
 RUN_FAILED = "run_failed"
 RUN_CANCELLED = "run_cancelled"
 
-PROGRAM = {"id": "", "name": "the program"}  # stands for an actor who is nobody
+CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
-COPIED = "copied"  # in the payload of a fork's history: from where. It is no part of the fork's own life
+COPIED = "copied"  # key of a payload that a fork copied: nothing of the fork's own life happened there
 
-OUTPUT_INVALID = "output_invalid"  # why a `user` row is there that no user wrote
+OUTPUT_INVALID = "output_invalid"  # reason of a `user` row that no user wrote
 
 CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
 
-CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
+
+class Actor(TypedDict):
+    """A person, or a named part of the program (its id is ""); None in a payload is the program itself."""
+
+    id: str
+    name: str
+
+
+PROGRAM: Actor = {"id": "", "name": "the program"}
+
+
+class Copied(TypedDict):
+    """The row that a fork copied; without `hash` and `at`, the fork settled the call at its cut itself."""
+
+    run: str
+    seq: int
+    hash: NotRequired[str]
+    at: NotRequired[str]  # when the first of these rows was written
+
+
+class Payload(TypedDict):
+    """Members that a payload of any kind may have."""
+
+    v: NotRequired[int]  # version of the form; `Batch.add` writes it
+    copied: NotRequired[Copied]
+
+
+class Error(TypedDict):
+    """An error as the journal keeps it."""
+
+    type: str
+    text: str
+
+
+class StoredFile(TypedDict):
+    """The file that holds a content, of which the row has a preview."""
+
+    name: str
+    sha256: str
+    size: int  # bytes
+    form: str  # "text" or "json"
+
+
+class Origin(TypedDict):
+    """The run that this one goes on from (a fork) or repeats (then only `run` is there)."""
+
+    run: str
+    seq: NotRequired[int]  # last row that was copied
+    hash: NotRequired[str]  # of that row
+    steps: NotRequired[int]  # replies of the origin up to there
+
+
+class AskedCall(TypedDict):
+    """One `tool_use` of a reply, with the gate's decision."""
+
+    id: str
+    provider_id: str
+    tool: str
+    arguments: dict[str, Any]  # effective ones, defaults filled in
+    digest: str  # "" where they were never validated
+    parallel: bool
+    verdict: str  # run | ask | refuse
+    original: NotRequired[dict[str, Any]]  # id, name, input as the model gave them, where they were mended
+
+
+class RunStarted(Payload):
+    """A run is started."""
+
+    agent: str
+    version: str
+    definition: str  # hash
+    session: str  # key
+    actor: Actor | None
+    idempotency_key: str
+    origin: NotRequired[Origin]
+
+
+class User(Payload):
+    """The task, or the program's request to mend an answer that does not fit `output_type`."""
+
+    content: list[dict[str, Any]]  # blocks
+    reason: NotRequired[str]  # output_invalid
+    stored: NotRequired[StoredFile]
+
+
+class Assistant(Payload):
+    """A complete reply of the model."""
+
+    content: list[dict[str, Any]]  # blocks, verbatim but for mended calls
+    stop_reason: str | None
+    model: str
+    request_id: str
+    calls: list[AskedCall]
+    sent: str  # fingerprint of the conversation it answers
+    usage: dict[str, Any]  # tokens by kind
+    cost: NotRequired[str]  # exact digits; absent where no price is known
+
+
+class ModelFailed(Payload):
+    """A failed attempt to ask the model; one that the model object itself raised has no provider's words."""
+
+    error: Error
+    attempt: int
+    code: NotRequired[str]
+    status: NotRequired[int | None]  # of HTTP
+    request_id: NotRequired[str]
+    retry_in: NotRequired[float]  # seconds
+    usage: NotRequired[dict[str, Any]]
+    cost: NotRequired[str]
+
+
+class ApprovalRequested(Payload):
+    """A call waits for people."""
+
+    approval: str
+    digest: str
+    arguments: dict[str, Any]
+    title: str
+    risk: str
+    why: str
+    preview: Any  # None without a `preview` of the tool
+    approvers: str  # "" where anybody with the permission may decide
+    required: int  # people
+    expires_at: str | None
+    only_answers: NotRequired[bool]  # a question
+
+
+class ApprovalDecided(Payload):
+    """A person decides on an approval, or its time is over."""
+
+    verb: str  # approve | deny | answer | expire
+    digest: str  # the one decided on; of an edit the new one
+    actor: Actor | None
+    channel: str
+    reason: NotRequired[str]  # absent of an expiry
+    text: NotRequired[str]  # of an answer
+    arguments: NotRequired[dict[str, Any]]  # of an edit, as are those below
+    edited: NotRequired[dict[str, Any]]  # as the person gave them
+    title: NotRequired[str]
+    preview: NotRequired[Any]
+
+
+# "from" is a keyword.
+_Extended = TypedDict("_Extended", {"from": str})
+
+
+class ApprovalExtended(Payload, _Extended):
+    """An approval gets more time."""
+
+    expires_at: str
+    actor: Actor | None
+    reason: str
+    channel: str
+
+
+class ToolStarted(Payload):
+    """A tool's handler is about to be entered."""
+
+    key: str  # idempotency key
+    digest: str
+    declares: str  # nothing | safe_to_retry | reconcile | transactional
+    timeout: float | None  # seconds
+    approval: NotRequired[str]
+    approved_by: NotRequired[list[str]]  # names
+
+
+class _Returned(Payload):
+    stored: NotRequired[StoredFile]
+    misfit: NotRequired[str]  # why the content does not fit the return annotation
+    stringified: NotRequired[bool]  # the content had no JSON form
+    reconciled: NotRequired[bool]  # the outside system said so
+    raised: NotRequired[str]  # error of the handler, although the call happened
+
+
+class ResultFacts(_Returned):
+    """Members of a result that are there only where they apply."""
+
+    duration_ms: NotRequired[float]  # of the handler, where it was entered
+    edited: NotRequired[dict[str, Any]]  # arguments it ran with, where a person set them
+    actor: NotRequired[Actor | None]  # who decided, where the handler did not say
+
+
+class ToolResult(ResultFacts):
+    """The one result of a call."""
+
+    content: Any
+    is_error: bool
+    outcome: str  # ok | error | denied | answered | expired | cancelled | unknown
+
+
+class LateResult(_Returned):
+    """A handler returned, or was never entered, after its worker had lost the run."""
+
+    worker_epoch: int
+    content: NotRequired[Any]
+    is_error: NotRequired[bool]
+    never_entered: NotRequired[bool]  # then there is no content
+
+
+class OrphanFound(Payload):
+    """A call started and has no result."""
+
+    action: str  # retry | reconcile | held | surfaced
+    declares: str
+    evidence: str
+    started_at: str | None
+
+
+class OrphanResolved(Payload):
+    """A verdict on a call in doubt."""
+
+    verdict: str  # occurred | not_occurred | unknown
+    actor: Actor | None
+    channel: str
+    reason: NotRequired[str]
+    evidence: NotRequired[str]
+    result: NotRequired[Any]  # of a call that the model was already told is unknown
+
+
+class RunResumed(Payload):
+    """A worker takes over, or a person lets the run go on."""
+
+    reason: str
+    actor: Actor | None
+    epoch: int
+    unpause: NotRequired[bool]
+
+
+class _Asked(Payload):
+    actor: Actor | None
+    reason: str
+
+
+class RunPauseRequested(_Asked):
+    """A person pauses a run that a worker drives."""
+
+
+class RunPaused(Payload):
+    """The run is paused, by a person or because it cannot go on by itself."""
+
+    reason: str
+    actor: NotRequired[Actor | None]
+
+
+class RunCancelRequested(_Asked):
+    """A person cancels a run."""
+
+
+class RunAdopted(_Asked):
+    """A person lets the run go on under another definition."""
+
+    old: str  # hash
+    new: str  # hash
+    version: str
+
+
+class RunCompleted(Payload):
+    """The last reply asks for nothing more."""
+
+    output: str
+    truncated: NotRequired[bool]  # the reply reached the limit of tokens
+
+
+class RunFailed(Payload):
+    """The run cannot go on for good."""
+
+    error: Error
+
+
+class RunCancelled(_Asked):
+    """The run ended as cancelled."""
+
+
+PAYLOADS: dict[str, type] = {
+    RUN_STARTED: RunStarted,
+    USER: User,
+    ASSISTANT: Assistant,
+    APPROVAL_REQUESTED: ApprovalRequested,
+    APPROVAL_DECIDED: ApprovalDecided,
+    APPROVAL_EXTENDED: ApprovalExtended,
+    TOOL_STARTED: ToolStarted,
+    TOOL_RESULT: ToolResult,
+    MODEL_FAILED: ModelFailed,
+    LATE_RESULT: LateResult,
+    ORPHAN_FOUND: OrphanFound,
+    ORPHAN_RESOLVED: OrphanResolved,
+    RUN_RESUMED: RunResumed,
+    RUN_PAUSE_REQUESTED: RunPauseRequested,
+    RUN_PAUSED: RunPaused,
+    RUN_CANCEL_REQUESTED: RunCancelRequested,
+    RUN_ADOPTED: RunAdopted,
+    RUN_COMPLETED: RunCompleted,
+    RUN_FAILED: RunFailed,
+    RUN_CANCELLED: RunCancelled,
+}
 
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.
 UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -56,7 +350,7 @@ class Row(NamedTuple):
     tool_name: str
     attempt: int
     epoch: int
-    payload: dict[str, Any]
+    payload: Any  # of its kind's form in PAYLOADS; newer code may have added keys
     created_at: datetime
     prev_hash: str
     hash: str
@@ -70,10 +364,10 @@ def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
     return payload
 
 
-def actor_ref(actor: Any) -> dict[str, str] | None:
+def actor_ref(actor: Any) -> Actor | None:
     """Return what the journal keeps of a user, who may be deleted later; None for the program itself."""
     if actor is None or isinstance(actor, dict):
-        return actor
+        return cast("Actor | None", actor)
     if isinstance(actor, str):  # a named part of the program, such as `resume_runs`
         return {"id": "", "name": actor}
     return {"id": str(actor.pk), "name": actor.get_username()}

@@ -1,4 +1,4 @@
-"""The state of a run is a fold of its journal rows: values in, values out."""
+"""The state of a run: the fold of its journal rows. Pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from uuid import UUID
 
 from agentruns.agents import prices
 from agentruns.journal import events
-from agentruns.journal.events import Row
+from agentruns.journal.events import Actor, Row
 from agentruns.utils import json as canonical
+
+ACTIVE = "active"
+WAITING = ("awaiting-approval", "orphaned", "paused")
+GATE_DECISIONS = ("run", "ask", "refuse")
 
 
 @dataclass(slots=True)
-class Card:
-    """What the journal says of one approval; `status` equals the Approval row's."""
+class CallApproval:
+    """The approval of a call as its rows add up; `status` equals that of the Approval row."""
 
     id: UUID
     digest: str
@@ -29,7 +33,7 @@ class Card:
     status: str = "pending"
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)
-    actor: dict[str, str] | None = None
+    actor: Actor | None = None
     reason: str = ""
     text: str = ""
     decided_at: datetime | None = None
@@ -49,11 +53,11 @@ class Call:
     parallel: bool = False
     verdict: str = "run"
     edited: bool = False
-    card: Card | None = None
+    approval: CallApproval | None = None
     attempt: int = 0
     started_at: datetime | None = None
-    timeout: float | None = None  # seconds its tool gave that attempt
-    declares: str = ""  # what its tool declared when it started: that judges an orphan
+    timeout: float | None = None  # seconds of that attempt
+    declares: str = ""  # by its tool as it started: decides what an orphan becomes
     returned_late: bool = False  # without an error, after its worker had lost the run
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     outcome: str = ""
@@ -84,13 +88,13 @@ class Call:
             return True
         if self.verdict != "ask":
             return False
-        return self.card is None or self.card.status == "pending"
+        return self.approval is None or self.approval.status == "pending"
 
     @property
     def decision(self) -> str:
         """Return "denied", "answered" or "expired" when that is what people, or time, said; else ""."""
-        if self.card is not None and self.card.status in ("denied", "answered", "expired"):
-            return self.card.status
+        if self.approval is not None and self.approval.status in ("denied", "answered", "expired"):
+            return self.approval.status
         return ""
 
     def idempotency_key(self, run_id: UUID) -> str:
@@ -98,21 +102,16 @@ class Call:
         return canonical.digest([str(run_id), self.step, self.ordinal, self.tool, self.digest])
 
 
-ACTIVE = "active"
-WAITING = ("awaiting-approval", "orphaned", "paused")
-GATE_DECISIONS = ("run", "ask", "refuse")  # of the gate
-
-
 @dataclass(slots=True)
 class RunState:
-    """What the rows of one run add up to."""
+    """A run as its rows add up."""
 
     run_id: UUID
     seq: int = 0
     agent: str = ""
     version: str = ""
     definition: str = ""
-    actor: dict[str, str] | None = None
+    actor: Actor | None = None
     started_at: datetime | None = None
     inherited: int = 0  # replies of the run that this one was forked from, up to there
     step: int = 0
@@ -139,7 +138,7 @@ class RunState:
         self.seq = row.seq
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
-        _APPLY[row.kind](self, row)
+        _APPLY[row.kind](self, row, row.payload)
         self._judge(row.created_at)
 
     def open_calls(self) -> list[Call]:
@@ -215,29 +214,27 @@ def text_of(content: list[dict[str, Any]]) -> str:
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 
-def _add_usage(state: RunState, payload: dict[str, Any]) -> None:
+def _add_usage(state: RunState, payload: events.Assistant | events.ModelFailed) -> None:
     for name, amount in (payload.get("usage") or {}).items():
         if name != "cost" and isinstance(amount, int) and not isinstance(amount, bool):
             state.usage = {**state.usage, name: state.usage.get(name, 0) + amount}
-    if payload.get("cost") is not None:
-        total = prices.added(state.usage.get("cost", "0"), payload["cost"])
-        state.usage = {**state.usage, "cost": total}
+    if (cost := payload.get("cost")) is not None:
+        state.usage = {**state.usage, "cost": prices.added(state.usage.get("cost", "0"), cost)}
 
 
-def _run_started(state: RunState, row: Row) -> None:
-    state.agent, state.version = row.payload["agent"], row.payload["version"]
-    state.definition = row.payload["definition"]
-    state.actor = row.payload.get("actor")
+def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
+    state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
+    state.actor = payload.get("actor")
     state.started_at = row.created_at
-    state.inherited = (row.payload.get("origin") or {}).get("steps", 0)
+    origin = payload.get("origin")
+    state.inherited = origin.get("steps", 0) if origin else 0
 
 
-def _user(state: RunState, row: Row) -> None:
-    state.corrections += row.payload.get("reason") == events.OUTPUT_INVALID
+def _user(state: RunState, row: Row, payload: events.User) -> None:
+    state.corrections += payload.get("reason") == events.OUTPUT_INVALID
 
 
-def _assistant(state: RunState, row: Row) -> None:
-    payload = row.payload
+def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
     state.step += 1
     state.failures = 0
     state.stop_reason = payload.get("stop_reason")
@@ -259,9 +256,8 @@ def _assistant(state: RunState, row: Row) -> None:
     }
 
 
-def _approval_requested(state: RunState, row: Row) -> None:
-    payload = row.payload
-    state.calls[row.call_id].card = Card(
+def _approval_requested(state: RunState, row: Row, payload: events.ApprovalRequested) -> None:
+    state.calls[row.call_id].approval = CallApproval(
         id=UUID(payload["approval"]),
         digest=payload["digest"],
         title=payload["title"],
@@ -273,104 +269,111 @@ def _approval_requested(state: RunState, row: Row) -> None:
     )
 
 
-def _approval_decided(state: RunState, row: Row) -> None:
-    call, payload = state.calls[row.call_id], row.payload
-    card = call.card
-    if card is None:
+def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided) -> None:
+    call = state.calls[row.call_id]
+    approval = call.approval
+    if approval is None:
         return
-    card.actor, card.reason = payload.get("actor"), payload.get("reason", "")
-    card.decided_at = row.created_at
+    approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
+    approval.decided_at = row.created_at
     if payload["verb"] == "approve":
         if "arguments" in payload:  # an edit is a new digest, and voids what others approved
-            call.arguments, call.digest = payload["arguments"], payload["digest"]
-            call.edited, card.digest, card.given, card.names = True, payload["digest"], [], []
-            card.title = payload["title"]
-        actor = card.actor or events.PROGRAM
-        card.given.append(actor["id"])
-        card.names.append(actor["name"])
-        card.status = "approved" if len(card.given) >= card.required else "pending"
+            call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
+            approval.digest, approval.title = payload["digest"], payload["title"]
+            approval.given, approval.names = [], []
+        actor = approval.actor or events.PROGRAM
+        approval.given.append(actor["id"])
+        approval.names.append(actor["name"])
+        approval.status = "approved" if len(approval.given) >= approval.required else "pending"
         return
     status = {"deny": "denied", "answer": "answered", "expire": "expired"}.get(payload["verb"])
     if status is None:  # a verb of newer code
         return
-    card.status = status
-    card.text = payload.get("text", "")
-    if card.status == "denied":
-        state.refusals[(call.tool, call.digest)] = card.reason
+    approval.status = status
+    approval.text = payload.get("text", "")
+    if status == "denied":
+        state.refusals[(call.tool, call.digest)] = approval.reason
 
 
-def _approval_extended(state: RunState, row: Row) -> None:
-    card = state.calls[row.call_id].card
-    if card is not None:
-        card.expires_at = events.moment(row.payload["expires_at"])
+def _approval_extended(state: RunState, row: Row, payload: events.ApprovalExtended) -> None:
+    approval = state.calls[row.call_id].approval
+    if approval is not None:
+        approval.expires_at = events.moment(payload["expires_at"])
 
 
-def _tool_started(state: RunState, row: Row) -> None:
+def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
     call = state.calls[row.call_id]
     call.attempt, call.started_at, call.orphan = row.attempt, row.created_at, ""
-    call.declares, call.timeout = row.payload["declares"], row.payload.get("timeout")
-    if call.card is not None:
-        call.card.status = "consumed"
+    call.declares, call.timeout = payload["declares"], payload.get("timeout")
+    if call.approval is not None:
+        call.approval.status = "consumed"
 
 
-def _tool_result(state: RunState, row: Row) -> None:
+def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
     call = state.calls[row.call_id]
-    call.outcome, call.orphan = row.payload["outcome"], ""
-    if call.card is not None and call.card.status in ("pending", "approved"):
-        call.card.status = "cancelled"
+    call.outcome, call.orphan = payload["outcome"], ""
+    if call.approval is not None and call.approval.status in ("pending", "approved"):
+        call.approval.status = "cancelled"
 
 
-def _model_failed(state: RunState, row: Row) -> None:
+def _model_failed(state: RunState, row: Row, payload: events.ModelFailed) -> None:
     state.failures += 1
-    _add_usage(state, row.payload)
+    _add_usage(state, payload)
 
 
-def _late_result(state: RunState, row: Row) -> None:
+def _late_result(state: RunState, row: Row, payload: events.LateResult) -> None:
     call = state.calls.get(row.call_id)
-    if call is not None and not row.payload.get("never_entered") and not row.payload.get("is_error"):
+    if call is not None and not payload.get("never_entered") and not payload.get("is_error"):
         call.returned_late = True
 
 
-def _orphan_found(state: RunState, row: Row) -> None:
-    state.calls[row.call_id].orphan = row.payload["action"]
+def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> None:
+    state.calls[row.call_id].orphan = payload["action"]
 
 
-def _orphan_resolved(state: RunState, row: Row) -> None:
+def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
     call = state.calls.get(row.call_id)
-    if call is not None and call.is_open and row.payload["verdict"] == "not_occurred":
+    if call is not None and call.is_open and payload["verdict"] == "not_occurred":
         call.orphan = "not_occurred"
 
 
-def _run_resumed(state: RunState, row: Row) -> None:
-    if row.payload.get("unpause"):
+def _run_resumed(state: RunState, row: Row, payload: events.RunResumed) -> None:
+    if payload.get("unpause"):
         state.paused, state.pause_requested = "", False
 
 
-def _run_paused(state: RunState, row: Row) -> None:
-    state.paused, state.pause_requested = row.payload.get("reason") or "paused", False
-
-
-def _pause_requested(state: RunState, row: Row) -> None:
+def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequested) -> None:
     state.pause_requested = True
 
 
-def _cancel_requested(state: RunState, row: Row) -> None:
+def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
+    state.paused, state.pause_requested = payload.get("reason") or "paused", False
+
+
+def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelRequested) -> None:
     state.cancel_requested = True
     state.cancel_requested_at = state.cancel_requested_at or row.created_at
 
 
-def _run_adopted(state: RunState, row: Row) -> None:
-    state.definition, state.version = row.payload["new"], row.payload["version"]
+def _run_adopted(state: RunState, row: Row, payload: events.RunAdopted) -> None:
+    state.definition, state.version = payload["new"], payload["version"]
 
 
-def _closed(state: RunState, row: Row) -> None:
-    state.ended, state.paused = events.CLOSING[row.kind], ""
-    state.output = row.payload.get("output")
-    error = row.payload.get("error")
+def _run_completed(state: RunState, row: Row, payload: events.RunCompleted) -> None:
+    state.ended, state.paused, state.output = "completed", "", payload.get("output")
+
+
+def _run_failed(state: RunState, row: Row, payload: events.RunFailed) -> None:
+    error = payload.get("error")
+    state.ended, state.paused = "failed", ""
     state.error = f"{error['type']}: {error['text']}" if error else ""
 
 
-_APPLY: dict[str, Callable[[RunState, Row], None]] = {
+def _run_cancelled(state: RunState, row: Row, payload: events.RunCancelled) -> None:
+    state.ended, state.paused = "cancelled", ""
+
+
+_APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.RUN_STARTED: _run_started,
     events.USER: _user,
     events.ASSISTANT: _assistant,
@@ -388,7 +391,7 @@ _APPLY: dict[str, Callable[[RunState, Row], None]] = {
     events.RUN_PAUSED: _run_paused,
     events.RUN_CANCEL_REQUESTED: _cancel_requested,
     events.RUN_ADOPTED: _run_adopted,
-    events.RUN_COMPLETED: _closed,
-    events.RUN_FAILED: _closed,
-    events.RUN_CANCELLED: _closed,
+    events.RUN_COMPLETED: _run_completed,
+    events.RUN_FAILED: _run_failed,
+    events.RUN_CANCELLED: _run_cancelled,
 }

@@ -1,4 +1,4 @@
-"""Masks: of arguments that a tool declared sensitive, outside the approval card; and edits that carry one."""
+"""Masking arguments that a tool declares sensitive, and recognising a mask in an edit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any
-from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.models import Definition, Message, Run
+from agentruns.journal.read import definitions_of
+from agentruns.models import Definition, Run
 from agentruns.tools.card import MASK
 from agentruns.utils.redaction import FAILED, is_on, redact
 
-LEAST_MASK = 3  # characters; what is shorter also occurs in texts that carry no mask
-MOST_COMPARED = 1_000  # words and signs: to compare more takes long, in the transaction of a decision
+LEAST_MASK = 3  # characters; shorter pieces also occur in texts that carry no mask
+MOST_COMPARED = 1_000  # words and signs; comparing more would hold a decision's transaction open
 
 Sensitive = Mapping[str, Collection[str]]
 
@@ -24,13 +24,13 @@ _WORD = re.compile(r"\w+|\W")
 
 
 def sensitive_of(definition: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return, for each tool of a definition that has any, the names of its sensitive arguments."""
+    """Return the names of sensitive arguments by tool, for the tools of a definition that have any."""
     tools = definition.get("tools", {})
     return {name: tuple(policy["sensitive"]) for name, policy in tools.items() if policy.get("sensitive")}
 
 
 def sensitive_of_all(definitions: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the same for several definitions: what any of them calls sensitive is."""
+    """Return the same for several definitions: sensitive in one of them is sensitive."""
     found: dict[str, tuple[str, ...]] = {}
     for definition in definitions:
         for tool, names in sensitive_of(definition).items():
@@ -39,23 +39,14 @@ def sensitive_of_all(definitions: Iterable[dict[str, Any]]) -> dict[str, tuple[s
 
 
 def sensitive_in(run: Run) -> dict[str, tuple[str, ...]]:
-    """Return the same for all definitions that a run's session ever had: its conversation shows them all.
+    """Return the same for all definitions that a run's session ever had: its conversation spans them all.
 
-    Also those that a fork has from its origin, whose rows are copied into its session.
+    The rows that a fork copied name those of its origin.
     """
     alias = settings.DATABASE
     hashes = {run.definition_id, *definitions_of(alias, run.session_id)}
     found = Definition.objects.using(alias).filter(pk__in=hashes)
     return sensitive_of_all(found.values_list("body", flat=True))
-
-
-def definitions_of(alias: str, session_id: UUID) -> set[str]:
-    """Return the hashes of all definitions that the session's runs ever had."""
-    kinds = (events.RUN_STARTED, events.RUN_ADOPTED)
-    rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=kinds)
-    names = ("definition", "old", "new")
-    payloads = rows.values_list("payload", flat=True)
-    return {payload[name] for payload in payloads for name in names if payload.get(name)}
 
 
 def masked(row: Row, sensitive: Sensitive) -> Row:
@@ -73,8 +64,15 @@ def masked(row: Row, sensitive: Sensitive) -> Row:
     return row._replace(payload=payload)
 
 
+def hide(arguments: Any, names: Collection[str]) -> Any:
+    """Return arguments with those of these names masked."""
+    if not names or not isinstance(arguments, dict):
+        return arguments
+    return {name: MASK if name in names else value for name, value in arguments.items()}
+
+
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
-    """Whether an edited argument holds what readers were shown in place of a text of the original ones."""
+    """Return whether an edited argument holds a mask that readers saw instead of an original text."""
     if not is_on():
         return False
     kept = list(_texts(original.get(name)))
@@ -89,7 +87,7 @@ def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
 
 
 def without_values(text: str, arguments: dict[str, Any], names: Collection[str]) -> str:
-    """Return an error's text without the values of sensitive arguments, which it may quote."""
+    """Return an error's text without the values of sensitive arguments that it quotes."""
     for value in _texts([arguments.get(name) for name in names]):
         text = text.replace(value, MASK) if len(value) >= LEAST_MASK else text
     return text
@@ -106,13 +104,6 @@ def _each(items: Any, tool: str, field: str, sensitive: Sensitive) -> Any:
     ]
 
 
-def hide(arguments: Any, names: Collection[str]) -> Any:
-    """Return arguments with those of these names masked."""
-    if not names or not isinstance(arguments, dict):
-        return arguments
-    return {name: MASK if name in names else value for name, value in arguments.items()}
-
-
 def _texts(value: Any) -> Iterator[str]:
     """Yield every text in a JSON value, keys included, and every integer as text."""
     if isinstance(value, dict):
@@ -127,7 +118,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _pieces(text: str, shown: str) -> Iterator[str]:
-    """Yield what `shown` has in place of something in `text`; all from first to last where that is long."""
+    """Yield the pieces of `shown` that replace something in `text`; one piece where the texts are long."""
     if shown == FAILED:
         yield shown
         return
@@ -144,6 +135,6 @@ def _pieces(text: str, shown: str) -> Iterator[str]:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """Return how many items two lists have in common at their beginning."""
+    """Return the length of the common beginning of two lists."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,10 +1,10 @@
-"""Telling others what happened: signals after the commit, and an outbox delivered until it went through."""
+"""Signals after the commit, and the outbox of notifications, delivered until they go through."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -23,116 +23,12 @@ from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
+from agentruns.journal.fold import CallApproval
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, redact
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """One event, and how things stand now: `status` is the approval's for `approval.` events, else the run's.
-
-    The `id` is the same at every attempt, for the receiver to tell a repetition by.
-    """
-
-    id: UUID
-    type: str
-    timestamp: datetime
-    run_id: UUID
-    session: str
-    agent: str
-    status: str
-    requester: str
-    approval_id: UUID | None
-    title: str
-    tool: str
-    risk: str
-    expires_at: datetime | None
-    url: str
-
-    def payload(self) -> dict[str, Any]:
-        """Return the event as a webhook carries it: what it is about, never the arguments."""
-        data = {
-            "run_id": str(self.run_id),
-            "session": self.session,
-            "agent": self.agent,
-            "status": self.status,
-            "approval_id": str(self.approval_id) if self.approval_id else None,
-            "title": self.title or None,
-            "tool": self.tool or None,
-            "risk": self.risk or None,
-            "expires_at": _iso(self.expires_at) if self.expires_at else None,
-        }
-        if self.url:
-            data["url"] = self.url
-        return {"type": self.type, "timestamp": _iso(self.timestamp), "data": data}
-
-
-def notice_of(alias: str, notification: Notification) -> Notice:
-    """Read what a notification is about."""
-    key, agent, status, requester = (
-        Run.objects.using(alias)
-        .values_list("session__key", "agent", "status", "owner_name")
-        .get(pk=notification.run_id)
-    )
-    title, tool, risk, expires_at = "", "", "", None
-    if notification.approval_id:
-        status, title, tool, risk, expires_at = (
-            Approval.objects.using(alias)
-            .values_list("status", "title", "tool_name", "risk", "expires_at")
-            .get(pk=notification.approval_id)
-        )
-    elif notification.event == "run.orphaned":
-        tool = _held_tool(alias, notification.run_id)
-    return Notice(
-        id=notification.pk,
-        type=notification.event,
-        timestamp=notification.created_at,
-        run_id=notification.run_id,
-        session=key,
-        agent=agent,
-        status=status,
-        requester=requester,
-        approval_id=notification.approval_id,
-        title=_shown(title, tool) if notification.approval_id else "",
-        tool=tool,
-        risk=risk,
-        expires_at=expires_at,
-        url=_url(notification),
-    )
-
-
-def _held_tool(alias: str, run_id: UUID) -> str:
-    rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ORPHAN_FOUND).order_by("-seq")
-    found = rows.values_list("tool_name", "payload")
-    return next((tool for tool, payload in found if payload["action"] == "held"), "")
-
-
-def _shown(title: str, tool: str) -> str:
-    # The title of a tool without `describe` is its arguments, and those stay inside.
-    if not title or title.startswith(f"{tool}("):
-        return tool
-    return str(canonical.legal(one_line(redact(title))))
-
-
-def _url(notification: Notification) -> str:
-    base = settings.BASE_URL.rstrip("/")
-    if not base:
-        return ""
-    model, pk = "run", notification.run_id
-    if notification.approval_id:
-        model, pk = "approval", notification.approval_id
-    try:
-        return base + reverse(f"admin:agentruns_{model}_change", args=[pk])
-    except NoReverseMatch:
-        return ""
-
-
-def _iso(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
 
 logger = get_logger("agentruns.notifications")
 
@@ -160,8 +56,48 @@ class UndeliverableError(AgentRunsError):
     """A notifier says that a notification will never go through: it is not tried again."""
 
 
-class _Happened(NamedTuple):
-    event: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An event and how things stand now: `status` is the approval's for `approval.` events, else the run's.
+
+    The `id` is the same at every attempt, so that the receiver recognises a repetition.
+    """
+
+    id: UUID
+    type: str
+    timestamp: datetime
+    run_id: UUID
+    session: str
+    agent: str
+    status: str
+    requester: str
+    approval_id: UUID | None
+    title: str
+    tool: str
+    risk: str
+    expires_at: datetime | None
+    url: str
+
+    def payload(self) -> dict[str, Any]:
+        """Return the event as a webhook carries it: its subject, never the arguments."""
+        data = {
+            "run_id": str(self.run_id),
+            "session": self.session,
+            "agent": self.agent,
+            "status": self.status,
+            "approval_id": str(self.approval_id) if self.approval_id else None,
+            "title": self.title or None,
+            "tool": self.tool or None,
+            "risk": self.risk or None,
+            "expires_at": _iso(self.expires_at) if self.expires_at else None,
+        }
+        if self.url:
+            data["url"] = self.url
+        return {"type": self.type, "timestamp": _iso(self.timestamp), "data": data}
+
+
+class _Event(NamedTuple):
+    name: str
     signal: Signal
     run_id: UUID
     approval_id: UUID | None
@@ -169,100 +105,69 @@ class _Happened(NamedTuple):
 
     def send(self) -> None:
         about = {"approval_id": self.approval_id} if self.approval_id else {}
-        self.signal.send_robust(sender=Run, run_id=self.run_id, event=self.event, **about)
+        self.signal.send_robust(sender=Run, run_id=self.run_id, event=self.name, **about)
 
 
 def announce(alias: str, batch: Batch) -> None:
-    """Tell of rows just appended: the outbox in the open transaction, signals and a first try after it.
+    """Announce rows just appended: the outbox in the open transaction, signals and a first try after it.
 
-    With no notifier and no listener this costs neither a query nor a hook.
+    Without notifiers and signal receivers this costs neither a query nor a hook.
     """
-    happened = _happened(batch)
-    heard = [what for what in happened if what.signal.has_listeners(Run)]
-    if heard:
-
-        def send() -> None:
-            for what in heard:
-                what.send()
-
-        transaction.on_commit(send, using=alias, robust=True)
-    noted = [
+    found = _events(batch)
+    for event in found:
+        if event.signal.has_listeners(Run):
+            transaction.on_commit(event.send, using=alias, robust=True)
+    notifications = [
         Notification(
-            event=what.event,
-            run_id=what.run_id,
-            approval_id=what.approval_id,
+            event=event.name,
+            run_id=event.run_id,
+            approval_id=event.approval_id,
             notifier=path,
-            created_at=what.at,
+            created_at=event.at,
         )
-        for what in happened
+        for event in found
         for path in settings.NOTIFIERS
-        if _wants(path, what.event)
+        if _wants(path, event.name)
     ]
-    if noted:
-        Notification.objects.using(alias).bulk_create(noted)
+    if notifications:
+        Notification.objects.using(alias).bulk_create(notifications)
 
         def deliver() -> None:
-            _deliver_at_once(alias, noted)
+            _deliver_at_once(alias, notifications)
 
         transaction.on_commit(deliver, using=alias, robust=True)
 
 
-def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Try what is due, oldest first, and return how many went through.
-
-    Each notifier has its share of one sweep, and one that fails is left alone until the next.
-    """
-    sent, paths = 0, settings.NOTIFIERS
-    for path in paths:
-        due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")
-        for notification in due[: max(1, PER_SWEEP // len(paths))]:
-            if should_stop():
-                return sent
-            delivered = _deliver(alias, notification)
-            if delivered is False:
-                break
-            sent += delivered is True
-    return sent
-
-
-def load_notifier(path: str) -> Callable[[Notice], object]:
-    """Return what a dotted path names, a class made into an instance. Raises ImportError, TypeError."""
-    found = import_string(path)
-    notifier: Callable[[Notice], object] = found() if isinstance(found, type) else found
-    if not callable(notifier):
-        raise TypeError(f"{path} cannot be called.")
-    return notifier
-
-
-def _happened(batch: Batch) -> list[_Happened]:
-    """Return what the rows of a batch mean to others, each once."""
-    found: dict[tuple[str, UUID | None], _Happened] = {}
+def _events(batch: Batch) -> list[_Event]:
+    """Return the events of a batch's rows, each once."""
+    found: dict[tuple[str, UUID | None], _Event] = {}
     for row in batch.rows:
-        if row.kind in EVENTS and _matters(batch, row):
-            event, signal = EVENTS[row.kind]
-            call = batch.state.run.calls.get(row.call_id) if event.startswith("approval.") else None
-            approval_id = call.card.id if call and call.card else None
-            found[event, approval_id] = _Happened(event, signal, row.run_id, approval_id, row.created_at)
+        if row.kind not in EVENTS or events.COPIED in row.payload:  # a copy was announced for its own run
+            continue
+        name, signal = EVENTS[row.kind]
+        call = batch.state.run.calls.get(row.call_id) if name.startswith("approval.") else None
+        approval = call.approval if call else None
+        if _matters(row, approval):
+            approval_id = approval.id if approval else None
+            found[name, approval_id] = _Event(name, signal, row.run_id, approval_id, row.created_at)
     return list(found.values())
 
 
-def _matters(batch: Batch, row: Row) -> bool:
-    if events.COPIED in row.payload:  # it happened to another run, and was told then
-        return False
+def _matters(row: Row, approval: CallApproval | None) -> bool:
     if row.kind == events.ORPHAN_FOUND:
-        return bool(row.payload["action"] == "held")
-    if row.kind == events.APPROVAL_DECIDED:  # unless more people have to approve
-        call = batch.state.run.calls.get(row.call_id)
-        return call is not None and call.card is not None and call.card.status != "pending"
+        orphan: events.OrphanFound = row.payload
+        return orphan["action"] == "held"
+    if row.kind == events.APPROVAL_DECIDED:  # else more people have to approve
+        return approval is not None and approval.status != "pending"
     return True
 
 
 def _wants(path: str, event: str) -> bool:
-    """Whether a notifier asks for an event: its `events`, all of them where it names none."""
+    """Return whether an event is among a notifier's `events`; one without them gets all."""
     try:
         wanted = getattr(import_string(path), "events", None)
     except Exception:
-        return True  # a mistake there keeps no row out of the journal; delivering it says what is wrong
+        return True  # no row is lost for a mistake in a notifier; its delivery logs the error
     return wanted is None or event in wanted
 
 
@@ -281,8 +186,26 @@ def _is_inside(connection: Any) -> bool:
     return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
+def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
+    """Try the due notifications, oldest first, and return how many went through.
+
+    Each notifier has its share of one sweep; one that fails is left alone until the next sweep.
+    """
+    sent, paths = 0, settings.NOTIFIERS
+    for path in paths:
+        due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")
+        for notification in due[: max(1, PER_SWEEP // len(paths))]:
+            if should_stop():
+                return sent
+            delivered = _deliver(alias, notification)
+            if delivered is False:
+                break
+            sent += delivered is True
+    return sent
+
+
 def _deliver(alias: str, notification: Notification) -> bool | None:
-    """Try once; None when another process has it. The claim comes first, so that one of them calls."""
+    """Try once; None when another process has claimed it: only the one that claims calls the notifier."""
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
     claimed = in_transaction(
         alias,
@@ -317,3 +240,76 @@ def _failed(alias: str, notification: Notification, error: Exception) -> None:
         MAX_ATTEMPTS, "given up" if gives_up else f"again in {pause} s",
         exc_info=error,
     )  # fmt: skip
+
+
+def load_notifier(path: str) -> Callable[[Notice], object]:
+    """Return the notifier at a dotted path, a class made into an instance. Raises ImportError, TypeError."""
+    found = import_string(path)
+    notifier: Callable[[Notice], object] = found() if isinstance(found, type) else found
+    if not callable(notifier):
+        raise TypeError(f"{path} cannot be called.")
+    return notifier
+
+
+def notice_of(alias: str, notification: Notification) -> Notice:
+    """Read the run, and the approval, of a notification."""
+    key, agent, status, requester = (
+        Run.objects.using(alias)
+        .values_list("session__key", "agent", "status", "owner_name")
+        .get(pk=notification.run_id)
+    )
+    title, tool, risk, expires_at = "", "", "", None
+    if notification.approval_id:
+        status, title, tool, risk, expires_at = (
+            Approval.objects.using(alias)
+            .values_list("status", "title", "tool_name", "risk", "expires_at")
+            .get(pk=notification.approval_id)
+        )
+    elif notification.event == "run.orphaned":
+        tool = _held_tool(alias, notification.run_id)
+    return Notice(
+        id=notification.pk,
+        type=notification.event,
+        timestamp=notification.created_at,
+        run_id=notification.run_id,
+        session=key,
+        agent=agent,
+        status=status,
+        requester=requester,
+        approval_id=notification.approval_id,
+        title=_shown(title, tool) if notification.approval_id else "",
+        tool=tool,
+        risk=risk,
+        expires_at=expires_at,
+        url=_url(notification),
+    )
+
+
+def _held_tool(alias: str, run_id: UUID) -> str:
+    rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ORPHAN_FOUND).order_by("-seq")
+    found: Iterable[tuple[str, events.OrphanFound]] = rows.values_list("tool_name", "payload")
+    return next((tool for tool, payload in found if payload["action"] == "held"), "")
+
+
+def _shown(title: str, tool: str) -> str:
+    # The title of a tool without `describe` is its arguments, and those stay inside.
+    if not title or title.startswith(f"{tool}("):
+        return tool
+    return str(canonical.legal(one_line(redact(title))))
+
+
+def _url(notification: Notification) -> str:
+    base = settings.BASE_URL.rstrip("/")
+    if not base:
+        return ""
+    model, pk = "run", notification.run_id
+    if notification.approval_id:
+        model, pk = "approval", notification.approval_id
+    try:
+        return base + reverse(f"admin:agentruns_{model}_change", args=[pk])
+    except NoReverseMatch:
+        return ""
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

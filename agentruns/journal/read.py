@@ -1,8 +1,9 @@
-"""Reading the journal back."""
+"""Queries of the journal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Max, Min, QuerySet, TextField
@@ -15,6 +16,7 @@ from agentruns.journal.events import Row
 from agentruns.models import Message, Run
 
 FIELDS = Row._fields
+NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name definitions
 
 _TEXT = "payload_text"
 
@@ -31,10 +33,7 @@ def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None)
 
 
 def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
-    """Return the rows of a run's session up to `seq`, which has to be a row within the run's.
-
-    Raises RunStateError.
-    """
+    """Return the rows of a session up to `seq`; raises RunStateError unless that is a row of the run."""
     seqs = Message.objects.using(alias).filter(run_id=run.pk).aggregate(first=Min("seq"), last=Max("seq"))
     first, last = seqs["first"] or 0, seqs["last"] or 0
     if not first <= seq <= last:
@@ -43,15 +42,26 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
 
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[Row]:
-    """Yield rows in order, each payload as the text it is stored as: what was done to it may not parse."""
+    """Yield rows in order, each payload as its stored text: one that was tampered with may not parse."""
     names = [_TEXT if name == "payload" else name for name in FIELDS]
     texts = messages.annotate(**{_TEXT: Cast("payload", TextField())}).order_by("seq")
     for values in texts.values_list(*names).iterator(chunk_size=500):
         yield Row(*values)
 
 
+def definitions_in(payload: Any) -> set[str]:
+    """Return the hashes of the definitions that a row of one of the kinds `NAMING` names."""
+    return {payload[key] for key in ("definition", "old", "new") if payload.get(key)}
+
+
+def definitions_of(alias: str, session_id: UUID) -> set[str]:
+    """Return the hashes of all definitions that a session's runs ever had."""
+    rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
+    return set().union(*map(definitions_in, rows.values_list("payload", flat=True)))
+
+
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild everything a driver knows from the session's rows."""
+    """Rebuild the state of a session from its rows."""
     state = SessionState(session_id, run_id)
     for row in session_rows(alias, session_id):
         state.apply(row)

@@ -1,4 +1,4 @@
-"""Where the rows of a run go. A store that is not durable serves stateless runs only."""
+"""Stores of a run's rows: the database, or memory for a stateless run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from agentruns.conf import settings
+from agentruns.journal import telemetry
 from agentruns.journal.append import append
 from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
@@ -51,6 +52,7 @@ class DatabaseStore:
             append(self.alias, batch, closed=closed)
             project(self.alias, batch, guard)
             announce(self.alias, batch)
+        telemetry.stored(batch, self.alias)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Rebuild the state from the session's rows."""
@@ -66,6 +68,7 @@ class MemoryStore:
         self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
     ) -> None:
         """Accept a batch: its state is folded already."""
+        telemetry.stored(batch, None)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Refuse: there is nothing to read back."""

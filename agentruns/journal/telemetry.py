@@ -1,12 +1,12 @@
-"""What listens to runs, named by AGENTRUNS_TELEMETRY; an error of it is logged and never touches a run.
+"""The listener that AGENTRUNS_TELEMETRY names; its errors are logged and never reach a run.
 
-A listener is told ids, names, numbers and kinds of errors, and nothing of what was said, asked or returned.
+It receives ids, names, numbers and kinds of errors, never anything that was said, asked or returned.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
+from agentruns.journal.events import Row
 from agentruns.utils.redaction import bound, driven, get_logger
 
 logger = get_logger("agentruns.telemetry")
@@ -24,28 +25,37 @@ logger = get_logger("agentruns.telemetry")
 T = TypeVar("T")
 Facts = dict[str, Any]
 
+# Kind of row -> its event, and the keys of its payload that are attributes.
+EVENT_ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
+    events.APPROVAL_DECIDED: ("decision", ("verb",)),
+    events.ORPHAN_FOUND: ("orphan", ("action", "declares")),
+    events.ORPHAN_RESOLVED: ("verdict", ("verdict",)),
+    events.LATE_RESULT: ("late_result", ()),
+    **dict.fromkeys(events.CLOSING, ("ended", ())),
+}
+
 _made: dict[str, Listener | None] = {}  # by dotted path
 _making = threading.Lock()
 _complained: set[str] = set()
 
 
 class Listener(Protocol):
-    """What AGENTRUNS_TELEMETRY names: a class, or a function that returns one, called without arguments."""
+    """The object that AGENTRUNS_TELEMETRY names: a class or a factory, called without arguments."""
 
     def span(self, name: str, facts: Facts) -> AbstractContextManager[object]:
         """Surround a "drive", a "model" request or a "tool" call; at its end `facts` holds more."""
 
     def event(self, name: str, facts: Facts) -> None:
-        """Hear of what has happened and is committed."""
+        """Receive an event that has happened and is committed."""
 
     def carried(self) -> AbstractContextManager[object]:
-        """Return what makes another thread, that enters it, part of the span open in this one."""
+        """Return a context manager that makes the thread entering it part of the span open in this one."""
 
 
 class span:
-    """Something of a run that takes time; the block adds what it learns to what `with` gives it.
+    """Surround a part of a run that takes time; the block adds attributes to the dict that `with` gives it.
 
-    `facts` is called only when somebody listens.
+    `facts` is called only when there is a listener.
     """
 
     __slots__ = ("_facts", "_name", "_open")
@@ -56,25 +66,25 @@ class span:
         self._open: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> Facts:
-        told: Facts = {}
+        attributes: Facts = {}
         heard = listener()
         if heard is not None:
-            self._open = _guarded(self._begin, heard, told)
-        return told
+            self._open = _guarded(self._begin, heard, attributes)
+        return attributes
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._open is not None:
             _guarded(self._open.__exit__, *exc_info)
 
-    def _begin(self, heard: Listener, told: Facts) -> AbstractContextManager[object]:
-        told.update(self._facts())
-        surrounding = heard.span(self._name, told)
+    def _begin(self, heard: Listener, attributes: Facts) -> AbstractContextManager[object]:
+        attributes.update(self._facts())
+        surrounding = heard.span(self._name, attributes)
         surrounding.__enter__()
         return surrounding
 
 
 class carried:
-    """Makes the thread that enters it part of what the thread that made it does."""
+    """Make the thread that enters it part of the span open in the thread that made it."""
 
     __slots__ = ("_driven", "_entered", "_open")
 
@@ -101,21 +111,21 @@ class carried:
 
 
 def event(name: str, facts: Facts) -> None:
-    """Tell of something that has happened."""
+    """Report an event that is no journal row."""
     heard = listener()
     if heard is not None:
         _guarded(heard.event, name, facts)
 
 
 def stored(batch: Batch, alias: str | None) -> None:
-    """Tell of rows just appended, once they are committed; `alias` is None for a stateless run."""
+    """Report the events of a stored batch, once, as soon as it is committed; no `alias`: a stateless run."""
     heard = listener()
     if heard is not None:
         _guarded(_when_committed, heard, batch, alias)
 
 
 def listener() -> Listener | None:
-    """Return who listens in this process, made at the first question; None if nobody does."""
+    """Return this process's listener, made when first needed; None if there is none."""
     path = settings.TELEMETRY
     if not path:
         return None
@@ -143,44 +153,35 @@ def _guarded(act: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def _when_committed(heard: Listener, batch: Batch, alias: str | None) -> None:
-    happened = list(_happened(batch))
-    if not happened:
+    reports = [report for row in batch.rows if (report := _report(row, batch.state.run.agent))]
+    if not reports:
         return
-    tell = partial(_tell, heard, happened)
+    report_all = partial(_report_all, heard, batch, reports)
     if alias is not None and connections[alias].in_atomic_block:
-        transaction.on_commit(tell, using=alias, robust=True)
+        transaction.on_commit(report_all, using=alias, robust=True)
     else:
-        tell()
+        report_all()
 
 
-def _tell(heard: Listener, happened: list[tuple[str, Facts]]) -> None:
-    for name, facts in happened:
+def _report_all(heard: Listener, batch: Batch, reports: list[tuple[str, Facts]]) -> None:
+    if batch.reported:  # it was stored although its append failed, and was found later
+        return
+    batch.reported = True
+    for name, facts in reports:
         _guarded(heard.event, name, facts)
 
 
-def _happened(batch: Batch) -> Iterator[tuple[str, Facts]]:
-    """Yield what rows mean to a listener, and of their payloads only the words that are our own."""
-    run = batch.state.run
-    for row in batch.rows:
-        told, payload = _TOLD.get(row.kind), row.payload
-        if told is None or events.COPIED in payload:
-            continue
-        facts: Facts = {"run_id": str(row.run_id), "agent": run.agent, "epoch": row.epoch}
-        if row.tool_name:
-            facts["tool"] = row.tool_name
-        name, keys = told
-        facts |= {key: payload[key] for key in keys if key in payload}
-        if row.kind == events.APPROVAL_DECIDED and "edited" in payload:
-            facts["verb"] = "edit"
-        if row.kind in events.CLOSING:
-            facts["status"] = events.CLOSING[row.kind]
-        yield name, facts
-
-
-_TOLD: dict[str, tuple[str, tuple[str, ...]]] = {
-    events.APPROVAL_DECIDED: ("decision", ("verb",)),
-    events.ORPHAN_FOUND: ("orphan", ("action", "declares")),
-    events.ORPHAN_RESOLVED: ("verdict", ("verdict",)),
-    events.LATE_RESULT: ("late_result", ()),
-    **dict.fromkeys(events.CLOSING, ("ended", ())),
-}
+def _report(row: Row, agent: str) -> tuple[str, Facts] | None:
+    """Return the event and attributes of a row, or None; free text of its payload stays out."""
+    if row.kind not in EVENT_ATTRIBUTES or events.COPIED in row.payload:
+        return None
+    name, keys = EVENT_ATTRIBUTES[row.kind]
+    facts: Facts = {"run_id": str(row.run_id), "agent": agent, "epoch": row.epoch}
+    if row.tool_name:
+        facts["tool"] = row.tool_name
+    facts |= {key: row.payload[key] for key in keys if key in row.payload}
+    if row.kind == events.APPROVAL_DECIDED and "edited" in row.payload:
+        facts["verb"] = "edit"
+    if row.kind in events.CLOSING:
+        facts["status"] = events.CLOSING[row.kind]
+    return name, facts

@@ -1,8 +1,8 @@
-"""Is the journal what it should be: chain, sequence, pairing, and the columns that are folded from it."""
+"""Verifying a journal: its chain, sequence and pairing, and the columns that are folded from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +21,8 @@ from agentruns.journal.read import stored_rows
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.utils import json as canonical
 
-# Approval columns that are folded from the journal; those of a run are RunState's.
-CARD = (
+# Approval columns that are folded from the journal; those of a run are in RunState.columns.
+APPROVAL_COLUMNS = (
     "status", "title", "digest", "arguments", "approved_count", "required", "approvers", "risk", "expires_at",
 )  # fmt: skip
 
@@ -32,10 +32,10 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: with a row of the journal (`seq`), or with what is folded from it.
+    """One thing that is wrong with a row of the journal (`seq`), or with a column folded from it.
 
-    A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`. `status` is
-    that of its row as it was read. `file` names one that the row, itself intact, points at.
+    A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`; `status` is
+    that of its row as read. `file` is the name of a damaged file that an intact row points at.
     """
 
     session: str
@@ -55,16 +55,15 @@ class Problem:
 
 
 def problems(session_id: UUID, alias: str | None = None) -> list[str]:
-    """Return what is wrong with a session's journal and its projections, the first bad row first."""
+    """Return the problems of a session's journal and its projections as texts, the first bad row first."""
     return [str(problem) for problem in check(session_id, alias)]
 
 
 def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> list[Problem]:
-    """Return what is wrong with a session: its first bad row alone, or else every folded column that differs.
+    """Return the problems of a session: its first bad row alone, or else every folded column that differs.
 
-    With `files`, those that its rows point at are read as well, which may take long; leave that out inside
-    a transaction. Takes no lock: a session that somebody wrote to meanwhile is read again. Raises
-    Session.DoesNotExist.
+    `files` reads the files that rows point at as well, which may take long: not inside a transaction. Takes
+    no lock: a session that was written to meanwhile is read again. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
     found: list[Problem] = []
@@ -119,13 +118,13 @@ class History:
         self.head = canonical.GENESIS
         self.states: dict[UUID, RunState] = {}
         self.calls: dict[UUID, dict[str, Call]] = {}  # of every reply, not only of the last
-        self.cards: set[UUID] = set()
+        self.approvals: set[UUID] = set()
         self.copies: list[Copy] = []
         self.pointing: list[Row] = []  # at files that hold their content
         self.copied_calls: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
-        """Read all rows; return the first that is wrong, or that the session remembers and is not there."""
+        """Read all rows; return the first that is wrong or missing."""
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
             for row in stored_rows(rows):  # parsing a payload would forgive what was done to it
@@ -174,7 +173,7 @@ class History:
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
     def cut(self) -> Problem | None:
-        """Compare the head that the session remembers: it shows a cut-off tail."""
+        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses."""
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
             what = f"its head is seq {remembered}, the journal ends at {self.seq}."
@@ -185,13 +184,14 @@ class History:
         return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)
 
     def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
-        """Return what is wrong with a row beside the rows before it, or ""."""
+        """Return why a row does not fit the rows before it, or ""."""
         if events.COPIED in row.payload:
             return self._copied(row, state)
         if row.kind == events.ASSISTANT:
+            reply: events.Assistant = row.payload
             for call in state.open_calls():
                 return f"is a reply while call {call.id} has no result."
-            for asked in row.payload["calls"]:
+            for asked in reply["calls"]:
                 if asked["id"] in calls:
                     return f"asks for call {asked['id']} a second time."
         if row.kind not in _PAIRED:
@@ -202,11 +202,11 @@ class History:
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if row.kind == events.APPROVAL_REQUESTED:
-            return self._asked(row, known)
-        return _CHECKS[row.kind](row, known) if row.kind in _CHECKS else ""
+            return self._requested(known, row.payload)
+        return _CHECKS[row.kind](row, known, row.payload) if row.kind in _CHECKS else ""
 
     def _copied(self, row: Row, state: RunState) -> str:
-        """A copy lies before its run began, in the place of the row that it is a copy of."""
+        """Check that a copy lies before its run's start; remember it, to be compared with its origin."""
         copy = copy_of(row)
         if state.started_at is not None:
             return "is copied from another run after its own run had started."
@@ -216,74 +216,78 @@ class History:
             self.copies.append(copy)
         self.copied_calls.add(row.call_id)
         if row.kind == events.ASSISTANT:
-            self.copied_calls |= {call["id"] for call in row.payload["calls"]}
+            reply: events.Assistant = row.payload
+            self.copied_calls |= {call["id"] for call in reply["calls"]}
         return ""
 
-    def _asked(self, row: Row, call: Call) -> str:
-        card = UUID(row.payload["approval"])
-        if card in self.cards or call.card is not None:
+    def _requested(self, call: Call, payload: events.ApprovalRequested) -> str:
+        approval = UUID(payload["approval"])
+        if approval in self.approvals or call.approval is not None:
             return f"asks for an approval of call {call.id} a second time."
         if not call.is_open:
             return f"asks for an approval of call {call.id}, which has a result."
-        if row.payload["digest"] != call.digest:
+        if payload["digest"] != call.digest:
             return f"asks for an approval of call {call.id} with other arguments than it has."
-        self.cards.add(card)
+        self.approvals.add(approval)
         return ""
 
 
-def _decided(row: Row, call: Call) -> str:
-    card, payload = call.card, row.payload
-    if card is None:
+def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
+    approval = call.approval
+    if approval is None:
         return f"decides on call {call.id}, for which no approval was asked."
-    if card.status != "pending":
-        return f"decides on approval {card.id}, which is {card.status} already."
-    if "arguments" not in payload and payload["digest"] != card.digest:
-        return f"decides on another digest than that of approval {card.id}."
+    if approval.status != "pending":
+        return f"decides on approval {approval.id}, which is {approval.status} already."
+    if "arguments" not in payload and payload["digest"] != approval.digest:
+        return f"decides on another digest than that of approval {approval.id}."
     return ""
 
 
-def _started(row: Row, call: Call) -> str:
+def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
     if not call.is_open:
         return f"starts call {call.id}, which has a result."
     if row.attempt != call.attempt + 1:
         return f"is attempt {row.attempt} of call {call.id}, after attempt {call.attempt}."
-    if row.payload["digest"] != call.digest:
+    if payload["digest"] != call.digest:
         return f"starts call {call.id} with other arguments than were recorded."
-    if call.verdict == "refuse" or (call.verdict == "ask" and call.card is None):
+    if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
         return f"starts call {call.id}, which the gate did not let through."
-    return _consumes(row, call)
+    return _consumes(row, call, payload)
 
 
-def _consumes(row: Row, call: Call) -> str:
-    """An approval is consumed by the first start, once, and only as it was approved."""
-    card, used = call.card, row.consumes
-    if card is None:
+def _consumes(row: Row, call: Call, payload: events.ToolStarted) -> str:
+    """Check that the first start consumes the approval, once, and only as it was approved."""
+    approval, used = call.approval, row.consumes
+    if approval is None:
         return f"consumes approval {used}, which is not of call {call.id}." if used else ""
-    if card.digest != row.payload["digest"]:
-        return f"starts call {call.id} with other arguments than approval {card.id} shows."
+    if approval.digest != payload["digest"]:
+        return f"starts call {call.id} with other arguments than approval {approval.id} shows."
     if used is None:
-        early = call.attempt == 0 or card.status != "consumed"
-        return f"starts call {call.id} without approval {card.id}, which is {card.status}." if early else ""
-    if used != card.id:
+        if call.attempt and approval.status == "consumed":
+            return ""
+        return f"starts call {call.id} without approval {approval.id}, which is {approval.status}."
+    if used != approval.id:
         return f"consumes approval {used}, which is not of call {call.id}."
-    if card.status == "consumed":
-        return f"consumes approval {card.id} a second time."
-    return "" if card.status == "approved" else f"consumes approval {card.id}, which is {card.status}."
+    if approval.status == "consumed":
+        return f"consumes approval {approval.id} a second time."
+    if approval.status != "approved":
+        return f"consumes approval {approval.id}, which is {approval.status}."
+    return ""
 
 
-def _result(row: Row, call: Call) -> str:
+def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
     if not call.is_open:
         return f"is a second result of call {call.id}."
-    if row.payload["outcome"] == "ok" and call.attempt == 0:
+    if payload["outcome"] == "ok" and call.attempt == 0:
         return f"says that call {call.id} was done, which never started."
     return ""
 
 
-def _doubted(row: Row, call: Call) -> str:
+def _doubted(row: Row, call: Call, payload: events.OrphanFound) -> str:
     return "" if call.is_started else f"doubts call {call.id}, which has a result or never started."
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[Row, Call, Any], str]] = {
     events.APPROVAL_DECIDED: _decided,
     events.TOOL_STARTED: _started,
     events.TOOL_RESULT: _result,
@@ -313,28 +317,28 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
 def _approvals(alias: str, history: History) -> Iterator[Problem]:
     key = history.session.key
     unseen = {
-        call.card.id: (run_id, call, call.card)
+        call.approval.id: (run_id, call, call.approval)
         for run_id, calls in history.calls.items()
         for call in calls.values()
-        if call.card is not None
+        if call.approval is not None
     }
     approvals = Approval.objects.using(alias).filter(run__session_id=history.session.pk).order_by("pk")
-    for pk, stored in _stored(approvals, (*CARD, "call_id", "run_id")):
-        run_id, call, card = unseen.pop(pk, (None, None, None))
+    for pk, stored in _stored(approvals, (*APPROVAL_COLUMNS, "call_id", "run_id")):
+        run_id, call, approval = unseen.pop(pk, (None, None, None))
         place = (UUID(stored.pop("run_id") or ""), stored.pop("call_id"))
-        if call is None or card is None or place != (run_id, call.id):
+        if call is None or approval is None or place != (run_id, call.id):
             yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
             continue
-        who = (card.required, card.approvers, card.risk, card.expires_at)
-        folded = (card.status, card.title, card.digest, call.arguments, len(card.given), *who)
+        who = (approval.required, approval.approvers, approval.risk, approval.expires_at)
+        folded = (approval.status, approval.title, approval.digest, call.arguments, len(approval.given), *who)
         about = Problem(key, f"approval {pk}", run=run_id, approval=pk, status=str(stored["status"]))
-        yield from _differences(about, Approval, stored, dict(zip(CARD, folded, strict=True)))
+        yield from _differences(about, Approval, stored, dict(zip(APPROVAL_COLUMNS, folded, strict=True)))
     for pk, (run_id, _, _) in unseen.items():
         yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
 
 
 def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID, dict[str, str | None]]]:
-    """Yield columns as the texts they are stored as, since what was done to them may not even parse."""
+    """Yield columns as stored texts: one that was tampered with may not even parse."""
     texts = {f"stored_{name}": Cast(name, TextField()) for name in names}
     for pk, *values in rows.annotate(**texts).values_list("pk", *texts):
         stored = dict(zip(names, values, strict=True))
@@ -344,7 +348,7 @@ def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID,
 
 
 def _time_text(text: str) -> str:
-    """Return a time as Python writes it, where it is one: each database has its own form."""
+    """Return a stored time in Python's form, since each database has its own; any other text as it is."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -355,7 +359,7 @@ def _time_text(text: str) -> str:
 def _differences(
     about: Problem, model: type[Model], stored: dict[str, str | None], folded: dict[str, Any]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with a row, column by column; `about` says with which row."""
+    """Yield a problem for each column that differs; `about` says of which row."""
     for name, value in folded.items():
         due = stored_form(model, name, value)
         if stored[name] == due:
@@ -367,7 +371,7 @@ def _differences(
 
 
 def differs(column: str, stored: str | None, due: str | None) -> str:
-    """Return what is said of a column that does not hold what it should."""
+    """Return the sentence about a column whose stored value is not the folded one."""
     return f"{column} is {shown(stored)}, the journal says {shown(due)}."
 
 

@@ -12,7 +12,7 @@ from agentruns.utils.redaction import redact
 
 
 class Approval(models.Model):
-    """One gated call waiting for people: a projection, whose truth is in the journal."""
+    """One gated call waiting for people: a projection of the journal."""
 
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
@@ -74,7 +74,7 @@ class Approval(models.Model):
                 condition=Q(status="pending"),
                 name="agentruns_pending",
             ),
-            # The queue as it opens: what is riskier first, then what expires sooner, then who waits longer.
+            # The queue's default order: riskiest first, then soonest to expire, then longest waiting.
             models.Index(
                 RISK_RANK,
                 F("expires_at"),
@@ -87,7 +87,7 @@ class Approval(models.Model):
                 fields=["requested_at", "id"], condition=Q(status="pending"), name="agentruns_longest_waiting"
             ),
             models.Index(fields=["-requested_at", "-id"], name="agentruns_approval_newest"),
-            # What became of earlier calls of the tool, and whether the very same call was asked before.
+            # Earlier calls of the tool, and earlier requests for the same call.
             models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
             models.Index(fields=["digest"], name="agentruns_same_call"),
         ]

@@ -7,7 +7,7 @@ from agentruns.models.querysets import ControlQuerySet
 
 
 class Control(models.Model):
-    """When each sweeper was last seen, and when draining was asked for: by the database clock."""
+    """A timestamp by the database clock: each sweeper's last pass, and the last request to drain."""
 
     DRAINING = "draining"
 

@@ -1,4 +1,4 @@
-"""Text columns that hold on every database what a model or a tool may produce."""
+"""Text columns that can store any output of a model or a tool, on every database."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from agentruns.models.fields import EscapedTextField
 
 
 class IdempotencyRecord(models.Model):
-    """What a request with an idempotency key was answered: the same key again is given the same answer.
+    """The response to a request with an idempotency key; the same key again gets the same response.
 
-    Written in the transaction of what the request did, so that there is one exactly if it was done.
+    Written in the same transaction as the request's effect, so that one exists exactly if the other does.
     """
 
     owner = models.ForeignKey(

@@ -11,7 +11,7 @@ from agentruns.models.session import Session
 
 
 class Message(models.Model):
-    """The journal: immutable rows, refused by database triggers when changed or deleted."""
+    """One row of the journal, immutable: database triggers refuse changes and deletions."""
 
     session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="messages", db_index=False)
     seq = models.BigIntegerField(_("seq"))
@@ -21,7 +21,7 @@ class Message(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64, default="")
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
     epoch = models.BigIntegerField(_("epoch"), default=0)
-    # The approval a `tool_started` row consumes: repeated from its payload for the unique constraint.
+    # The approval a `tool_started` row consumes, copied from its payload for the unique constraint.
     consumes = models.UUIDField(_("consumed approval"), null=True)
     payload = CanonicalField(_("payload"))
     prev_hash = models.CharField(max_length=64)

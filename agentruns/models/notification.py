@@ -9,11 +9,11 @@ from agentruns.utils.ids import uuid7
 
 
 class Notification(models.Model):
-    """One event one notifier is to be told of: written with what happened, kept until it was delivered."""
+    """One event for one notifier: written with the event itself, kept until it is delivered."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     event = models.CharField(_("event"), max_length=40)
-    # Goes with its run: what is pruned needs no announcement.
+    # Deleted with its run: a pruned run needs no announcement.
     run = models.ForeignKey(
         Run, verbose_name=_("run"), on_delete=models.CASCADE, related_name="notifications"
     )
@@ -29,7 +29,7 @@ class Notification(models.Model):
         verbose_name_plural = _("notifications")
         default_permissions = ("view",)
         indexes = [
-            # The sweep's question, on the few rows it can concern.
+            # Partial: the sweep asks only about the few unsent rows.
             models.Index(fields=["notifier", "id"], condition=Q(sent_at=None), name="agentruns_unsent"),
         ]
 

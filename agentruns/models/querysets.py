@@ -1,4 +1,4 @@
-"""The questions others ask of runs and approvals."""
+"""Querysets of runs, rows, sweepers and approvals."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
 
 class Constant(models.Value):
-    """A value of our own, written into the SQL: planners match an index only with what they can read."""
+    """A constant written into the SQL itself: a planner cannot match a parameter with a partial index."""
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[str | int, ...]]:
-        """Return it as SQL has it."""
+        """Return the value as an SQL literal."""
         return repr(self.value), ()
 
 
 ACTIVE = [Constant("queued"), Constant("running")]
 PENDING = Constant("pending")
-# 0 for the riskiest, as the index of the queue has it.
+# 0 is the riskiest, as in the queue's index.
 RISK_RANK = Case(
     When(risk=Constant("high"), then=Constant(0)),
     When(risk=Constant("normal"), then=Constant(1)),
@@ -41,7 +41,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.filter(status__in=UNFINISHED)
 
     def runnable(self) -> Self:
-        """Runs a worker may claim now, by the database clock: nobody holds them and nothing delays them."""
+        """Runs a worker may claim now, by the database clock: without a live lease, and due."""
         return self.filter(
             Q(status__in=ACTIVE),
             Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
@@ -49,7 +49,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
 
     def for_user(self, user: Any) -> Self:
-        """Runs `user` may see: their own; all of them with the view permission; nobody's for nobody."""
+        """Runs `user` may see: their own, or all with the view permission; none for an anonymous user."""
         if not user.is_authenticated:
             return self.none()
         if user.has_perm("agentruns.view_run"):
@@ -59,18 +59,18 @@ class RunQuerySet(models.QuerySet["Run"]):
 
 class MessageQuerySet(models.QuerySet["Message"]):
     def own(self) -> Self:
-        """Rows of a run's own life: without the history that a fork has from its origin."""
+        """Rows of the run itself, without the history that a fork copied from its origin."""
         return self.filter(seq__gt=Coalesce("run__origin_seq", 0))
 
 
 class ControlQuerySet(models.QuerySet["Control"]):
     def stamp(self, name: str) -> None:
-        """Write down that it is now, by the database clock."""
+        """Set the timestamp to now, by the database clock."""
         if not self.filter(name=name).update(seen_at=Now()):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 
     def sweepers(self) -> Self:
-        """Sweepers, without what is no process: the stamp of a drain."""
+        """Sweepers: every record except the drain's timestamp."""
         return self.exclude(name="draining")
 
 
@@ -84,7 +84,7 @@ class ApprovalQuerySet(models.QuerySet["Approval"]):
         return self.pending().filter(expires_at__lte=Now())
 
     def for_user(self, user: Any) -> Self:
-        """Approvals `user` may see: those of runs they may see; all of them for those who decide."""
+        """Approvals `user` may see: those of the runs they may see, or all for people who decide."""
         if not user.is_authenticated:
             return self.none()
         if any(user.has_perm(f"agentruns.{name}") for name in SEES_ALL_APPROVALS):

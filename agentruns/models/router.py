@@ -13,16 +13,16 @@ LABEL = "agentruns"
 
 
 class JournalRouter:
-    """Keeps the tables of agentruns in AGENTRUNS_DATABASE.
+    """Keep the tables of agentruns in AGENTRUNS_DATABASE.
 
-    First in DATABASE_ROUTERS: a router before it that sends reads to a replica would be asked first.
+    Put it first in DATABASE_ROUTERS: a router before it might send its reads to a replica.
     """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        """Return the journal's alias for our models: what a replica says may be old."""
+        """Return the journal's alias for our models: a replica may lag behind."""
         if _is_ours(model):
             return settings.DATABASE
-        # The owner of a run is where users are; with the hint Django would look beside the run.
+        # A run's owner lives where users do; with the hint, Django would look in the run's database.
         return router.db_for_read(model) if _is_ours(hints.get("instance")) else None
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
@@ -32,7 +32,7 @@ class JournalRouter:
         return router.db_for_write(model) if _is_ours(hints.get("instance")) else None
 
     def allow_relation(self, one: Model, other: Model, **hints: Any) -> bool | None:
-        """Allow our rows to name a user of another database, which no constraint there forbids."""
+        """Allow our rows to refer to users in another database; they have no constraint."""
         return True if _is_ours(one) or _is_ours(other) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:

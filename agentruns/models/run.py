@@ -49,7 +49,7 @@ class Run(models.Model):
     )
     idempotency_key = models.CharField(_("idempotency key"), max_length=200, default="")
     input = EscapedTextField(_("input"))
-    # The run that this one repeats, or was forked from at the row `origin_seq`: as its first row says.
+    # The run that this one repeats, or was forked from at row `origin_seq`; also in its first row.
     origin = models.ForeignKey(
         "self",
         verbose_name=_("origin"),
@@ -69,7 +69,7 @@ class Run(models.Model):
     output = EscapedTextField(_("output"), null=True)
     error = EscapedTextField(_("error"), default="")
 
-    # Who drives, not what happened: never folded.
+    # About the worker and not the history: never folded.
     lease_owner = models.CharField(_("lease owner"), max_length=64, default="")
     lease_epoch = models.BigIntegerField(_("lease epoch"), default=0)
     lease_expires_at = models.DateTimeField(_("lease expires at"), null=True)
@@ -113,7 +113,7 @@ class Run(models.Model):
             ),
         ]
         indexes = [
-            # The sweep's one question, on the few rows it can concern.
+            # Partial: the sweep asks only about the few runnable rows.
             models.Index(
                 fields=["created_at"],
                 condition=Q(status__in=["queued", "running"]),
@@ -122,7 +122,7 @@ class Run(models.Model):
             models.Index(fields=["-updated_at", "-id"], name="agentruns_run_newest"),
             models.Index(fields=["origin"], condition=Q(origin__isnull=False), name="agentruns_run_derived"),
             models.Index(fields=["status", "-updated_at"], name="agentruns_run_status"),
-            # Written at each append, as are the two before it: it lists an agent's runs, and the agents.
+            # Lists an agent's runs, and the agents. Like the two before it, it is written at each append.
             models.Index(fields=["agent", "-updated_at", "-id"], name="agentruns_run_agent"),
         ]
 

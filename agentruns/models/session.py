@@ -11,7 +11,7 @@ from agentruns.utils.redaction import redact
 
 
 class Session(models.Model):
-    """A conversation, found by the caller's own key; the head of its journal's hash chain."""
+    """A conversation under the caller's own key, with the head of its journal's hash chain."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     key = models.CharField(_("key"), max_length=200, unique=True)
@@ -33,7 +33,7 @@ class Session(models.Model):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
         default_permissions = ("view",)
-        # An append changes neither column, so that it writes none of the table's indexes.
+        # An append changes neither column and so writes none of the table's indexes.
         indexes = [
             PrefixIndex(fields=["key"], name="agentruns_key_begins"),
             PrefixIndex(fields=["owner_name"], name="agentruns_requester_begins"),

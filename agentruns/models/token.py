@@ -9,7 +9,7 @@ from agentruns.utils.ids import uuid7
 
 
 class ApiToken(models.Model):
-    """What a program shows instead of a session: acts as its owner, within its scopes, until it ends."""
+    """A program's credential for the API: it acts as its owner, within its scopes, until it ends."""
 
     class Scope(models.TextChoices):
         RUNS_READ = "runs:read", _("read runs")
@@ -17,7 +17,7 @@ class ApiToken(models.Model):
         APPROVALS_DECIDE = "approvals:decide", _("read and decide approvals")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    # The token itself is kept nowhere: its beginning finds the row, its digest proves the rest.
+    # The token itself is not stored: its prefix finds the row, its digest proves the rest.
     prefix = models.CharField(_("prefix"), max_length=16, unique=True)
     digest = models.CharField(_("digest"), max_length=64)
     name = models.CharField(_("name"), max_length=100, default="")

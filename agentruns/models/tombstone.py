@@ -13,7 +13,7 @@ FORGOTTEN = "sha256:"
 
 
 class Tombstone(models.Model):
-    """What is left of a pruned session; its presence is what lets the journal's rows be deleted."""
+    """The remains of a pruned session; the triggers allow its rows to be deleted because it exists."""
 
     session_id = models.UUIDField(primary_key=True)
     key = models.CharField(_("key"), max_length=200)
@@ -31,7 +31,7 @@ class Tombstone(models.Model):
 
 
 class PrunedKey(models.Model):
-    """An idempotency key of a pruned run: whoever gives it again, in whatever session, is refused."""
+    """An idempotency key of a pruned run; using it again is refused, in any session."""
 
     tombstone = models.ForeignKey(
         Tombstone, on_delete=models.PROTECT, related_name="pruned_keys", db_index=False
@@ -52,7 +52,7 @@ class PrunedKey(models.Model):
         verbose_name = _("pruned key")
         verbose_name_plural = _("pruned keys")
         default_permissions = ("view",)
-        # The key first: the program may not know whose the session was.
+        # The key comes first: the program may not know whose session it was.
         indexes = [models.Index(fields=["key", "owner"], name="agentruns_pruned_key")]
 
     def __str__(self) -> str:
@@ -60,5 +60,5 @@ class PrunedKey(models.Model):
 
 
 def forgotten(key: str) -> str:
-    """Return what is kept in place of a key that is to be forgotten: it is recognised by it all the same."""
+    """Return the hash that replaces a key to be forgotten, and still recognises it."""
     return key if key.startswith(FORGOTTEN) else FORGOTTEN + hashlib.sha256(key.encode()).hexdigest()

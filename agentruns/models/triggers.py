@@ -1,6 +1,7 @@
-"""The database itself refuses to change the journal: triggers on both vendors.
+"""Database triggers that keep the journal append-only, on SQLite and PostgreSQL.
 
-UPDATE never; DELETE only where a Tombstone names the session; TRUNCATE (PostgreSQL) only of an empty table.
+They never allow UPDATE, allow DELETE only for a session with a Tombstone, and TRUNCATE (PostgreSQL) only
+of an empty table.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SQLITE = (
     f"""CREATE TRIGGER IF NOT EXISTS agentruns_no_delete BEFORE DELETE ON {MESSAGE}
         WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN
         SELECT RAISE(ABORT, 'The journal is append-only: DELETE of {MESSAGE} is refused.'); END""",
-    # INSERT OR REPLACE deletes what is in its way without firing a delete trigger.
+    # INSERT OR REPLACE deletes conflicting rows without firing a delete trigger.
     f"""CREATE TRIGGER IF NOT EXISTS agentruns_no_replace BEFORE INSERT ON {MESSAGE}
         WHEN EXISTS (SELECT 1 FROM {MESSAGE} WHERE session_id = NEW.session_id AND seq = NEW.seq)
         OR EXISTS (SELECT 1 FROM {MESSAGE} WHERE id = NEW.id) BEGIN
@@ -60,7 +61,7 @@ SQLITE = (
 
 
 def install(connection: BaseDatabaseWrapper) -> None:
-    """Create the triggers, or create them anew."""
+    """Create the triggers, or recreate them."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(POSTGRESQL)
@@ -70,7 +71,7 @@ def install(connection: BaseDatabaseWrapper) -> None:
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the triggers: for a reversed migration, and for `lifted`."""
+    """Drop the triggers, for a reversed migration and for `lifted`."""
     with connection.cursor() as cursor:
         for name in NAMES.get(connection.vendor, ()):
             on = f" ON {MESSAGE}" if connection.vendor == "postgresql" else ""
@@ -78,7 +79,7 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 
 
 def installed(connection: BaseDatabaseWrapper) -> bool:
-    """Whether every trigger is in place."""
+    """Return whether every trigger is in place."""
     postgres = connection.vendor == "postgresql"
     sql = (
         f"SELECT tgname FROM pg_trigger WHERE tgrelid = '{MESSAGE}'::regclass AND tgenabled <> 'D'"
@@ -93,7 +94,7 @@ def installed(connection: BaseDatabaseWrapper) -> bool:
 
 @contextmanager
 def lifted(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Allow everything for a while: only for emptying a test database."""
+    """Allow every change inside the block: only for emptying a test database."""
     present = MESSAGE in connection.introspection.table_names()
     if present:
         remove(connection)
@@ -105,7 +106,7 @@ def lifted(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Put the triggers back after `migrate` and `flush`, which may have rebuilt the table."""
+    """Restore the triggers after `migrate` and `flush`, which may have rebuilt the table."""
     connection = connections[using]
     from agentruns.models import Message
 

@@ -1,1 +1,1 @@
-"""Models: what is asked of them (base), Anthropic's, and one that follows a script."""
+"""Model providers: the common protocol (base), Claude (anthropic) and a scripted model."""

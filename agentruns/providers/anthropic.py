@@ -1,4 +1,4 @@
-"""Claude models through the Anthropic SDK, which is imported at the first request: it costs seconds."""
+"""Claude models through the Anthropic SDK, imported at the first request because that takes seconds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 
 DEFAULT_MAX_TOKENS = 8192
-# The SDK refuses a longer reply without streaming, unless a time-out is given.
+# The SDK refuses longer replies without streaming, unless a timeout is given.
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
 _SECONDS_PER_TOKEN = 3600 / 128_000
 _RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
-# What counting takes; it refuses the rest, which is no part of the conversation.
+# The token counter refuses every other parameter; none of those is part of the conversation.
 _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_config", "speed"})
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
-# Events the SDK makes of a delta that it has added to the message.
+# Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
@@ -40,14 +40,14 @@ _BY_TYPE: dict[str, Disposition] = {
     "invalid_request_error": "fail",
     "request_too_large": "fail",
 }
-# With a status that says something else: limits that no waiting lifts.
+# Limits that waiting does not lift, whatever the status says.
 _PAUSING_CODES = re.compile(r"organization_on_hold|\w*spend_limit_reached")
 TOO_LONG = "The conversation takes {tokens} tokens and {model} accepts {limit}. {advice}"
 GIVE_COMPACT = (
-    "Give AnthropicModel a `compact` that shortens what is sent (agentruns.providers.window.drop_oldest), "
-    "or go on in a new session."
+    "Give AnthropicModel a `compact` that shortens the request (agentruns.providers.window.drop_oldest), "
+    "or continue in a new session."
 )
-COMPACT_MORE = "That is after compact(): it has to leave out more."
+COMPACT_MORE = "That is after compact(), which has to leave out more."
 UNKNOWN_DELTA = (
     "The anthropic package cannot put this streamed block together: {block} ({delta}). Upgrade it, name the "
     "betas the request needs in model_params['betas'], or give AnthropicModel streaming=False."
@@ -55,14 +55,14 @@ UNKNOWN_DELTA = (
 
 
 class _Answer:
-    """How far an answer has come, for when it breaks off."""
+    """Progress of an answer, for when it breaks off."""
 
     begun = False
     message: Any = None
     request_id = ""
 
     def usage(self) -> dict[str, Any] | None:
-        """Return what it is known to have used."""
+        """Return the tokens it is known to have used."""
         data = _plain(self.message)
         return data.get("usage") if isinstance(data, dict) else None
 
@@ -70,12 +70,12 @@ class _Answer:
 class AnthropicModel:
     """A Claude model by name, over the Messages API.
 
-    `client`: an Anthropic, AnthropicBedrock or AnthropicVertex of your own (key, proxy, base_url); its
-    retries are switched off, because the run's own back-off waits without holding a worker. `timeout` in
-    seconds: of a whole reply, or of each read of one that streams. `cache`: how long the provider keeps
-    what requests repeat, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens, limit)`
-    when a conversation no longer fits, returns what is sent instead. `context_window` in tokens; without
-    it the provider is asked.
+    `client`: your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url); its retries
+    are switched off, because the run's own back-off waits without occupying a worker. `timeout` in
+    seconds: for a whole reply, or for each read when streaming. `cache`: how long the provider keeps the
+    repeated parts of requests, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens,
+    limit)` when a conversation no longer fits; returns the messages to send instead. `context_window` in
+    tokens; if it is not given, the provider is asked.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AnthropicModel:
         return f"AnthropicModel({self.name!r})"
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the model's reply; raises ProviderError, classified, for whatever goes wrong."""
+        """Return the model's reply; raises a classified ProviderError for any failure."""
         answer = _Answer()
         try:
             body = self._fitting(_body(request))
@@ -117,7 +117,7 @@ class AnthropicModel:
             return self._ask(canonical.legal(body), request, answer)
         except Exception as error:
             failure = classify(error, self._secrets(), begun=answer.begun)
-        # Raised out here so that it has no __context__: the SDK's errors can quote the request's headers.
+        # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
         failure.usage = failure.usage or answer.usage()
         failure.request_id = failure.request_id or answer.request_id
         raise failure
@@ -144,7 +144,7 @@ class AnthropicModel:
             return _reply(stream.get_final_message(), stream.request_id)
 
     def _messages(self, body: dict[str, Any]) -> Any:
-        # Blocks of a beta are known to the SDK's beta half only: the other one loses parts of them.
+        # Only the SDK's beta half knows a beta's blocks; the other half loses parts of them.
         client = self._ready()
         return client.beta.messages if body.get("betas") else client.messages
 
@@ -157,7 +157,7 @@ class AnthropicModel:
         return {"timeout": anthropic.Timeout(seconds, connect=min(seconds, 5.0))}
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request as it is if it fits, or with its messages compacted; else ProviderError."""
+        """Return the request, compacted if necessary; raises ProviderError if it is still too long."""
         most = window.most_tokens(body)
         if most <= (self.context_window or window.SMALLEST):
             return body
@@ -166,7 +166,7 @@ class AnthropicModel:
         if tokens > limit and self.compact is not None:
             body = {**body, "messages": self._compacted(body["messages"], tokens, limit)}
             counted = self._count(body)
-        # Where nobody counts only the provider can say no: by an estimate nothing fails that might fit.
+        # An estimate alone refuses nothing: without a count, only the provider can tell.
         if counted is not None and counted > limit:
             advice = COMPACT_MORE if self.compact else GIVE_COMPACT
             text = TOO_LONG.format(tokens=counted, model=self.name, limit=limit, advice=advice)
@@ -180,17 +180,17 @@ class AnthropicModel:
             broken = window.broken_pairs(shorter, messages)
             failure = None
         except Exception as error:
-            failure = classify(error, self._secrets())  # it may have asked a model itself
+            failure = classify(error, self._secrets())  # compact may have asked a model itself
         if failure is not None:
             failure.args = (f"compact() failed: {failure}",)
             raise failure
         if broken:
-            text = f"What compact() returned cannot be sent: {broken}."
+            text = f"The messages that compact() returned cannot be sent: {broken}."
             raise ProviderError(text, disposition="pause", type="compact_failed")
         return shorter
 
     def _count(self, body: dict[str, Any]) -> int | None:
-        """Return the tokens of a request, or None where the client cannot have them counted."""
+        """Return the tokens of a request, or None if the client cannot have them counted."""
         import anthropic
 
         names = _COUNTED_WITH_BETAS if body.get("betas") else _COUNTED
@@ -201,7 +201,7 @@ class AnthropicModel:
         try:
             return int(ask(**_arguments(self.name, canonical.legal(counted))).input_tokens)
         except anthropic.AnthropicError as error:
-            # Bedrock refuses without asking, some gateways have no such page.
+            # Bedrock refuses without asking, and some gateways have no such endpoint.
             if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.NotFoundError):
                 raise
             return None
@@ -214,7 +214,7 @@ class AnthropicModel:
                 known = self._ready().models.retrieve(self.name).max_input_tokens
             except AttributeError:  # Bedrock and Vertex have no list of models
                 known = None
-            except anthropic.APIStatusError as error:  # nor have many gateways
+            except anthropic.APIStatusError as error:  # nor do many gateways
                 if error.status_code == 401 or _disposition(error.status_code, "") == "retry":
                     raise
                 known = None
@@ -236,9 +236,9 @@ class AnthropicModel:
 
 
 def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
-    """Return the ProviderError for anything the SDK raised, without the secrets in its text.
+    """Return the ProviderError for any exception of the SDK, without the secrets in its text.
 
-    `begun` says that the answer was coming in: what it then fails at is the wire's fault, whatever its class.
+    `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
     """
     if isinstance(error, ProviderError):
         return error
@@ -259,7 +259,7 @@ def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool 
     if isinstance(error, TypeError) and "authentication method" in str(error):
         text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
-    # Nothing was sent, or the SDK could not make sense of what it was given: a person has to look.
+    # Nothing was sent, or the SDK could not handle its input: a person has to look.
     local = isinstance(error, (anthropic.AnthropicError, *_MISTAKES)) and not begun
     text = _clean(f"{name}: {error}", secrets or [])
     return ProviderError(text, disposition="pause" if local else "retry", type=name)
@@ -293,7 +293,7 @@ def _disposition(status: int, kind: str, code: str = "") -> Disposition:
 
 
 def _is_transport(error: Exception) -> bool:
-    # By module name: which HTTP library is below is the SDK's business, and has changed before.
+    # By module name: the SDK may use either HTTP library, and has changed it before.
     libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return bool(libraries & {"httpx2", "httpcore2", "httpx", "httpcore"}) or isinstance(
         error, OSError | json.JSONDecodeError | UnicodeDecodeError
@@ -301,7 +301,7 @@ def _is_transport(error: Exception) -> bool:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds a response asks to wait: `retry-after-ms`, or Retry-After as seconds or a date."""
+    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -316,7 +316,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
-    """Return the request's JSON, but for the model. Tools of `model_params` are those the provider runs."""
+    """Return the request's JSON, except the model. Tools in `model_params` are run by the provider."""
     reserved = sorted(_RESERVED & request.params.keys())
     if reserved:
         raise TypeError(f"model_params may not contain {', '.join(reserved)}")
@@ -340,7 +340,7 @@ def _body(request: ModelRequest) -> dict[str, Any]:
 
 
 def _arguments(model: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what a method of the SDK is called with; all it has no name for goes through as well."""
+    """Return the arguments for a method of the SDK; parameters it has no name for go into `extra_body`."""
     named = ("messages", "max_tokens", "betas")
     given = {name: body[name] for name in named if name in body}
     rest = {name: value for name, value in body.items() if name not in named}
@@ -348,7 +348,7 @@ def _arguments(model: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_added(event: Any, message: Any) -> NoReturn:
-    """Refuse a reply that would be stored with a part missing: it could never be sent back."""
+    """Refuse a reply that would be stored incomplete and could never be sent back."""
     block = message.content[event.index].type
     text = UNKNOWN_DELTA.format(block=block, delta=event.delta.type)
     raise ProviderError(text, disposition="pause", type="unknown_delta")
@@ -370,7 +370,7 @@ def _reply(message: Any, request_id: str | None) -> ModelReply:
 
 
 def _plain(message: Any) -> Any:
-    """Return a message as it came over the wire, with what the SDK does not know and without what it adds."""
+    """Return a message as received, with fields the SDK does not know and without those it adds."""
     to_dict = getattr(message, "to_dict", None)
     return to_dict(mode="json", warnings=False) if to_dict is not None else None
 

@@ -1,4 +1,4 @@
-"""What every model is asked and answers, and how its failures are told apart."""
+"""The protocol of a model: request, reply, and classified errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
@@ -19,11 +18,11 @@ Disposition = Literal["retry", "pause", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One question to a model, in the provider's form.
+    """One request to a model, in the provider's form.
 
     `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
-    `step`: the number of replies this run has had, with those a fork has from its origin;
-    `output_schema`: the JSON Schema the last reply's text has to fit.
+    `step`: the number of replies in this run so far, including those a fork took over from its origin;
+    `output_schema`: the JSON Schema that the text of the last reply must fit.
     """
 
     model: str
@@ -48,9 +47,9 @@ class ModelReply:
 
 
 class ProviderError(AgentRunsError):
-    """A model gave no usable reply. The text never holds a secret.
+    """A model gave no usable reply; the message never contains a secret.
 
-    `disposition` says what becomes of the run: asked again later, held for staff, or failed.
+    `disposition` decides what happens to the run: it retries later, is paused for staff, or fails.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ProviderError(AgentRunsError):
         message: str = "",
         *,
         disposition: Disposition = "fail",
-        type: str = "",  # the providers' own word for it
+        type: str = "",  # the provider's own word for it
         code: str = "",
         status: int | None = None,
         retry_after: float | None = None,
@@ -85,7 +84,7 @@ class Model(Protocol):
 
 
 def call_model(model: Model, request: ModelRequest) -> ModelReply:
-    """Ask a model and return its reply, checked; raises ProviderError, or what the model itself raises."""
+    """Ask a model and return its checked reply; raises ProviderError, or whatever the model raises."""
     reply = model.propose(request)
     return check_reply(_wait(reply) if inspect.isawaitable(reply) else reply)
 
@@ -114,7 +113,7 @@ def check_reply(reply: Any) -> ModelReply:
         if block["type"] == "text" and not isinstance(block.get("text"), str):
             raise _unusable(f"the text of block {position} is not a string")
         if block["type"] == "tool_result":
-            raise _unusable(f"block {position} is a tool_result, which only we give")
+            raise _unusable(f"block {position} is a tool_result, which a model may not send")
     try:
         canonical.dumps([reply.content, reply.usage])
     except (TypeError, ValueError, RecursionError):
@@ -123,9 +122,9 @@ def check_reply(reply: Any) -> ModelReply:
 
 
 def model_identity(model: Model | str) -> str:
-    """Return what the Definition knows a model by.
+    """Return the model's name in a Definition.
 
-    A model's name; of an object its `identity` attribute if that is a string, else its class path.
+    For an object that is its `identity` attribute if it is a string, otherwise its class path.
     """
     if isinstance(model, str):
         return model
@@ -133,23 +132,6 @@ def model_identity(model: Model | str) -> str:
     if isinstance(identity, str) and identity:
         return identity
     return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def resolve(model: Model | str) -> Model:
-    """Return the object to ask: a name is a Claude model, one client per name and process."""
-    return _anthropic(model) if isinstance(model, str) else model
-
-
-@cache
-def _anthropic(name: str) -> Model:
-    from agentruns.providers.anthropic import AnthropicModel
-
-    return AnthropicModel(name)
-
-
-def forget_clients() -> None:
-    """Let the next request by a model's name make a new client, from the environment as it is then."""
-    _anthropic.cache_clear()
 
 
 def _unusable(why: str) -> ProviderError:
@@ -161,7 +143,7 @@ def _wait(awaitable: Awaitable[ModelReply]) -> ModelReply:
     async def finish() -> ModelReply:
         return await awaitable
 
-    # In a thread of its own: this one may be running a loop already.
+    # In a separate thread: this one may already be running an event loop.
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-model")
     try:
         return thread.submit(copy_context().run, asyncio.run, finish()).result()

@@ -1,7 +1,7 @@
-"""Prompt caching: marks on a request, so that what it repeats is read from the provider's cache.
+"""Prompt caching: marks on a request, so that its repeated parts are read from the provider's cache.
 
-The provider keeps the prefix up to each mark, in the order tools, system, messages. Writing one costs a
-quarter more than the tokens themselves and reading it a tenth, so only what will be sent again is marked.
+The provider keeps the prefix up to each mark, in the order tools, system, messages. Writing a prefix costs
+a quarter more than its tokens and reading it a tenth, so only what will be sent again is marked.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ MARKABLE = ("text", "tool_result", "image", "document")
 def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
     """Return the request with marks after tools and system, and after the last two user messages.
 
-    The one before last is where the request before this one ended: there the cache is read. `body` is
-    left as it is, and returned as it is where the developer has set marks, or nothing will be repeated.
+    The second-to-last message is where the previous request ended, so the cache is read up to there. `body`
+    is not changed; it is returned as it is if the developer has set marks, or if nothing will be repeated.
     """
     if not _repeats(body) or _has_marks(body):
         return body
@@ -34,12 +34,12 @@ def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
 
 
 def _repeats(body: dict[str, Any]) -> bool:
-    # Without tools the first reply is the last one, unless the session goes on.
+    # Without tools the first reply is the last one, unless the session continues.
     return bool(body.get("tools")) or len(body["messages"]) > 1
 
 
 def _has_marks(body: dict[str, Any]) -> bool:
-    # In messages too: a `compact` may have set them.
+    # In messages too, where `compact` may have set them.
     blocks = [block for message in body["messages"] for block in message["content"]]
     return any("cache_control" in each for each in (body, *body.get("tools", []), *blocks))
 

@@ -1,4 +1,4 @@
-"""A model that follows a script: for tests and demos, without a network."""
+"""ScriptedModel: a model that follows a script, for tests and demos without a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOOL = frozenset({"name", "input", "id"})
 
 
 class ScriptedModel:
-    """A model whose n-th reply in a run is the n-th turn, so that a fresh process goes on where one died.
+    """A model whose n-th reply in a run is the n-th turn, so that a new process continues where one died.
 
     A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as
     `{"content": [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply,
@@ -48,7 +48,7 @@ class ScriptedModel:
         return f"<ScriptedModel of {len(self.turns)} turns>"
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the turn number `request.step`; raises ProviderError when the script is over."""
+        """Return turn number `request.step`; raises ProviderError when the script has ended."""
         number = request.step
         if number >= len(self.turns):
             raise ProviderError(
@@ -72,7 +72,7 @@ def _reply(turn: dict[str, Any], number: int, run_id: str) -> ModelReply:
 
 
 def _blocks(turn: dict[str, Any], number: int, run_id: str) -> list[dict[str, Any]]:
-    # Two runs of one session follow the same script, and ids have to be unique in a session.
+    # Two runs of one session follow the same script, but ids must be unique in a session.
     prefix = f"toolu_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}_" if run_id else "toolu_"
     text = turn.get("text")
     return [

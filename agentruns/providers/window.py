@@ -1,4 +1,4 @@
-"""The model's context window: whether a request may fit, and what of a long conversation is sent."""
+"""The model's context window: estimate a request's size, and shorten a long conversation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from agentruns.utils import json as canonical
 Messages = list[dict[str, Any]]
 Compact = Callable[[Messages, int, int], Messages]
 
-SMALLEST = 200_000  # tokens; no current model takes less
-BYTES_PER_TOKEN = 2  # fewer than any text really needs, so an estimate is never too low
+SMALLEST = 200_000  # tokens; no current model accepts fewer
+BYTES_PER_TOKEN = 2  # fewer than in any real text, so that an estimate is never too low
 
 
 def most_tokens(body: dict[str, Any]) -> int:
-    """Return an upper estimate of the tokens of a request, without asking anybody."""
+    """Return an upper bound on the tokens of a request, without asking the provider."""
     return len(canonical.dumps(body).encode()) // BYTES_PER_TOKEN
 
 
 def exchanges(messages: Messages) -> list[Messages]:
-    """Cut a conversation where it may be cut: a reply stays together with the results that answer it.
+    """Split a conversation where it may be cut: a reply stays with the results that answer it.
 
-    The first part is what the user began with; every other one begins with a reply. Replies in a row are
-    one that paused and went on.
+    The first part is the user's opening; every other part begins with a reply. Consecutive replies are one
+    that paused and continued.
     """
     parts: list[Messages] = []
     before = ""
@@ -36,19 +36,18 @@ def exchanges(messages: Messages) -> list[Messages]:
 
 
 def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
-    """Leave out the oldest exchanges until the rest fits: a `compact` that just works.
+    """Leave out the oldest exchanges until the rest fits; pass it to `AnthropicModel(compact=...)`.
 
-    How the conversation began, what the user said last and the newest exchange stay; what else the user
-    said goes after the exchanges with tools alone. `tokens`: what the whole conversation takes; each part
-    is taken to need its share of them by length. Give it to `AnthropicModel(compact=...)`. Only what is
-    sent gets shorter, never the journal.
+    The opening, the user's last message and the newest exchange stay. Exchanges with tools alone go first,
+    then the user's other messages. `tokens` is the size of the whole conversation; each part is assumed to
+    take a share proportional to its length. Only the request gets shorter, never the journal.
     """
     parts = exchanges(messages)
     sizes = [most_tokens({"messages": part}) for part in parts]
     spoken = [number for number, part in enumerate(parts) if any(map(_is_spoken, part))]
     needed = {0, len(parts) - 1, *spoken[-1:]}
     droppable = [number for number in range(len(parts)) if number not in needed]
-    excess = tokens - limit * 0.8  # shares are estimates, and tools and system need their part
+    excess = tokens - limit * 0.8  # shares are estimates, and tools and system take room as well
     dropped = set()
     for number in sorted(droppable, key=lambda number: (number in spoken, number)):
         if excess <= 0:
@@ -59,7 +58,7 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
 
 
 def broken_pairs(messages: Any, whole: Messages) -> str:
-    """Return why a shortened conversation cannot be sent in place of the whole one, or ""."""
+    """Return the reason why a shortened conversation cannot be sent, or ""."""
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         return "it is not a list of messages, each with a role and a content"
     if not messages or messages[0]["role"] != "user":
@@ -74,7 +73,7 @@ def broken_pairs(messages: Any, whole: Messages) -> str:
         open_calls = _ids(message, "tool_use", "id") if message["role"] == "assistant" else set()
     if open_calls:
         return "the last tool_use has no tool_result"
-    # A model that is not told what it has done does it again.
+    # A model that does not see what it has done does it again.
     first, last = messages[-1], whole[-1]
     same = _ids(first, "tool_result", "tool_use_id") == _ids(last, "tool_result", "tool_use_id")
     return "" if same and first["role"] == last["role"] else "it does not end as the whole one does"

@@ -1,4 +1,4 @@
-"""API tokens: what a program shows instead of a session. Made once, shown once, kept as a digest only."""
+"""API tokens, the credentials of programs. Made once, shown once, stored only as a digest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NOBODYS = sha256(b"").hexdigest()  # compared with where there is no such prefi
 def create_token(
     owner: Any, scopes: Iterable[str], *, name: str = "", expires_in: timedelta | None = None
 ) -> tuple[ApiToken, str]:
-    """Make a token that acts as `owner` within `scopes`; return it and its text, which nobody can read again.
+    """Make a token that acts as `owner` within `scopes`; return it with its text, which is not stored.
 
     Raises ValueError for an unknown scope or none, a name that is no name, or a time that is over already.
     """
@@ -52,7 +52,7 @@ def create_token(
     if len(name) > 100 or not name.isprintable():
         raise ValueError("A token's name is one line of at most 100 characters.")
     if expires_in is not None and not timedelta() < expires_in <= LONGEST:
-        raise ValueError("A token expires after more than nothing and at most 36500 days.")
+        raise ValueError("The lifetime of a token must be positive and at most 36500 days.")
     prefix = "ar_" + "".join(
         secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX)
     )
@@ -70,9 +70,9 @@ def create_token(
 
 
 def authenticate(text: str) -> ApiToken | None:
-    """Return the token of this text with its owner as they are now; None if it is not to be let in.
+    """Return the token of this text with its current owner; None if it gives no access.
 
-    That is: unknown, expired, revoked, or of an owner who is gone or not active.
+    No access: unknown, expired or revoked tokens, and owners who are gone or inactive.
     """
     shape = _TOKEN.fullmatch(text)
     if shape is None:
@@ -93,7 +93,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 
 def revoke(token_id: UUID | str, actor: Any) -> bool:
-    """End a token at once and for good; return whether this did it, not somebody before.
+    """End a token at once and for good; return False if it was revoked before.
 
     Raises DurableRunNotFoundError if there is no such token, PermissionDeniedError unless it is the actor's
     own or they may revoke everybody's.
@@ -115,7 +115,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
-    """Whether this user may revoke this token: their own, or with the permission anybody's."""
+    """Tell whether this user may revoke this token: their own, or anybody's with the permission."""
     if permissions.may(actor, PERMISSION):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
@@ -130,7 +130,7 @@ def find_token(token_id: UUID | str) -> ApiToken:
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
-    """Return the owners of tokens by id, from the users' own database; one who is gone is not in it."""
+    """Return the owners of tokens by id, from the users' own database; deleted users are missing."""
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens})
 
 

@@ -1,4 +1,4 @@
-"""Decisions of people on gated calls. Deciding records and rings; executing is the engine's."""
+"""Decisions of people on gated calls. A decision is recorded here; the engine executes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.fold import Call, Card
+from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
@@ -31,6 +31,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.approvals")
 
 LONGEST_EXTENSION = timedelta(days=366)
+DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
 
 
@@ -43,17 +44,17 @@ def approve(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Approve a gated call, with other `arguments` if given; they become what is shown, hashed and run.
+    """Approve a gated call, with other `arguments` if given; those are then shown, hashed and run.
 
-    `channel` is what the journal keeps of where it was decided, as for the other decisions.
-    Raises ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when
-    the arguments do not validate; PermissionDeniedError when the actor may not decide.
+    `channel` says in the journal where it was decided, as for the other decisions. Raises
+    ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when the
+    arguments do not validate; PermissionDeniedError when the actor may not decide.
     """
+    approval = _approval_for(actor, approval_id)
+    edit = None if arguments is None else _edited(approval, arguments)
 
-    edit = None if arguments is None else _edited(find_approval(approval_id), actor, arguments)
-
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.only_answers:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.only_answers:
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
@@ -61,19 +62,19 @@ def approve(
                 )
                 % {"id": approval_id, "tool": call.tool}
             )
-        payload: dict[str, Any] = {"verb": "approve", "digest": card.digest}
+        payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if edit is not None:
             _refuse_masks(run, call, edit["arguments"])
             payload |= edit
-        elif who["id"] in card.given:  # who changes their mind may still deny, answer or edit
+        elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
-                % {"name": who["name"], "id": approval_id, "required": card.required}
+                % {"name": who["name"], "id": approval_id, "required": pending.required}
             )
         _record(batch, call, actor, reason, channel, payload)
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(approval, digest, add)
 
 
 def deny(
@@ -84,16 +85,16 @@ def deny(
     digest: str | None = None,
     channel: str = "service",
 ) -> Approval:
-    """Deny a gated call; the model is told that it was not executed, and why. Errors as `approve`."""
+    """Deny a gated call; the model learns that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
         raise ApprovalStateError(
-            _("A denial needs a reason: the model is told it, so that it does not repeat the call.")
+            _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         )
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": card.digest})
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def answer(
@@ -104,15 +105,15 @@ def answer(
     digest: str | None = None,
     channel: str = "service",
 ) -> Approval:
-    """Give the model an answer in place of executing the call. Errors as `approve`."""
+    """Answer a gated call instead of executing it. Errors as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        payload = {"verb": "answer", "digest": card.digest, "text": text}
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
-    return _decide(approval_id, actor, digest, add)
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def extend(
@@ -125,35 +126,32 @@ def extend(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Give people more time: a pending approval expires `by` later than it would have.
+    """Extend a pending approval: it expires `by` later than it would have.
 
     Who may decide may extend; `seen` is the expiry they know of. Raises ApprovalStateError when it never
     expires, or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
-        raise ApprovalStateError(_("An approval is extended by more than nothing and at most by 366 days."))
+        raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
 
-    def add(run: Run, batch: Batch, call: Call, card: Card) -> None:
-        if card.expires_at is None:
+    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if pending.expires_at is None:
             raise ApprovalStateError(
                 _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
             )
-        if seen is not None and seen != card.expires_at:
+        if seen is not None and seen != pending.expires_at:
             raise ApprovalStateError(
                 _("Approval %(id)s was given more time already: it expires at %(when)s.")
-                % {"id": approval_id, "when": readable(card.expires_at)}
+                % {"id": approval_id, "when": readable(pending.expires_at)}
             )
         later = {
-            "from": events.timestamp(card.expires_at),
-            "expires_at": events.timestamp(card.expires_at + by),
+            "from": events.timestamp(pending.expires_at),
+            "expires_at": events.timestamp(pending.expires_at + by),
         }
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
-    return _decide(approval_id, actor, digest, add)
-
-
-DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
+    return _decide(_approval_for(actor, approval_id), digest, add)
 
 
 def expire_due() -> int:
@@ -168,13 +166,13 @@ def expire_due() -> int:
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
             ended.discard(approval.pk)  # where the try before was rolled back
             call = batch.state.run.calls.get(approval.call_id)
-            if call is None or call.card is None or call.card.status != "pending":
+            if call is None or call.approval is None or call.approval.status != "pending":
                 return
-            if call.card.expires_at != approval.expires_at:  # given more time since it was found
+            if call.approval.expires_at != approval.expires_at:  # given more time since it was found
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = {"verb": "expire", "digest": call.card.digest, "actor": None, "channel": "expiry"}
+            payload = {"verb": "expire", "digest": call.approval.digest, "actor": None, "channel": "expiry"}
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
 
@@ -182,7 +180,7 @@ def expire_due() -> int:
             write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except (DatabaseError, InterfaceError):
             raise
-        except Exception:  # busy, or a journal that was altered: no other card waits for it
+        except Exception:  # busy, or a journal that was altered: no other approval waits for it
             logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
     return len(ended)
@@ -197,66 +195,72 @@ def find_approval(approval_id: UUID | str) -> Approval:
         raise DurableRunNotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
-def _decide(approval_id: UUID | str, actor: Any, digest: str | None, add: Any) -> Approval:
+def _approval_for(actor: Any, approval_id: UUID | str) -> Approval:
+    """Return an approval that the actor may decide; raises PermissionDeniedError."""
     approval = find_approval(approval_id)
-    _require_authority(actor, approval)
+    why_not = permissions.why_not_decide(actor, approval)
+    if why_not:
+        raise PermissionDeniedError(why_not)
+    return approval
 
+
+def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
-        call, card = _pending_card(find_approval(approval_id), run, batch)
-        if card.digest != digest and (digest is not None or call.edited):
+        call, pending = _pending(approval, run, batch)
+        if pending.digest != digest and (digest is not None or call.edited):
             raise ApprovalStateError(
                 _(
                     "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
                     "Look at it again and decide on what it says now."
                 )
-                % {"id": approval_id, "now": card.digest, "seen": digest}
+                % {"id": approval.pk, "now": pending.digest, "seen": digest}
             )
-        add(run, batch, call, card)
+        add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
-    return reading(settings.DATABASE, lambda: find_approval(approval_id))
+    return reading(settings.DATABASE, lambda: find_approval(approval.pk))
 
 
-def _require_authority(actor: Any, approval: Approval) -> None:
-    why_not = permissions.why_not_decide(actor, approval)
-    if why_not:
-        raise PermissionDeniedError(why_not)
-
-
-def _pending_card(approval: Approval, run: Run, batch: Batch) -> tuple[Call, Card]:
-    """Return the call and card to decide, or raise ApprovalStateError that says what became of it."""
-    if approval.status != Approval.Status.PENDING:
-        by = approval.decided_by_name or _("nobody")
-        when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
-        raise ApprovalStateError(
-            _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
-        )
+def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
+    """Return the call and approval to decide, or raise ApprovalStateError that says why there is none."""
+    call = batch.state.run.calls.get(approval.call_id)
+    pending = call.approval if call is not None else None
+    if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
+        _refuse_decided(find_approval(approval.pk))
     if run.is_ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )
-    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
-    if approval.expires_at is not None and expired.exists():
-        raise ApprovalStateError(
-            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "when": readable(approval.expires_at)}
-        )
-    call = batch.state.run.calls.get(approval.call_id)
-    if call is None or call.card is None:
+    if call is None or pending is None:
         raise ApprovalStateError(
             _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
         )
-    return call, call.card
+    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
+    if pending.expires_at is not None and expired.exists():
+        raise ApprovalStateError(
+            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+            % {"id": approval.pk, "when": readable(pending.expires_at)}
+        )
+    return call, pending
 
 
-def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what an edit makes of a card: everything a person sees is made from the new arguments.
+def _refuse_decided(approval: Approval) -> None:
+    if approval.status == Approval.Status.PENDING:
+        return
+    by = approval.decided_by_name or _("nobody")
+    when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
+    raise ApprovalStateError(
+        _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
+        % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
+    )
+
+
+def _edited(approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload of an edit: everything a person sees is made from the new arguments.
 
     Before any transaction: `describe` and `preview` are the project's own code.
     """
-    _require_authority(actor, approval)
     run = approval.run
     tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
@@ -283,7 +287,7 @@ def _edited(approval: Approval, actor: Any, arguments: dict[str, Any]) -> dict[s
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
-    """Refuse an edit that holds what a reader was shown in place of a true value."""
+    """Refuse an edit that holds the mask of a value instead of the value."""
     sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
     for name, value in edited.items():
         if name in sensitive and value == MASK != call.arguments.get(name):

@@ -44,7 +44,7 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
 
 
 def _ignored(state: RunState) -> bool:
-    """Whether a cancel was requested so long ago that the worker had every chance to honour it."""
+    """Tell whether the worker has had a lease's time to honour a cancel request."""
     requested = state.cancel_requested_at
     return requested is not None and datetime.now(UTC) - requested >= timedelta(
         seconds=settings.LEASE_SECONDS
@@ -73,7 +73,7 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 
 
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Pause a run whoever seems to drive it: after a restore, leases are of a time that is gone.
+    """Pause a run even if a lease says that it is driven: after a restore, leases are stale.
 
     Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended, or is
     paused already.
@@ -91,7 +91,7 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 
 
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Let a run go on under the definition that is registered now, journaled with both hashes.
+    """Adopt the definition that is registered now for a run; journaled with both hashes.
 
     The agent's version of the run is taken, or the one registered last where that is gone. A call that was
     started is still judged by what its tool declared then. Raises RunStateError when the run has ended, is
@@ -112,7 +112,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
                 _("Run %(run)s has this definition of %(agent)s already.")
                 % {"run": run.pk, "agent": repr(agent.name)}
             )
-        store_definition(settings.DATABASE, agent)
+        store_definition(settings.DATABASE, agent.definition_hash, agent.definition())
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
 
@@ -137,17 +137,17 @@ def resolve_orphan(
     evidence: str = "",
     channel: str = "service",
 ) -> Run:
-    """Record what really became of a call in doubt.
+    """Record the verdict on a call in doubt.
 
     "occurred" stores `result` as the call's result, "not_occurred" lets it run again with the same key,
-    "unknown" tells the model so. On a call the model was already told of, the verdict only records, and
+    "unknown" tells the model so. On a call that was surfaced already, the verdict only records, and
     lifts the doubt. Raises RunStateError when the call is not in doubt, PermissionDeniedError.
     """
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")
     run = find_run(run_id)
     permissions.require(actor, "agentruns.resolve_orphan", run)
-    told = to_jsonable(result)[0]
+    occurred = to_jsonable(result)[0]
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
@@ -167,11 +167,11 @@ def resolve_orphan(
             _refuse_against_evidence(run, call, verdict)
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
             if verdict == "occurred":
-                batch.result(call, told, "ok", actor=events.actor_ref(actor))
+                batch.result(call, occurred, "ok", actor=events.actor_ref(actor))
             elif verdict == "unknown":
                 in_doubt.surface(batch, call, actor)
         else:
-            payload["result"] = told
+            payload["result"] = occurred
             batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool or "")
 
     held_now = run.status == Run.Status.ORPHANED
@@ -179,7 +179,7 @@ def resolve_orphan(
 
 
 def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
-    """Return the tool of a call whose unknown outcome the model was told of and nobody has cleared."""
+    """Return the tool of a call in doubt that was surfaced to the model and has no clearing verdict."""
     for tool, calls in batch.state.doubts.items():
         if calls.get(call_id) == batch.state.run.run_id:
             return tool

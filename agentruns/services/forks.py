@@ -1,4 +1,4 @@
-"""Doing a task again: from a row of its journal, in a session of its own, or from the start."""
+"""Forks: a task continued from a row of its journal in a new session, or run again from the start."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
 
 
 def fate(call: Call) -> str:
-    """Return what becomes of a call that is open where a run is forked: "cancelled" or "unknown"."""
+    """Return the outcome of a call that is open at the fork: "cancelled" or "unknown"."""
     # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
     in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
     return "unknown" if call.is_started or in_flight else "cancelled"
@@ -120,7 +120,7 @@ def fate(call: Call) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Fork:
-    """What is to be forked, read before the transaction: the rows of a journal never change."""
+    """The part of a journal to be forked, read before the transaction: its rows never change."""
 
     origin: Run
     agent: Agent
@@ -143,13 +143,13 @@ class _Fork:
         return {"owner_id": self.actor.pk, "owner_name": self.actor.get_username()}
 
     def put_away(self, alias: str) -> None:
-        """Store a long text before any transaction; inside the caller's own it stays in its row."""
+        """Store a long text in a file before any transaction; inside the caller's own it stays in its row."""
         if self.text and payloads.may_be_large(self.text) and not connections[alias].in_atomic_block:
             self.stored = payloads.put(f"{self.session_id}/input", self.text)
 
 
 def _session_key(origin: Run, run_id: UUID) -> str:
-    """Return a key that is found by the beginning of the origin's."""
+    """Return a session key that begins with the origin's."""
     suffix = f" (fork {run_id.hex[-8:]})"
     return origin.session.key[: NAME_LENGTH - len(suffix)] + suffix
 
@@ -165,7 +165,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
         raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
-    store_definition(alias, fork.agent)
+    store_definition(alias, fork.agent.definition_hash, fork.agent.definition())
     run = Run(
         id=fork.run_id,
         session_id=session.pk,
@@ -192,7 +192,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
 
 
 def _made_before(alias: str, fork: _Fork) -> Run | None:
-    """Return the fork that this very call made already, its acknowledgement lost, or that its key is."""
+    """Return the fork that this call made already (acknowledgement lost), or that its key stands for."""
     runs = Run.objects.using(alias)
     found = runs.filter(pk=fork.run_id).first()
     if found is None and fork.key:

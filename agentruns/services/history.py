@@ -23,7 +23,8 @@ from agentruns.journal.read import rows_until, session_rows
 from agentruns.journal.verify import check
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
-from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity, resolve
+from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity
+from agentruns.providers.registry import resolve
 from agentruns.services.write import find_run
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import MASK
@@ -69,7 +70,7 @@ def record(state: RunState, sensitive: Sensitive) -> dict[str, Any]:
 
 
 def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
-    card = call.card
+    approval = call.approval
     return {
         "id": call.id,
         "tool": call.tool,
@@ -80,7 +81,8 @@ def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
         "started_at": timestamp(call.started_at) if call.started_at else None,
         "outcome": call.outcome or None,
         "in_doubt": call.orphan == "held" and call.is_open,
-        "approval": {"id": str(card.id), "status": card.status, "approved_by": card.names} if card else None,
+        "approval": approval
+        and {"id": str(approval.id), "status": approval.status, "approved_by": approval.names},
     }
 
 

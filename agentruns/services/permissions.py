@@ -1,6 +1,7 @@
-"""Who may do what. Every service asks here, so admin, API and commands cannot differ.
+"""Permissions. Every service asks here, so admin, API and commands cannot differ.
 
-`None` is the program itself, which may do everything; admin and API never pass it.
+`None` is the program itself, which may do everything; admin and API never pass it. The rule "may decide"
+stands here in two forms: `why_not_decide` for one approval, `decidable_by` as a query for very many.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
 from agentruns.utils.redaction import get_logger
 
-logger = get_logger("agentruns.people")
+logger = get_logger("agentruns.permissions")
 
 DECIDES = "agentruns.decide_approval"
 HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 GIVEN = ("pk", "run_id", "call_id", "approved_count")
-PARTLY = Q(approved_count__gt=0)
-MOST = 1000  # cards that a project's rule is asked about, or of which is known who approved them already
+MOST = 1000  # approvals that the query form looks at one by one
 
 
 def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
@@ -39,7 +39,7 @@ def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -
 
 
 def may(actor: Any, permission: str) -> bool:
-    """Whether the actor has a permission; a text names a part of the program itself."""
+    """Tell whether the actor has a permission; a text names a part of the program itself."""
     return actor is None or isinstance(actor, str) or bool(actor.is_active and actor.has_perm(permission))
 
 
@@ -53,12 +53,12 @@ def require_somebody(actor: Any) -> None:
 
 
 def owns(actor: Any, run: Run) -> bool:
-    """Whether the run was started by, or for, this user."""
+    """Tell whether the run was started by, or for, this user."""
     return run.owner_id is not None and run.owner_id == actor.pk
 
 
 def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | None = None) -> str:
-    """Return why this user cannot decide this approval, or "" if they can.
+    """Return the reason why this user cannot decide this approval, or "" if they can.
 
     `groups` are the names of the user's groups where the caller has them; a project's rule that fails lets
     nobody decide.
@@ -68,7 +68,7 @@ def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | Non
     name = actor.get_username()
     if not actor.is_active:
         return _("%(name)s is not active.") % {"name": name}
-    if not actor.has_perm("agentruns.decide_approval"):
+    if not actor.has_perm(DECIDES):
         return _("%(name)s lacks the permission agentruns.decide_approval.") % {"name": name}
     if approval.approvers and not _is_among(actor, approval.approvers, groups):
         facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
@@ -105,8 +105,33 @@ def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:
     ]
 
 
+def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
+    """Narrow pending approvals to those that a user can decide now, as `decidable` does, by a query.
+
+    A project's own rule is asked approval by approval, about the first MOST.
+    """
+    found = open_to(user, pending)
+    if settings.can_decide is not None:
+        candidates = list(found.select_related("run").defer(*HEAVY)[:MOST])
+        return found.filter(pk__in=[approval.pk for approval in decidable(user, candidates)])
+    partly: Any = found.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
+    return found.exclude(pk__in=already_given(user, list(partly[:MOST])))
+
+
+def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
+    """Narrow pending approvals to those in time that this user could decide by what their columns say."""
+    if not may(user, DECIDES):
+        return pending.none()
+    found = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
+    if not getattr(user, "is_superuser", False):
+        held: set[str] = getattr(user, "get_all_permissions", set)()
+        names = {"", *held, *(name.rpartition(".")[2] for name in held)}
+        found &= Q(approvers__in=names | groups_of(user))
+    return pending.filter(found if settings.REQUESTER_MAY_APPROVE else found & ~Q(run__owner_id=user.pk))
+
+
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
-    """Return the approvals that this user approved already, as they stand; others have to join in."""
+    """Return the approvals that this user has given already and that wait for others."""
     partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
     if not partly or actor is None:
         return set()
@@ -137,37 +162,6 @@ def _is_among(actor: Any, approvers: str, groups: Collection[str] | None) -> boo
 
 
 def groups_of(actor: Any) -> set[str]:
-    """Return the names of a user's groups; a project's own user model may know of none."""
+    """Return the names of a user's groups; a custom user model may have none."""
     groups = getattr(actor, "groups", None)
     return set() if groups is None else set(groups.values_list("name", flat=True))
-
-
-def mine(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Return those of the pending approvals that a user can decide now."""
-    found = open_to(user, pending)
-    if settings.can_decide is not None:
-        return found.filter(pk__in=[card.pk for card in allowed(user, found)])
-    return found.exclude(pk__in=given(user, found))
-
-
-def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Return those that are in time, and for this user by what their columns say."""
-    if not may(user, DECIDES):
-        return pending.none()
-    found = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
-    if not getattr(user, "is_superuser", False):
-        held: set[str] = getattr(user, "get_all_permissions", set)()
-        names = {"", *held, *(name.rpartition(".")[2] for name in held)}
-        found &= Q(approvers__in=names | groups_of(user))
-    return pending.filter(found if settings.REQUESTER_MAY_APPROVE else found & ~Q(run__owner_id=user.pk))
-
-
-def given(user: Any, found: QuerySet[Any]) -> set[UUID]:
-    """Return those that this user approved already, and others have not yet."""
-    rows: Any = found.filter(PARTLY).values_list(*GIVEN, named=True)
-    return already_given(user, list(rows[:MOST]))
-
-
-def allowed(user: Any, found: QuerySet[Any]) -> list[Approval]:
-    """Return those of the first that the project's rule lets this user decide."""
-    return decidable(user, list(found.select_related("run").defer(*HEAVY)[:MOST]))

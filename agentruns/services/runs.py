@@ -1,4 +1,4 @@
-"""Runs as callers know them: start, run, resume, find. Waiting for a run is driving it in this process."""
+"""Runs as callers know them: start, run, resume, find. A caller who waits drives the run itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt, leases
 from agentruns.engine.driver import Driver, require_no_transaction
 from agentruns.engine.leases import Lease
-from agentruns.engine.loop import drive
+from agentruns.engine.loop import drive, drive_run
 from agentruns.engine.wakeup import notify_on_commit
-from agentruns.engine.worker import advance, agent_for, drive_claimed
+from agentruns.engine.worker import advance, agent_for
 from agentruns.exceptions import (
     MemoryStoreNotDurableError,
     NotDurableError,
@@ -37,16 +37,17 @@ from agentruns.models.definition import store_definition
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.control import adopt_definition, cancel_run, pause_run, resolve_orphan
 from agentruns.services.write import find_run, lock_session, write
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
 
+NAME_LENGTH = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to, or where it stands.
+    """The result of a run, or its present state.
 
     `messages` is in the provider's form; `pending` holds the Approvals that wait for people, `orphans` the
     ids of the calls whose outcome is in doubt.
@@ -61,300 +62,6 @@ class RunResult:
     pending: list[Any] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     error: str = ""
-
-
-NAME_LENGTH = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What a caller asked for."""
-
-    agent: Agent
-    text: str
-    session: str
-    actor: Any = None
-    key: str = ""
-    again: Run | None = None  # the ended run that this repeats, in its session and for its owner
-    session_id: UUID | None = None  # of a session that this may have to make
-    stored: dict[str, Any] | None = None  # what the `user` row holds in place of a text that was put away
-
-    def is_for(self, run: Run) -> bool:
-        """Whether `run` is the same agent and input, and repeats the same run where this repeats one."""
-        if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
-            return False
-        return run.agent == self.agent.name and run.input == self.text
-
-
-class Submission(NamedTuple):
-    """The run of a request: made for it, leased if that was asked, or found.
-
-    `state` is that of a run just made and leased: to read it again would be to read what was just written.
-    """
-
-    run: Run
-    is_new: bool = False
-    lease: Lease | None = None
-    state: SessionState | None = None
-
-
-def submit(request: RunRequest, *, leased: bool = False) -> Submission:
-    """Insert the run, or find the one that this request is already.
-
-    Rows join the caller's transaction: if that rolls back, nothing happened.
-    """
-    if not request.session:
-        raise NotDurableError(
-            "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
-        )
-    if not request.text.strip():
-        raise ValueError("The input is empty; say what the agent is to do.")
-    for what, name in (("session", request.session), ("idempotency key", request.key)):
-        check_name(what, name)
-    permissions.require_somebody(request.actor)
-    alias = settings.DATABASE
-    owner = uuid7().hex if leased and not leases.is_draining(alias) else ""
-    request = _put_away(alias, request)
-
-    def action() -> Submission:
-        submission = _submit(alias, request, owner)
-        if submission.run.status == Run.Status.QUEUED:
-            notify_on_commit(alias, submission.run.pk)
-        reached("before_start_commit")
-        return submission
-
-    submission = in_transaction(alias, action)
-    reached("after_start")
-    return submission
-
-
-def _put_away(alias: str, request: RunRequest) -> RunRequest:
-    """Store a long text before any transaction; inside the caller's own it stays in its row.
-
-    A text that was given before is most likely that of a run that is there.
-    """
-    if not payloads.may_be_large(request.text) or connections[alias].in_atomic_block:
-        return request
-    given = Run.objects.using(alias).filter(session__key=request.session, input=request.text)
-    if request.again is None and given.exists():
-        return request
-    found = Session.objects.using(alias).filter(key=request.session).values_list("pk", flat=True).first()
-    session_id = found or uuid7()
-    stored = payloads.put(f"{session_id}/input", request.text)
-    return replace(request, session_id=session_id, stored=stored or None)
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise ValueError for a name of a session or a key that some database would refuse or cut.
-
-    TypeError for one that is no text.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"The {what} must be a text, not {name!r}.")
-    # Databases disagree about these: what one stores another refuses, or cuts.
-    if len(name) > NAME_LENGTH or not name.isprintable():
-        raise ValueError(
-            f"The {what} must be at most {NAME_LENGTH} printable characters, not {len(name)}: {name[:50]!r}."
-        )
-
-
-def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
-    found = _by_key(alias, request, _owner_id(alias, request)) if request.key else None
-    if found is not None:
-        return _found(alias, found, owner)
-    session, is_ours = _session(alias, request)
-    if not is_ours:  # a row that this transaction inserted is locked, and nobody else has seen it
-        lock_session(alias, session.pk)
-        found = _by_key(alias, request, session.owner_id) or _unfinished(alias, session, request)
-    if found is not None:
-        _forget_if_empty(alias, session)
-        return _found(alias, found, owner)
-    run, lease = _new_run(alias, session, request, owner)
-    # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
-    Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
-    may_have_lost = not is_ours or request.key
-    if may_have_lost and not Run.objects.using(alias).filter(pk=run.pk).exists():
-        found = _by_key(alias, request, session.owner_id)
-        if found is None:
-            text = _("Session %(session)r was taken by another run; try again.")
-            raise SessionBusyError(text % {"session": request.session})
-        _forget_if_empty(alias, session)
-        return _found(alias, found, owner)
-    store = DatabaseStore(alias)
-    state = SessionState(session.pk, run.pk) if is_ours else store.load(session.pk, run.pk)
-    batch = Batch(state, lease.epoch if lease else 0)
-    write_start(batch, request)
-    store.append(batch)
-    if lease is None:
-        return Submission(find_run(run.pk), is_new=True)
-    return Submission(run, is_new=True, lease=lease, state=state)
-
-
-def _found(alias: str, run: Run, owner: str) -> Submission:
-    if not owner or run.lease_owner != owner:
-        return Submission(run)
-    # Made by this very call: the commit went through, only its acknowledgement was lost.
-    return Submission(run, is_new=True, lease=_first_lease(alias, run))
-
-
-def _first_lease(alias: str, run: Run) -> Lease:
-    return Lease(alias, run.pk, run.session_id, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
-
-
-def _forget_if_empty(alias: str, session: Session) -> None:
-    """Take back a session made for a request that turned out to be a run of another session."""
-    unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
-    if not Run.objects.using(alias).filter(session_id=session.pk).exists():
-        unused.delete()
-
-
-def _owner_id(alias: str, request: RunRequest) -> Any:
-    """Return whose run this is: the actor's, or for the program that of the session's owner."""
-    if request.again is not None:
-        return request.again.owner_id
-    if request.actor is not None:
-        return request.actor.pk
-    return Session.objects.using(alias).filter(key=request.session).values_list("owner_id", flat=True).first()
-
-
-def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
-    """Return the run an idempotency key already stands for."""
-    if not request.key:
-        return None
-    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=request.key).first()
-    if run is None:
-        # Whose a pruned session was the program cannot look up any more; anybody else is told of theirs only.
-        refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
-        return None
-    if not request.is_for(run):
-        raise RunStateError(
-            f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
-            "input or origin. Use a new key for a new task."
-        )
-    return run
-
-
-def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> None:
-    """Raise RunStateError for a key of a run that was pruned: the owner's, or one of the session named."""
-    same = Q(owner_id=owner_id)
-    if session:
-        same |= Q(tombstone__key__in=[session, forgotten(session)])
-    keys = PrunedKey.objects.using(alias).filter(same, key__in=[key, forgotten(key)])
-    pruned = keys.values_list("run_id", flat=True).first()
-    if pruned is not None:
-        raise RunStateError(
-            f"Idempotency key {key!r} belongs to run {pruned}, which was pruned. Its task was done; "
-            "use a new key for a new task."
-        )
-
-
-def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
-    """Return the request's session, and whether it was made for it just now."""
-    owner = request.actor
-    name = owner.get_username() if owner is not None else ""
-    made = Session(
-        id=request.session_id or uuid7(),
-        key=request.session,
-        owner_id=owner.pk if owner is not None else None,
-        owner_name=name,
-    )
-    sessions = Session.objects.using(alias)
-    sessions.bulk_create([made], ignore_conflicts=True)
-    session = sessions.get(key=request.session)
-    if request.again is None and owner is not None and session.owner_id != owner.pk:
-        raise SessionAccessDeniedError(f"There is no session {request.session!r}.")
-    return session, session.pk == made.pk and request.session_id is None
-
-
-def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
-    """Return the session's unfinished run if this request is that run; refuse if it is another."""
-    run = Run.objects.using(alias).unfinished().filter(session=session).first()
-    if run is None:
-        return None
-    keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)
-    if request.is_for(run) and not keys_differ:
-        return run
-    if request.is_for(run):
-        why = _("another idempotency key")
-    else:
-        why = _("another agent or input") if request.again is None else _("another task")
-    text = _(
-        "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
-        "Wait for it, cancel it, or use another session."
-    )
-    told = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
-    raise SessionBusyError(text % told, str(run.pk), run.lease_expires_at)
-
-
-def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
-    agent = request.agent
-    store_definition(alias, agent)
-    run = Run(
-        session=session,
-        owner_id=session.owner_id,
-        owner_name=session.owner_name,
-        agent=agent.name,
-        version=agent.version,
-        definition_id=agent.definition_hash,
-        idempotency_key=request.key,
-        input=request.text,
-        origin_id=request.again.pk if request.again else None,
-        **_leased_columns(owner),
-    )
-    return run, _first_lease(alias, run) if owner else None
-
-
-def _leased_columns(owner: str) -> dict[str, Any]:
-    """Return what makes a new run one that its maker drives at once."""
-    if not owner:
-        return {}
-    return {
-        "status": Run.Status.RUNNING,
-        "lease_owner": owner,
-        "lease_epoch": 1,
-        "lease_expires_at": later(settings.LEASE_SECONDS),
-    }
-
-
-def write_start(batch: Batch, request: RunRequest) -> None:
-    """Add the first two rows of a run."""
-    begun = first_row(request.agent, request.actor, request.key, request.session)
-    if request.again:
-        begun["origin"] = {"run": str(request.again.pk)}
-    batch.add(events.RUN_STARTED, begun)
-    batch.add(events.USER, user_row(request.text, request.stored or {}))
-
-
-def first_row(agent: Agent, actor: Any, key: str, session: str) -> dict[str, Any]:
-    """Return the payload of the row that a run begins with; `key` is the idempotency key."""
-    return {
-        "agent": agent.name,
-        "version": agent.version,
-        "definition": agent.definition_hash,
-        "actor": events.actor_ref(actor),
-        "idempotency_key": key,
-        "session": session,
-    }
-
-
-def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload of the row with what the user says; `stored` is what stands for a long text."""
-    return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}
-
-
-__all__ = [
-    "adopt_definition",
-    "cancel_run",
-    "get_run",
-    "list_runs",
-    "pause_run",
-    "resolve_orphan",
-    "result_of",
-    "resume_run",
-    "run_agent",
-    "start_run",
-    "surface_orphans",
-]
 
 
 def start_run(
@@ -372,10 +79,17 @@ def start_run(
     SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
     """
     _require_durable(store)
-    request = RunRequest(
-        agent=get_agent(agent), text=text, session=session, actor=actor, key=idempotency_key or ""
-    )
-    return submit(request).run
+    return get_or_start(agent, text, session, actor=actor, idempotency_key=idempotency_key)[0]
+
+
+def get_or_start(
+    agent: Agent | str, text: str, session: str, *, actor: Any = None, idempotency_key: str | None = None
+) -> tuple[Run, bool]:
+    """Return the run of a task, and whether this call started it. Errors as `start_run`."""
+    key = idempotency_key or ""
+    request = RunRequest(agent=get_agent(agent), text=text, session=session, actor=actor, key=key)
+    submission = submit(request)
+    return submission.run, submission.is_new
 
 
 def run_agent(
@@ -387,7 +101,7 @@ def run_agent(
     actor: Any = None,
     idempotency_key: str | None = None,
 ) -> RunResult:
-    """Run an agent in this process until the run ends or waits, and return what it came to.
+    """Run an agent in this process until the run ends or waits, and return its result.
 
     Without a session nothing is stored and no database is touched. With one, a call repeated after a
     crash goes on with the same run. Raises SessionBusyError, NotDurableError inside a transaction,
@@ -403,7 +117,7 @@ def run_agent(
     submission = submit(request, leased=True)
     run, lease = submission.run, submission.lease
     if lease is not None:
-        state = drive_claimed(run, agent, lease, store=store, state=submission.state)
+        state = drive_run(run, agent, lease, store=store, state=submission.state)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "agentruns.resume_run")
@@ -414,7 +128,7 @@ def run_agent(
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
-    """Let a run go on: unpause it, and tell the model of calls in doubt instead of holding them.
+    """Resume a run: unpause it, and surface its calls in doubt to the model instead of holding them.
 
     Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
     it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
@@ -426,7 +140,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Tell the model that the outcome of the calls held in doubt is unknown, and queue the run.
+    """Surface the calls in doubt to the model as unknown, and queue the run.
 
     A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
     """
@@ -454,12 +168,15 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
 
 
 def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
-    """Return where a run stands; a `state` that is not the newest is read anew."""
+    """Return the result of a run so far; a `state` that is not the newest is read anew."""
     alias = settings.DATABASE
     run = Run.objects.using(alias).select_related("session").get(pk=run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
+    pending = [
+        call for call in state.run.calls.values() if call.approval and call.approval.status == "pending"
+    ]
+    cards = Approval.objects.using(alias).filter(run=run, status=Approval.Status.PENDING)
     return RunResult(
         status=run.status,
         output=_output_of(run),
@@ -467,14 +184,14 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         session_key=run.session.key,
         messages=state.settled_messages(),
         usage=run.usage,
-        pending=[] if run.is_ended else list(cards),
+        pending=list(cards.order_by("requested_at")) if pending else [],
         orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
         error=run.error,
     )
 
 
 def _output_of(run: Run) -> Any:
-    """Return the output as a value of the agent's `output_type`, where this process knows the agent."""
+    """Return the output as a value of the agent's `output_type` if this process has the agent."""
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -570,3 +287,280 @@ def _run_stateless(agent: Agent, text: str, actor: Any) -> RunResult:
         usage=driver.run.usage,
         error=driver.run.error,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The task that a caller asks for."""
+
+    agent: Agent
+    text: str
+    session: str
+    actor: Any = None
+    key: str = ""
+    again: Run | None = None  # the ended run that this repeats, in its session and for its owner
+    session_id: UUID | None = None  # of a session that this may have to make
+    stored: dict[str, Any] | None = None  # what the `user` row holds in place of a text that was put away
+
+    def is_for(self, run: Run) -> bool:
+        """Tell whether `run` has the same agent and input, and repeats the same run if this repeats one."""
+        if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
+            return False
+        return run.agent == self.agent.name and run.input == self.text
+
+
+class Submission(NamedTuple):
+    """The run of a request: created for it, leased if requested, or found.
+
+    `state` is set for a run just created and leased, so that nobody reads what was just written.
+    """
+
+    run: Run
+    is_new: bool = False
+    lease: Lease | None = None
+    state: SessionState | None = None
+
+
+def submit(request: RunRequest, *, leased: bool = False) -> Submission:
+    """Create the run of a request, or find it if it was created before.
+
+    Rows join the caller's transaction: if that rolls back, nothing happened.
+    """
+    if not request.session:
+        raise NotDurableError(
+            "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
+        )
+    if not request.text.strip():
+        raise ValueError("The input is empty; say what the agent is to do.")
+    for what, name in (("session", request.session), ("idempotency key", request.key)):
+        check_name(what, name)
+    if request.actor is not None:
+        permissions.require_somebody(request.actor)
+    alias = settings.DATABASE
+    owner = uuid7().hex if leased and not leases.is_draining(alias) else ""
+    request = _put_away(alias, request)
+
+    def action() -> Submission:
+        submission = _submit(alias, request, owner)
+        if submission.run.status == Run.Status.QUEUED:
+            notify_on_commit(alias, submission.run.pk)
+        reached("before_start_commit")
+        return submission
+
+    submission = in_transaction(alias, action)
+    reached("after_start")
+    return submission
+
+
+def _put_away(alias: str, request: RunRequest) -> RunRequest:
+    """Store a long text in a file before any transaction; inside the caller's own it stays in its row.
+
+    A text that was submitted before most likely belongs to an existing run.
+    """
+    if not payloads.may_be_large(request.text) or connections[alias].in_atomic_block:
+        return request
+    given = Run.objects.using(alias).filter(session__key=request.session, input=request.text)
+    if request.again is None and given.exists():
+        return request
+    found = Session.objects.using(alias).filter(key=request.session).values_list("pk", flat=True).first()
+    session_id = found or uuid7()
+    stored = payloads.put(f"{session_id}/input", request.text)
+    return replace(request, session_id=session_id, stored=stored or None)
+
+
+def check_name(what: str, name: str) -> None:
+    """Check the name of a session or a key; ValueError if some database would refuse or cut it.
+
+    Raises TypeError if it is not a text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"The {what} must be a text, not {name!r}.")
+    # Databases disagree about these: what one stores another refuses, or cuts.
+    if len(name) > NAME_LENGTH or not name.isprintable():
+        raise ValueError(
+            f"The {what} must be at most {NAME_LENGTH} printable characters, not {len(name)}: {name[:50]!r}."
+        )
+
+
+def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
+    found = _by_key(alias, request, _owner_id(alias, request)) if request.key else None
+    if found is not None:
+        return _found(alias, found, owner)
+    session, is_ours = _session(alias, request)
+    if not is_ours:  # a row that this transaction inserted is locked, and nobody else has seen it
+        lock_session(alias, session.pk)
+        found = _by_key(alias, request, session.owner_id) or _unfinished(alias, session, request)
+    if found is not None:
+        _forget_if_empty(alias, session)
+        return _found(alias, found, owner)
+    run, lease = _new_run(alias, session, request, owner)
+    # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
+    Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
+    may_have_lost = not is_ours or request.key
+    if may_have_lost and not Run.objects.using(alias).filter(pk=run.pk).exists():
+        found = _by_key(alias, request, session.owner_id)
+        if found is None:
+            text = _("Session %(session)r was taken by another run; try again.")
+            raise SessionBusyError(text % {"session": request.session})
+        _forget_if_empty(alias, session)
+        return _found(alias, found, owner)
+    store = DatabaseStore(alias)
+    state = SessionState(session.pk, run.pk) if is_ours else store.load(session.pk, run.pk)
+    batch = Batch(state, lease.epoch if lease else 0)
+    write_start(batch, request)
+    store.append(batch)
+    if lease is None:
+        return Submission(find_run(run.pk), is_new=True)
+    return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def _found(alias: str, run: Run, owner: str) -> Submission:
+    if not owner or run.lease_owner != owner:
+        return Submission(run)
+    # Made by this very call: the commit went through, only its acknowledgement was lost.
+    return Submission(run, is_new=True, lease=_first_lease(alias, run))
+
+
+def _first_lease(alias: str, run: Run) -> Lease:
+    return Lease(alias, run.pk, run.session_id, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
+
+
+def _forget_if_empty(alias: str, session: Session) -> None:
+    """Delete a session made for a request whose run turned out to be in another session."""
+    unused = Session.objects.using(alias).filter(pk=session.pk, next_seq=1)
+    if not Run.objects.using(alias).filter(session_id=session.pk).exists():
+        unused.delete()
+
+
+def _owner_id(alias: str, request: RunRequest) -> Any:
+    """Return the owner of the run: the actor, or for the program the session's owner."""
+    if request.again is not None:
+        return request.again.owner_id
+    if request.actor is not None:
+        return request.actor.pk
+    return Session.objects.using(alias).filter(key=request.session).values_list("owner_id", flat=True).first()
+
+
+def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
+    """Return the run that an idempotency key stands for already."""
+    if not request.key:
+        return None
+    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=request.key).first()
+    if run is None:
+        # The program cannot look up the owner of a pruned session; others learn of their own only.
+        refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
+        return None
+    if not request.is_for(run):
+        raise RunStateError(
+            f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
+            "input or origin. Use a new key for a new task."
+        )
+    return run
+
+
+def refuse_pruned(alias: str, key: str, owner_id: Any, session: str = "") -> None:
+    """Raise RunStateError for the key of a pruned run: of this owner, or of this session."""
+    same = Q(owner_id=owner_id)
+    if session:
+        same |= Q(tombstone__key__in=[session, forgotten(session)])
+    keys = PrunedKey.objects.using(alias).filter(same, key__in=[key, forgotten(key)])
+    pruned = keys.values_list("run_id", flat=True).first()
+    if pruned is not None:
+        raise RunStateError(
+            f"Idempotency key {key!r} belongs to run {pruned}, which was pruned. Its task was done; "
+            "use a new key for a new task."
+        )
+
+
+def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
+    """Return the request's session, and whether it was created just now."""
+    owner = request.actor
+    name = owner.get_username() if owner is not None else ""
+    made = Session(
+        id=request.session_id or uuid7(),
+        key=request.session,
+        owner_id=owner.pk if owner is not None else None,
+        owner_name=name,
+    )
+    sessions = Session.objects.using(alias)
+    sessions.bulk_create([made], ignore_conflicts=True)
+    session = sessions.get(key=request.session)
+    if request.again is None and owner is not None and session.owner_id != owner.pk:
+        raise SessionAccessDeniedError(f"There is no session {request.session!r}.")
+    return session, session.pk == made.pk and request.session_id is None
+
+
+def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
+    """Return the session's unfinished run if the request is for it; raise SessionBusyError if not."""
+    run = Run.objects.using(alias).unfinished().filter(session=session).first()
+    if run is None:
+        return None
+    keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)
+    if request.is_for(run) and not keys_differ:
+        return run
+    if request.is_for(run):
+        why = _("another idempotency key")
+    else:
+        why = _("another agent or input") if request.again is None else _("another task")
+    text = _(
+        "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
+        "Wait for it, cancel it, or use another session."
+    )
+    names = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
+    raise SessionBusyError(text % names, str(run.pk), run.lease_expires_at)
+
+
+def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
+    agent = request.agent
+    store_definition(alias, agent.definition_hash, agent.definition())
+    run = Run(
+        session=session,
+        owner_id=session.owner_id,
+        owner_name=session.owner_name,
+        agent=agent.name,
+        version=agent.version,
+        definition_id=agent.definition_hash,
+        idempotency_key=request.key,
+        input=request.text,
+        origin_id=request.again.pk if request.again else None,
+        **_leased_columns(owner),
+    )
+    return run, _first_lease(alias, run) if owner else None
+
+
+def _leased_columns(owner: str) -> dict[str, Any]:
+    """Return the columns of a new run that its creator drives at once."""
+    if not owner:
+        return {}
+    return {
+        "status": Run.Status.RUNNING,
+        "lease_owner": owner,
+        "lease_epoch": 1,
+        "lease_expires_at": later(settings.LEASE_SECONDS),
+    }
+
+
+def write_start(batch: Batch, request: RunRequest) -> None:
+    """Add the first two rows of a run."""
+    begun = first_row(request.agent, request.actor, request.key, request.session)
+    if request.again:
+        begun["origin"] = {"run": str(request.again.pk)}
+    batch.add(events.RUN_STARTED, begun)
+    batch.add(events.USER, user_row(request.text, request.stored or {}))
+
+
+def first_row(agent: Agent, actor: Any, key: str, session: str) -> events.RunStarted:
+    """Return the payload of a run's first row; `key` is the idempotency key."""
+    return {
+        "agent": agent.name,
+        "version": agent.version,
+        "definition": agent.definition_hash,
+        "actor": events.actor_ref(actor),
+        "idempotency_key": key,
+        "session": session,
+    }
+
+
+def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload of the `user` row; `stored` stands for a long text."""
+    return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}

@@ -1,4 +1,4 @@
-"""The sweep: expire and deliver what is due, then drive every run that can go on and is served here."""
+"""The sweep: expire and deliver what is due, then drive every runnable run that this process serves."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SEVERAL = 10
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did; the last four counts are of the runs it drove, by where they stand now.
+    """Counts of one sweep; the last four are of the runs it drove, by their present status.
 
-    `notified` counts runs it told a worker of instead of driving them, `surfaced` those whose calls in
-    doubt it told the model of. `left` holds the ids of those that `waiting` counts.
+    `notified` counts runs handed to workers instead of being driven here, `surfaced` runs whose calls in
+    doubt were surfaced to the model. `left` holds the ids of those that `waiting` counts.
     """
 
     found: int = 0
@@ -64,12 +64,12 @@ class Swept:
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """Return the runs that can be claimed now and that this process serves, oldest first."""
+    """Return the runs that this process can claim and serve now, oldest first."""
     return list(_runnable(run_id).filter(_served())[: limit or BATCH])
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """Return runs that could be claimed if this process served their definition, not yet said so of."""
+    """Return runs that only their definition keeps from being claimed here and that have no reason yet."""
     return list(_runnable(run_id).exclude(_served()).filter(blocked_reason="")[:BATCH])
 
 
@@ -96,10 +96,10 @@ def sweep(
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Do one sweep. What one run raises is logged and counted, and the others go on.
+    """Do one sweep. An error of one run is logged and counted, and the others go on.
 
-    Without `drives` workers are notified instead; `tell_model` also takes runs held for staff: the model is
-    told that the outcome of their calls is unknown, with `name` as the actor. A draining process drives none.
+    Without `drives` workers are notified instead; `tell_model` also takes runs held for staff and surfaces
+    their calls in doubt to the model, with `name` as the actor. A draining process drives none.
     After `seconds` it begins with no further run: what else is due must not wait for it.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
@@ -130,7 +130,7 @@ def sweep(
 
 
 def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:
-    """Hold every unfinished run for staff, whoever seems to drive it; return how many.
+    """Hold every unfinished run for staff, driven or not; return their number.
 
     Raises what a run raised that cannot be held, after all the others are.
     """
@@ -196,7 +196,7 @@ def _is_reachable(alias: str) -> bool:
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Return whether sweeps are seen, by the database clock; one that drives a run is at work."""
+    """Return whether sweeps happen, by the database clock; a sweep that drives a run counts as one."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

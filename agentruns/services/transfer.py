@@ -1,4 +1,4 @@
-"""A run out to JSON Lines for an auditor, and read back into another database."""
+"""Exports of a run as JSON Lines for an auditor, their import into another database, and stored contents."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, Permissi
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, Card, RunState
-from agentruns.journal.masking import Sensitive, definitions_of, masked, sensitive_in, sensitive_of_all
+from agentruns.journal.fold import Call, CallApproval, RunState
+from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import stored_rows
+from agentruns.journal.read import definitions_of, stored_rows
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions
@@ -37,41 +37,45 @@ from agentruns.utils.redaction import get_logger, is_on, redacted
 
 FORMAT, VERSION = "agentruns-export", 1
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
+CHUNK = 500  # rows in one INSERT
 REVEAL = "agentruns.reveal_arguments"
+ACTOR = "import_run"
+HELD = "imported: it may be at work in the database it came from"
+# No browser may open what a model or a tool wrote.
+INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
 logger = get_logger("agentruns.exports")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A row's content that is stored in a file; `guarded` is what only those may have who may reveal."""
+    """A row's content that is stored in a file; a `guarded` one needs the permission to reveal."""
 
     stored: Stored
     guarded: bool
 
     @property
     def filename(self) -> str:
-        """What the file is called where it is saved."""
+        """Name under which a browser saves it."""
         return f"{self.stored.run_id}-{self.stored.seq}.{'txt' if self.stored.is_text else 'json'}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """What to say of it over HTTP, so that no browser opens what a model or a tool wrote."""
+        """Headers of its download."""
         kind = "text/plain" if self.stored.is_text else "application/json"
         return {
             "Content-Type": f"{kind}; charset=utf-8",
             "Content-Length": str(self.stored.size),
             "Content-Disposition": f'attachment; filename="{self.filename}"',
-            "Content-Security-Policy": "default-src 'none'; sandbox",
-            "X-Content-Type-Options": "nosniff",
+            **INERT,
         }
 
 
 def find_content(run: Run, seq: int) -> Content:
-    """Return what is known of the stored content of a run's row, without reading it.
+    """Return the stored content of a run's row, without reading it.
 
-    Raises DurableRunNotFoundError where the run has no such row or the row holds its content itself, and
-    PayloadError where the row does not say where it is.
+    Raises DurableRunNotFoundError if the run has no such row or the row holds its content itself, and
+    PayloadError if the row does not name the file properly.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     for tool, payload in rows.values_list("tool_name", "payload"):
@@ -84,9 +88,9 @@ def find_content(run: Run, seq: int) -> Content:
 
 
 def read_content(content: Content, actor: Any) -> Iterator[bytes]:
-    """Return the bytes of a stored content, after they were all read once and found to be what was stored.
+    """Return the bytes of a stored content, after the whole file was read and verified.
 
-    Raises PermissionDeniedError, and PayloadError where the file is missing or was altered.
+    Raises PermissionDeniedError, and PayloadError if the file is missing or was altered.
     """
     run_id, seq = content.stored.run_id, content.stored.seq
     if content.guarded and not permissions.may(actor, REVEAL):
@@ -104,17 +108,16 @@ def read_content(content: Content, actor: Any) -> Iterator[bytes]:
 
 
 def download(request: HttpRequest, content: Content, chunks: Iterator[bytes]) -> StreamingHttpResponse:
-    """Return the answer that streams a content, under WSGI and ASGI, as an attachment."""
+    """Return the response that streams a content as an attachment, under WSGI and ASGI."""
     return _streamed(request, chunks, content.headers)
 
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
-    """Return the answer that streams a run's export, redacted, as an attachment."""
+    """Return the response that streams a run's redacted export as an attachment."""
     headers = {
         "Content-Type": "application/jsonl",
         "Content-Disposition": f'attachment; filename="run-{run.pk}.jsonl"',
-        "Content-Security-Policy": "default-src 'none'; sandbox",
-        "X-Content-Type-Options": "nosniff",
+        **INERT,
     }
     lines = (f"{json.dumps(line)}\n".encode() for line in export_run(run.pk))
     return _streamed(request, lines, headers)
@@ -135,17 +138,17 @@ async def _asynchronous(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _is_guarded(tool: str, sensitive: Sensitive) -> bool:
-    """Whether a content may hold what REDACT takes out, or what a tool declares sensitive."""
+    """Return whether a content may hold what AGENTRUNS_REDACT removes, or what a tool declares sensitive."""
     return is_on() or bool(sensitive.get(tool))
 
 
 def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the lines of an export: the run, the definitions of its session's runs, each row of its journal.
 
-    The chain begins with the session, so every row of it is there, each with its run. What is sensitive or
-    redacted is left out of a row, whose hash can then not be recomputed, and so are files that may hold it;
-    `true_values` exports the rows as they are stored. A file follows its row in parts. Raises
-    DurableRunNotFoundError.
+    The chain begins with the session, so all rows of the session are there, each with its run. Sensitive and
+    redacted values are left out, so that the hash of such a row cannot be recomputed, and files that may
+    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts.
+    Raises DurableRunNotFoundError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
     session = Session.objects.using(alias).get(pk=run.session_id)
@@ -156,7 +159,7 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
         "version": VERSION,
         "exported_at": events.timestamp(datetime.now(UTC)),
         "run": str(run.pk),
-        "session": {"id": str(session.pk), "key": _shown(session.key, true_values)},
+        "session": {"id": str(session.pk), "key": session.key if true_values else str(redacted(session.key))},
         "head": {"seq": session.next_seq - 1, "hash": session.head},
     }
     for key, definition in definitions.items():
@@ -189,7 +192,7 @@ def _line(row: Row, sensitive: Sensitive, true_values: bool) -> dict[str, Any]:
 
 
 def _file(row: Row, sensitive: Sensitive, true_values: bool) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the file that a row points at, `of` its seq; or why it is not in the export."""
+    """Yield the parts of the file that a row points at, or one line that says why it is left out."""
     text = str(row.payload)
     stored = payloads.of(row.run_id, row.seq, canonical.loads(text)) if '"stored"' in text else None
     if stored is None:
@@ -217,28 +220,19 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _readable(row: Row, text: str, sensitive: Sensitive) -> str:
-    """Return a payload's text as it may be read by anybody; the very same text where nothing is hidden."""
+    """Return a payload's text for anybody to read; the very same text if nothing is hidden."""
     if not sensitive and not is_on():
         return text
     read = row._replace(payload=canonical.loads(text))
     return canonical.dumps(redacted(masked(read, sensitive).payload))
 
 
-def _shown(text: str, true_values: bool) -> str:
-    return text if true_values else str(redacted(text))
-
-
-CHUNK = 500
-ACTOR = "import_run"
-HELD = "imported: it may be at work in the database it came from"
-
-
 def import_run(lines: Iterable[dict[str, Any]]) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    Nothing is stored unless the whole chain is intact. Runs belong to nobody here, and one that has not
-    ended is paused: it may go on where it came from. Raises RunStateError and PayloadError, which say what is
-    wrong and where.
+    Nothing is stored unless the whole chain is intact. The runs get no owner, and one that has not ended is
+    paused: it may still be at work where it came from. Raises RunStateError and PayloadError, which say what
+    is wrong and where.
     """
     with TemporaryFile() as files:
         found = _Export(lines, files)
@@ -249,12 +243,12 @@ def import_run(lines: Iterable[dict[str, Any]]) -> Run:
 
 
 class _Export:
-    """An export as read: checked row by row, folded run by run."""
+    """The lines of an export, checked row by row and folded run by run."""
 
     def __init__(self, lines: Iterable[dict[str, Any]], files: IO[bytes]) -> None:
         self.rows: list[Row] = []
         self._files = files  # one for all: a process may not have many open
-        self._parts: dict[int, list[tuple[int, int]]] = {}  # by row: where they begin, how long they are
+        self._parts: dict[int, list[tuple[int, int]]] = {}  # row -> place and length of each part
         self.definitions: dict[str, Any] = {}
         try:
             self._read(iter(lines))
@@ -307,7 +301,7 @@ class _Export:
         self._parts.setdefault(line["of"], []).append((place, length))
 
     def files(self) -> Iterator[tuple[Stored, Iterator[bytes]]]:
-        """Yield each file that a row points at, with its parts as far as they are there."""
+        """Yield each file that a row points at, with those of its parts that are there."""
         for row in self.rows:
             stored = payloads.of(row.run_id, row.seq, row.payload)
             if stored is not None:
@@ -319,20 +313,13 @@ class _Export:
             yield self._files.read(length)
 
     def _add(self, line: dict[str, Any]) -> None:
-        consumes = line["consumes"]
+        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
         row = Row(
-            seq=line["seq"],
+            **{name: line[name] for name in plain},
             run_id=UUID(line["run"]),
-            kind=line["kind"],
-            call_id=line["call_id"],
-            tool_name=line["tool_name"],
-            attempt=line["attempt"],
-            epoch=line["epoch"],
             payload={},
             created_at=datetime.fromisoformat(line["created_at"]),
-            prev_hash=line["prev_hash"],
-            hash=line["hash"],
-            consumes=UUID(consumes) if consumes else None,
+            consumes=UUID(line["consumes"]) if line["consumes"] else None,
         )
         wrong = self.history.add(row, line["payload"])
         if wrong is not None:
@@ -390,20 +377,21 @@ def _runs(found: _Export) -> Iterator[Run]:
     for run_id, state in found.history.states.items():
         mine = [row for row in found.rows if row.run_id == run_id and events.COPIED not in row.payload]
         started = next(row for row in mine if row.kind == events.RUN_STARTED)
-        origin = started.payload.get("origin") or {}
+        payload: events.RunStarted = started.payload
+        origin, actor = payload.get("origin"), payload.get("actor")
         if owner is None:  # a session belongs to who began it, whoever runs its tasks again
-            owner = (started.payload.get("actor") or {}).get("name", "")
-        # A task is asked for right after its run's first row, or was before a fork's.
+            owner = actor["name"] if actor else ""
+        # The task is in the row after a run's first, or before a fork's.
         asked = (row for row in found.rows if row.seq <= started.seq + 1)
         yield Run(
             id=run_id,
             session_id=found.session.pk,
             owner_name=owner,
             agent=state.agent,
-            idempotency_key=started.payload["idempotency_key"],
+            idempotency_key=payload["idempotency_key"],
             input=task_of(asked),
             origin_id=UUID(origin["run"]) if origin else None,
-            origin_seq=origin.get("seq"),
+            origin_seq=origin.get("seq") if origin else None,
             **_columns(state),
         )
 
@@ -423,37 +411,33 @@ def _times(found: _Export) -> dict[UUID, tuple[datetime, datetime]]:
 
 
 def _approvals(found: _Export) -> Iterator[Approval]:
-    requested = {
-        (row.run_id, row.call_id): row
-        for row in found.rows
-        if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload
-    }
-    for (run_id, call_id), row in requested.items():
-        call = found.history.calls[run_id][call_id]
-        if call.card is not None:
-            yield _approval(run_id, call, call.card, row)
+    for row in found.rows:
+        if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload:
+            call = found.history.calls[row.run_id][row.call_id]
+            if call.approval is not None:
+                yield _approval(call, call.approval, row)
 
 
-def _approval(run_id: UUID, call: Call, card: Card, row: Row) -> Approval:
-    decided = card.status != "pending"
-    actor = card.actor or {}
+def _approval(call: Call, approval: CallApproval, row: Row) -> Approval:
+    decided = approval.status != "pending"
+    payload: events.ApprovalRequested = row.payload
     return Approval(
-        id=card.id,
-        run_id=run_id,
+        id=approval.id,
+        run_id=row.run_id,
         call_id=call.id,
         tool_name=call.tool,
         arguments=call.arguments,
-        digest=card.digest,
-        title=card.title,
-        why=row.payload["why"],
-        risk=card.risk,
-        status=card.status,
-        approvers=card.approvers,
-        required=card.required,
-        approved_count=len(card.given),
+        digest=approval.digest,
+        title=approval.title,
+        why=payload["why"],
+        risk=approval.risk,
+        status=approval.status,
+        approvers=approval.approvers,
+        required=approval.required,
+        approved_count=len(approval.given),
         requested_at=row.created_at,
-        expires_at=card.expires_at,
-        decided_at=card.decided_at if decided else None,
-        decided_by_name=actor.get("name", "") if decided else "",
-        reason=card.reason if decided else "",
+        expires_at=approval.expires_at,
+        decided_at=approval.decided_at if decided else None,
+        decided_by_name=approval.actor["name"] if decided and approval.actor else "",
+        reason=approval.reason if decided else "",
     )

@@ -1,4 +1,4 @@
-"""How a service changes a run: lock, read, decide on what is true now, append, all in one transaction."""
+"""Changes of a run by a service: lock, read, decide, append, all in one transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError
-from agentruns.journal import telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import DatabaseStore
@@ -41,7 +40,7 @@ def write(
     guard: Q | None = None,
     closed: bool = False,
 ) -> Run:
-    """Let `change` look at a locked run and add rows; store them; return the run as it is then.
+    """Lock a run, let `change` add rows to its journal, store them and return the run.
 
     `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
     engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
@@ -85,7 +84,6 @@ def _write(
     if batch.rows:
         tried.append(batch.rows[0].hash)
         store.append(batch, guard=guard, closed=closed)
-        telemetry.stored(batch, alias)
     elif epoch:
         raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
     if batch.state.run.status == "active":

@@ -49,7 +49,7 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
 @pytest.fixture
 def fake_anthropic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeAnthropic]]:
     """`fake_anthropic(turns)`: a strict Messages API on this machine, which agents by model name then ask."""
-    from agentruns.providers.base import forget_clients
+    from agentruns.providers.registry import forget_clients
     from agentruns.testing import FakeAnthropic
 
     with ExitStack() as stack:

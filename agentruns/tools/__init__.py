@@ -1,14 +1,12 @@
-"""Tools: functions the model may call, with what the engine must know about their effects."""
+"""Tools: functions the model may call, declared with the effects they have."""
 
 from __future__ import annotations
 
-from agentruns.tools.arguments import InvalidArguments
 from agentruns.tools.base import Tool
-from agentruns.tools.context import ToolContext
+from agentruns.tools.calling import InvalidArguments, to_jsonable
+from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.decorator import tool
-from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
 from agentruns.tools.questions import ask_human, question_to
-from agentruns.tools.results import to_jsonable
 
 __all__ = [
     "InvalidArguments",

@@ -11,14 +11,11 @@ from typing import Any, Generic
 from pydantic import BaseModel
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns.tools import arguments as tool_arguments
-from agentruns.tools.arguments import InvalidArguments
-from agentruns.tools.calling import call
+from agentruns.tools import calling
+from agentruns.tools.calling import InvalidArguments, call, to_jsonable
 from agentruns.tools.card import call_text, one_line
-from agentruns.tools.context import ToolContext
+from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
-from agentruns.tools.outcomes import NotOccurred, Occurred, ToolOutput, Unknown
-from agentruns.tools.results import to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import get_logger
@@ -30,9 +27,9 @@ R = TypeVar("R", default=Any)
 
 
 class Tool(Generic[P, R]):
-    """A declared tool. Called directly it is the plain function, for unit tests.
+    """A declared tool; calling it calls the plain function, for unit tests.
 
-    The options of `@tool` are attributes of the same names; `timeout` is in seconds, `sensitive` sorted.
+    The options of `@tool` are attributes of the same names; `timeout` is in seconds, `sensitive` is sorted.
     """
 
     def __init__(
@@ -67,15 +64,15 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
 
-    # What the model and the Definition are told
+    # As the model and the Definition see it
 
     def provider_schema(self) -> dict[str, Any]:
-        """Return what the provider is told: name, description, input_schema."""
+        """Return the tool as sent to the provider: name, description, input_schema."""
         schema = copy.deepcopy(self.input_schema)
         return {"name": self.name, "description": self.description, "input_schema": schema}
 
     def policy(self) -> dict[str, Any]:
-        """Return what the Definition of a run keeps of this tool, as JSON."""
+        """Return this tool's part of a run's Definition, as JSON."""
         asks = self.requires_approval
         return {
             **self.provider_schema(),
@@ -90,38 +87,38 @@ class Tool(Generic[P, R]):
             "parallel": self.parallel,
             "timeout": self.timeout,
             "sensitive": list(self.sensitive),
-            # Absent where it is not so: the hash of every other tool's definition stays what it was.
+            # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
         }
 
     # A call's life
 
     def effective(self, raw: Any) -> dict[str, Any]:
-        """Return the effective arguments of a model's input; raises InvalidArguments, fit for the model."""
-        return tool_arguments.effective(self.signature.model, raw)
+        """Return the effective arguments of a model's input; raises InvalidArguments, for the model."""
+        return calling.effective(self.signature.model, raw)
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what recorded arguments are today: the same, unless the tool has changed.
+        """Return recorded arguments as validated today: unchanged, unless the tool has changed.
 
         Raises InvalidArguments.
         """
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
-        """Return whether a person has to approve; a gate that raises or does not answer means yes."""
+        """Return whether a person must approve; a gate that raises or returns None means yes."""
         gate = self.requires_approval
         if isinstance(gate, bool):
             return gate
         try:
             answer = call(gate, copy.deepcopy(arguments), ctx)
-            # None is a forgotten `return`, and would open the gate in silence.
+            # None is a forgotten `return`; read as False it would silently open the gate.
             return True if answer is None else bool(answer)
         except Exception:
             logger.warning("requires_approval of %s failed; a person is asked", self.name, exc_info=True)
             return True
 
     def title(self, arguments: dict[str, Any]) -> str:
-        """Return one line that says what the call does; sensitive arguments are masked in the fallback."""
+        """Return one line that describes the call; the fallback masks sensitive arguments."""
         if self.describe is not None:
             try:
                 text = call(self.describe, copy.deepcopy(arguments))
@@ -132,7 +129,7 @@ class Tool(Generic[P, R]):
         return call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what `preview` shows of the call, as JSON, or None; never raises."""
+        """Return the result of `preview` as JSON, or None; never raises."""
         if self.preview is None:
             return None
         try:
@@ -143,10 +140,10 @@ class Tool(Generic[P, R]):
         return to_jsonable(shown)[0] if isinstance(shown, dict) else None
 
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
-        """Enter the handler with effective arguments, once, and return what it gave.
+        """Enter the handler once, with effective arguments, and return its output.
 
-        Raises InvalidArguments before the handler is entered if the arguments are not effective ones;
-        what the handler raises comes through unchanged. After its return nothing raises.
+        Raises InvalidArguments before entering the handler if the arguments are not effective ones; the
+        handler's own exceptions pass through unchanged. Nothing raises after the handler has returned.
         """
         model, again = self._read(arguments)
         if canonical.dumps(again) != canonical.dumps(arguments):
@@ -156,23 +153,23 @@ class Tool(Generic[P, R]):
             values[self.signature.context] = ctx
         result = call(self.fn, **values)
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
-            result = list(result)  # a generator is handler code still to be run; its errors are the handler's
+            result = list(result)  # a generator is handler code that has yet to run
         return self.output(result)
 
     def _read(self, arguments: dict[str, Any]) -> tuple[BaseModel, dict[str, Any]]:
-        """Return recorded arguments validated, and what they are today."""
-        validated = tool_arguments.validate(self.signature.model, arguments)
-        return validated, tool_arguments.dump(validated)
+        """Return recorded arguments validated, and dumped again."""
+        validated = calling.validate(self.signature.model, arguments)
+        return validated, calling.dump(validated)
 
     def output(self, result: Any) -> ToolOutput:
-        """Return what a handler returned as JSON; always succeeds."""
+        """Return a handler's result as JSON; never raises."""
         flags: dict[str, Any] = {}
         adapter = self.signature.returns
         if adapter is not None:
             try:
                 fitting = adapter.validate_python([result])
             except Exception as error:
-                flags["misfit"] = _misfit(error)
+                flags["misfit"] = calling.misfit(error)
             else:
                 try:
                     content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
@@ -186,9 +183,9 @@ class Tool(Generic[P, R]):
         return ToolOutput(content, flags)
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
-        """Ask `reconcile` whether the call happened; whatever is no clear answer is Unknown.
+        """Ask `reconcile` whether the call happened; anything but a clear answer is Unknown.
 
-        The result of Occurred is made JSON, as if the handler had returned it.
+        The result in Occurred is converted to JSON as if the handler had returned it.
         """
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")
@@ -205,10 +202,3 @@ class Tool(Generic[P, R]):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
-
-
-def _misfit(error: Exception) -> str:
-    try:
-        return tool_arguments.misfit(error)
-    except Exception:
-        return type(error).__name__

@@ -1,4 +1,4 @@
-"""One line about a call, for people: it is shown in lists, notifications and logs."""
+"""One-line descriptions of a call, for lists, notifications and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT.maxlevel = 2
 
 
 def one_line(text: str, limit: int = _LIMIT) -> str:
-    """Return `text` on one line, without characters that hide or reorder what a person reads."""
+    """Return `text` on one line, without characters that hide or reorder text."""
     text = " ".join(text[: limit * 4].split())
     text = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""What a handler is told about the call it serves."""
+"""The context a handler receives, and the outcomes it and `reconcile` return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToolContext:
     """One call of one tool, as its handler, gate and reconcile function see it.
 
     `idempotency_key` is the same for every attempt of this call and different for every other call.
-    The three private callables are the engine's; without them the methods do nothing, as in a unit test.
+    The engine sets the three private callables; without them, as in a unit test, the methods do nothing.
     """
 
     run_id: str
@@ -36,13 +36,44 @@ class ToolContext:
         return self._is_cancelled() if self._is_cancelled is not None else False
 
     def heartbeat(self) -> None:
-        """Tell the engine that a long handler is alive."""
+        """Tell the engine that a long handler is still alive."""
         if self._heartbeat is not None:
             self._heartbeat()
 
     def progress(self, text: str) -> None:
-        """Say how far a long handler is."""
+        """Report how far a long handler has got."""
         if self._progress is not None:
             self._progress(text)
         else:
             logger.info("%s %s: %s", self.tool_name, self.call_id, text)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """A handler's result as JSON, with flags for what the conversion changed.
+
+    `flags`: `{"misfit": text}` if it does not fit the return annotation, `{"stringified": True}` if a
+    part of it was not JSON and is stored as text.
+    """
+
+    content: Any
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurred:
+    """The effect happened; `result` becomes the result of the call."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotOccurred:
+    """The effect did not happen; the handler is entered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The outside world cannot tell; a person decides."""
+
+    reason: str = ""

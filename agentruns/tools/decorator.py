@@ -46,7 +46,7 @@ def tool(
     """Declare a function as a tool, with or without parentheses.
 
     Its signature becomes the JSON Schema the model sees, its docstring the descriptions. A parameter
-    annotated ToolContext is given the context of the call. Raises TypeError for whatever could not be
+    annotated ToolContext receives the context of the call. Raises TypeError for anything that cannot be
     shown, stored and repeated faithfully, and for options that contradict each other.
     """
     options = Options(
@@ -64,7 +64,7 @@ def tool(
         timeout=as_seconds(timeout),
         sensitive=as_names(sensitive),
     )
-    # Types defined next to the tool inside a function are nowhere else to be found.
+    # Types defined beside the tool, inside a function, can be found nowhere else.
     local_names = sys._getframe(1).f_locals
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
@@ -80,7 +80,7 @@ def declared(
     options: Options,
     local_names: Mapping[str, Any],
 ) -> Tool[..., Any]:
-    """Return the tool that a function and its options make; errors as `tool`."""
+    """Return the tool made of a function and its options; raises as `tool` does."""
     if isinstance(fn, Tool):
         raise TypeError(f"{fn!r} is a tool already.")
     if not inspect.isroutine(fn):

@@ -1,4 +1,4 @@
-"""What a tool declares about its effects and its gate, checked at declaration."""
+"""The options of `@tool`: a tool's declarations about its effects and its gate, checked on import."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Options:
     parallel: bool
     timeout: float | None
     sensitive: tuple[str, ...]
-    only_answers: bool = False  # a question to a person: never executed
+    only_answers: bool = False  # a question for a person: never executed
 
     @property
     def recovery(self) -> Recovery:
-        """What becomes of a call that was started and has no result."""
+        """The rule for a call that was started and has no result."""
         if self.transactional:
             return "transactional"
         if self.safe_to_retry:
@@ -121,7 +121,7 @@ class Options:
         if self.safe_to_retry and self.reconcile is not None:
             raise TypeError(
                 f"Tool {name!r}: safe_to_retry and reconcile contradict each other. A call that is safe to "
-                "repeat is repeated; nobody is asked whether it happened."
+                "repeat is repeated without asking whether it happened."
             )
         if self.parallel and not self.safe_to_retry:
             raise TypeError(
@@ -131,7 +131,7 @@ class Options:
 
 
 def as_seconds(timeout: object) -> float | None:
-    """Return a time-out in seconds; raises TypeError for anything but a number or a timedelta."""
+    """Return a timeout in seconds; raises TypeError for anything but a number or a timedelta."""
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
@@ -140,7 +140,7 @@ def as_seconds(timeout: object) -> float | None:
 
 
 def as_names(sensitive: object) -> tuple[str, ...]:
-    """Return parameter names, sorted; raises TypeError for a bare string, whose letters nobody means."""
+    """Return sorted parameter names; raises TypeError for a bare string, or anything but a list of names."""
     if isinstance(sensitive, Iterable) and not isinstance(sensitive, str):
         names = list(sensitive)
         if all(isinstance(each, str) for each in names):

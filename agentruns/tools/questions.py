@@ -1,4 +1,4 @@
-"""`ask_human`: a question to a person, which waits on a card like any gated call and is never executed."""
+"""`ask_human`: a question for a person, which waits as an approval and is never executed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def question_to(
     expires_in: timedelta | None = None,
     risk: Risk = "normal",
 ) -> Tool[..., Any]:
-    """Return a tool with which the model asks a person; the answer is the call's result.
+    """Return a tool that asks a person a question; the answer becomes the call's result.
 
-    `approvers` is who may answer: a permission or a group, as for `@tool`. An agent may have several, each
-    under its own name. Raises TypeError as `@tool` does.
+    `approvers` names who may answer: a permission or a group, as in `@tool`. An agent may have several
+    such tools, each under its own name. Raises TypeError as `@tool` does.
     """
     options = Options(
         requires_approval=True,
@@ -31,7 +31,7 @@ def question_to(
         risk=risk,
         describe=_title,
         preview=None,
-        safe_to_retry=True,  # there is nothing that could happen twice
+        safe_to_retry=True,  # nothing can happen twice
         transactional=False,
         reconcile=None,
         parallel=False,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import re
 import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 
-from agentruns.tools import docstring
+from agentruns.tools.calling import result_adapter
 from agentruns.tools.context import ToolContext
-from agentruns.tools.results import result_adapter
 
 _ARGUMENTS = ConfigDict(
     extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
@@ -26,11 +27,14 @@ _SECRET = (SecretStr, SecretBytes, Secret)
 _MAPS = ("properties", "$defs", "patternProperties", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_ARGS = re.compile(r"(?:args|arguments|parameters):", re.IGNORECASE)
+_SECTION = re.compile(r"(?:args|arguments|parameters|returns?|raises|yields):", re.IGNORECASE)
+_ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a tool takes and gives.
+    """A tool's parameters and return type.
 
     `parameters`: parameter name -> field of `model` (they differ where pydantic reserves the name);
     `context`: the parameter annotated ToolContext, or None; `returns` validates a list of one result.
@@ -65,7 +69,7 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
             annotation = Annotated[annotation, Field(alias=parameter.name)]
         definitions[field] = (annotation, default)
         parameters[parameter.name] = field
-    description, texts = docstring.parse(fn.__doc__)
+    description, texts = _parse_docstring(fn.__doc__)
     try:
         model = create_model(name, __config__=_ARGUMENTS, **definitions)
         schema = _schema(model, texts)
@@ -85,7 +89,7 @@ def _hints(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) ->
     except NameError as error:
         raise TypeError(
             f"Tool {name!r}: an annotation cannot be resolved ({error}). Import that name at module level, "
-            "not under TYPE_CHECKING: the schema is made from it."
+            "not under TYPE_CHECKING: the schema is built from it."
         ) from error
 
 
@@ -97,7 +101,7 @@ def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) 
         )
     if parameter.name not in hints:
         raise TypeError(
-            f"Parameter {parameter.name!r} of tool {name!r} has no annotation: the schema is made from it "
+            f"Parameter {parameter.name!r} of tool {name!r} has no annotation: the schema is built from it "
             "(Any if anything goes; ToolContext for the context; a method has to be bound)."
         )
     return hints[parameter.name]
@@ -127,7 +131,7 @@ def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> 
             f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, does not fit its "
             "annotation (write `| None` if None is allowed)."
         ) from None
-    except Exception:  # noqa: S110  # not a type pydantic can validate: create_model says so, and why
+    except Exception:  # noqa: S110  # not a type pydantic can validate: create_model explains why
         pass
 
 
@@ -137,8 +141,8 @@ def _refuse_aliases(model: type[BaseModel], parameters: dict[str, str], name: st
         names = {info.alias, info.validation_alias, info.serialization_alias} - {None, parameter}
         if names:
             raise TypeError(
-                f"Parameter {parameter!r} of tool {name!r} has an alias: rename the parameter instead, its "
-                "name is what the model, the operator and the handler see."
+                f"Parameter {parameter!r} of tool {name!r} has an alias: rename the parameter instead, so "
+                "that the model, the operator and the handler all see one name."
             )
 
 
@@ -146,12 +150,12 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
     for kind in _kinds(annotation, set()):
         if issubclass(kind, _SECRET):
             raise TypeError(
-                f"{where} contains {kind.__name__}: it is masked when stored, so the handler would be given "
+                f"{where} contains {kind.__name__}: it is masked when stored, so the handler would receive "
                 "asterisks. Use str and name the parameter in `sensitive`."
             )
         if issubclass(kind, _UNSTABLE):
             raise TypeError(
-                f"{where} contains {kind.__name__}: its order differs between processes, and with it the "
+                f"{where} contains {kind.__name__}: its order differs between processes, and so would the "
                 "digest a person approved. Use list."
             )
 
@@ -162,12 +166,12 @@ def _refuse_hidden(model: type[BaseModel], name: str) -> None:
             if info.exclude or getattr(info, "exclude_if", None):
                 raise TypeError(
                     f"Field {field!r} of {kind.__name__!r}, which tool {name!r} takes, has `exclude`: it "
-                    "would be neither shown nor stored, and its default made anew each time. Leave it out."
+                    "would be neither shown nor stored, and its default computed again each time. Remove it."
                 )
 
 
 def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
-    """Yield every class an annotation is made of, through models, dataclasses and typed dicts."""
+    """Yield every class in an annotation, through models, dataclasses and typed dicts."""
     if id(annotation) in seen or isinstance(annotation, str):
         return
     seen.add(id(annotation))
@@ -223,10 +227,42 @@ def _returns(hints: dict[str, Any]) -> TypeAdapter[Any] | None:
     if annotation in (Any, Never, NoReturn):
         return None
     if get_origin(annotation) in (collections.abc.Iterator, collections.abc.Generator):
-        annotation = list[(get_args(annotation) or (Any,))[0]]  # type: ignore[misc]  # run to its end
+        annotation = list[(get_args(annotation) or (Any,))[0]]  # type: ignore[misc]  # it is exhausted
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return result_adapter(annotation)
     except Exception:
-        return None  # not a type pydantic knows: the result is stored as it comes
+        return None  # not a type pydantic knows: the result is stored as it is
+
+
+def _parse_docstring(doc: str | None) -> tuple[str, dict[str, str]]:
+    """Return the text before a docstring's first section, and the entries of its `Args:` (Google style)."""
+    lines = inspect.cleandoc(doc or "").splitlines()
+    heads = [number for number, line in enumerate(lines) if _SECTION.fullmatch(line.rstrip())]
+    description = "\n".join(lines[: heads[0]] if heads else lines).strip()
+    entries: dict[str, str] = {}
+    for head, end in pairwise([*heads, len(lines)]):
+        if _ARGS.fullmatch(lines[head].rstrip()):
+            entries.update(_entries(lines[head + 1 : end]))
+    return description, entries
+
+
+def _entries(lines: list[str]) -> dict[str, str]:
+    entries: dict[str, list[str]] = {}
+    current: list[str] = []
+    indent: int | None = None
+    for line in lines:
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if not text:
+            continue
+        if depth == 0:
+            break
+        indent = depth if indent is None else indent
+        match = _ENTRY.fullmatch(text) if depth <= indent else None
+        if match:
+            current = entries.setdefault(match[1], [])
+            text = match[2]
+        current.append(text)
+    return {name: " ".join(part for part in parts if part) for name, parts in entries.items()}

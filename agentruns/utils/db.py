@@ -1,4 +1,4 @@
-"""Short transactions that are retried, reads on a fresh connection, and the database's clock."""
+"""Short retried transactions, reads on a fresh connection, and the database clock."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ RACES = (JournalConflictError, IntegrityError, OperationalError)
 
 
 def in_transaction(alias: str, action: Callable[[], T]) -> T:
-    """Return what `action` returns, run in a transaction of its own or in the caller's.
+    """Run `action` in a transaction, its own or the caller's, and return its result.
 
-    Outside of one, serialization failures, deadlocks, a busy database and conflicts are retried with
-    growing, jittered pauses and at READ COMMITTED; inside one the caller's transaction is what has to be
-    retried.
+    In its own, serialization failures, deadlocks, a busy database and conflicts are retried with growing,
+    jittered pauses and at READ COMMITTED. In the caller's nothing is retried: the caller has to.
     """
     for attempt in range(1, TRIES + 1):
         try:
@@ -43,10 +42,10 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
 
 
 def read_committed(alias: str) -> None:
-    """Let the transaction just opened see what is committed while it waits for its locks.
+    """Let the transaction just opened see rows committed while it waits for its locks.
 
-    At a stricter level, which a project may have as its default, every heartbeat in between would fail it.
-    A transaction that somebody else opened is left as it is.
+    At a stricter level, which a project may have as its default, any heartbeat meanwhile would fail it.
+    A transaction opened by the caller is left as it is.
     """
     connection = connections[alias]
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
@@ -56,9 +55,9 @@ def read_committed(alias: str) -> None:
 
 @contextmanager
 def always_rollback() -> Iterator[None]:
-    """Undo what the block does to databases whose transaction is open, and whatever broke that transaction.
+    """Undo the block's changes to databases with an open transaction, and any error that broke it.
 
-    For code of the project that is to read only, run inside somebody's transaction (ATOMIC_REQUESTS).
+    For project code that should only read but runs inside a caller's transaction (ATOMIC_REQUESTS).
     """
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     with ExitStack() as blocks:
@@ -70,7 +69,7 @@ def always_rollback() -> Iterator[None]:
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:
-    """Return what `read` returns, on a new connection where the old one broke since it was last used."""
+    """Return the result of `read`, on a new connection if the old one has broken since its last use."""
     try:
         return read()
     except (OperationalError, InterfaceError):
@@ -81,16 +80,16 @@ def reading(alias: str, read: Callable[[], T]) -> T:
 
 
 def close_stale(alias: str) -> None:
-    """Drop a connection that broke, so that the next query opens another."""
+    """Drop a broken connection, so that the next query opens another."""
     connection = connections[alias]
-    # Not for its age: with CONN_MAX_AGE = 0 each step would connect anew. And not inside a TestCase's own
-    # transaction, which would go with it.
+    # Not because of its age: with CONN_MAX_AGE = 0 each step would reconnect. And not inside a TestCase's
+    # own transaction, which would be lost with it.
     if connection.errors_occurred and not connection.in_atomic_block:
         connection.close_if_unusable_or_obsolete()
 
 
 def uptime() -> float:
-    """Return seconds on a clock that counts suspend, so that a laptop's sleep ages a lease."""
+    """Return seconds on a clock that also runs during suspend, so that a laptop's sleep ages a lease."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -101,8 +100,8 @@ def later(seconds: float) -> ExpressionWrapper[Any]:
 
 
 def database_now(alias: str) -> datetime:
-    """Return what time it is by the database's clock."""
-    query = Query(None)  # a question to no table
+    """Return the time by the database's clock."""
+    query = Query(None)  # without a table
     query.add_annotation(Now(), "now")
     row = next(iter(query.get_compiler(using=alias).results_iter()))
     now: datetime = row[0]
@@ -110,5 +109,5 @@ def database_now(alias: str) -> datetime:
 
 
 def readable(moment: datetime) -> str:
-    """Return a time as a text has it: in UTC, to the second."""
+    """Return a time as text: in UTC, to the second."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -16,7 +16,7 @@ _armed: tuple[str, int] | None = None
 
 
 def die() -> None:
-    """Kill this process as the kernel would when memory runs out."""
+    """Kill this process as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -34,7 +34,7 @@ def arm(spec: str, strike: Callable[[], object] = die) -> None:
 
 
 def reached(point: str) -> None:
-    """Say that a boundary is reached; returns at once unless armed for it."""
+    """Mark a boundary; return at once unless it is armed."""
     global _armed
     if _armed is None or _armed[0] != point:
         return

@@ -12,7 +12,7 @@ _last = (0, 0)  # milliseconds, counter
 
 
 def uuid7() -> uuid.UUID:
-    """Return a new UUID that sorts after every one made before in this process."""
+    """Return a new UUID that sorts after every earlier one of this process."""
     global _last
     random = int.from_bytes(os.urandom(10), "big")
     with _lock:

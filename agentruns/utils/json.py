@@ -22,7 +22,7 @@ _NON_FINITE = {ESCAPE + "NaN": math.nan, ESCAPE + "Infinity": math.inf, ESCAPE +
 def dumps(value: Any) -> str:
     """Return the canonical text of a JSON value: sorted keys, no insignificant space, escaped.
 
-    Raises TypeError for what is not JSON, ValueError or RecursionError for a circular value.
+    Raises TypeError for anything that is not JSON, ValueError or RecursionError for a circular value.
     """
     try:
         text = _encode(value)
@@ -32,7 +32,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the value whose canonical text is `text`."""
+    """Return the value of a canonical text."""
     value = json.loads(text)
     return _unescape(value) if "\\u0010" in text else value
 
@@ -48,26 +48,26 @@ def sha256(text: str) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Return `text` with NUL, DLE and lone surrogates escaped, fit for any text column."""
+    """Return `text` with NUL, DLE and lone surrogates escaped, safe for any text column."""
     if _is_utf8(text) and "\x00" not in text and ESCAPE not in text:
         return text
     return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
 
 
 def unescape_text(text: str) -> str:
-    """Return the text that `escape_text` was given."""
+    """Return the original of a text that `escape_text` escaped."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ESCAPE in text else text
 
 
 def chain_hash(prev_hash: str, row: dict[str, Any]) -> str:
-    """Return the hash of a journal row, bound to the row before it."""
+    """Return the hash of a journal row, chained to the previous row's."""
     return sha256(prev_hash + _encode(row))
 
 
 def legal(value: Any) -> Any:
-    """Return `value` as strict JSON for a provider: U+FFFD for what its text cannot carry, "NaN"."""
+    """Return `value` as strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
     if isinstance(value, str):
-        # Most texts are, and the search takes many times longer.
+        # Most texts are plain, and the search takes many times longer.
         plain = "\x00" not in value and (value.isascii() or _is_utf8(value))
         return value if plain else _ILLEGAL.sub("\ufffd", value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -80,12 +80,12 @@ def legal(value: Any) -> Any:
 
 
 def legal_text(value: Any) -> str:
-    """Return `value` as the text of strict JSON for a provider; our own escapes mean nothing to it."""
+    """Return `value` as strict JSON text for a provider, without our own escapes."""
     return _encode(legal(value))
 
 
 def _encoder() -> Callable[[Any], str]:
-    """Return `JSONEncoder.encode`, without its making a new encoder in C for each value."""
+    """Return `JSONEncoder.encode`, but without creating a new C encoder for each value."""
     ordinary = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # not CPython
@@ -106,7 +106,7 @@ def _needs_escape(text: str) -> bool:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether there is no lone surrogate in a text; many times quicker than to search for one."""
+    """Return whether a text has no lone surrogate; many times faster than searching for one."""
     if text.isascii():
         return True
     try:
@@ -144,7 +144,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Difference(NamedTuple):
-    """The place of the first difference, as a JSON path, and what is there; None where nothing is."""
+    """The JSON path of the first difference, with both values; None for a missing one."""
 
     path: str
     then: Any
@@ -152,7 +152,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
-    """Return where two JSON values first differ, or None: objects by sorted name, lists in order."""
+    """Return the first difference of two JSON values, or None: objects by sorted name, lists in order."""
     if isinstance(then, dict) and isinstance(now, dict):
         for name in sorted({*then, *now}):
             found = _inside(then, now, name, f"{path}{_step(name)}")
@@ -165,13 +165,13 @@ def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
             if found is not None:
                 return found
         return None
-    # Python takes True for 1 and 1 for 1.0; the model does not.
+    # To Python True equals 1 and 1 equals 1.0; to the model they differ.
     same = type(then) is type(now) and (then == now or (then != then and now != now))  # NaN is not itself
     return None if same else Difference(path, then, now)
 
 
 def passes(path: str, names: frozenset[str]) -> bool:
-    """Whether a path leads through a member of one of these names."""
+    """Return whether a path passes through a member with one of these names."""
     return any(_step(name) + end in path + "." for name in names for end in (".", "["))
 
 

@@ -1,7 +1,6 @@
-"""AGENTRUNS_REDACT: what the project takes out of every text that is shown, exported or logged.
+"""AGENTRUNS_REDACT: remove secrets from every text that is shown, exported or logged.
 
-The journal, the model and the tools have the true values; only what a reader is shown comes through here.
-Log records come through here too, and get the run they are about.
+The journal, the model and the tools keep the true values. Log records also get the id of their run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FAILED = "[not shown: AGENTRUNS_REDACT failed]"
 
 
 class Driven(NamedTuple):
-    """The run that a thread works on; the epoch is that of its lease, 0 without one."""
+    """The run a thread is working on, with the epoch of its lease or 0."""
 
     run_id: str = ""
     epoch: int = 0
@@ -31,26 +30,26 @@ NOTHING = Driven()
 
 _driven: ContextVar[Driven] = ContextVar("agentruns_driven", default=NOTHING)
 
-logger = logging.getLogger("agentruns.redaction")  # says nothing that would have to be redacted
+logger = logging.getLogger("agentruns.redaction")  # its records contain nothing to redact
 
 
 def is_on() -> bool:
-    """Whether the project redacts anything."""
+    """Return whether the project redacts anything."""
     return settings.REDACT is not None
 
 
 def redact(text: str) -> str:
-    """Return `text` as the project's function makes it; a function that fails hides all of it."""
+    """Return `text` redacted by the project's function; if that fails, the whole text is hidden."""
     return _made(text) if is_on() else text
 
 
 def redacted(value: Any) -> Any:
-    """Return a JSON value with each of its texts redacted, keys included, and each integer that is to be."""
+    """Return a JSON value with all its texts, keys and integers redacted."""
     return _walk(value) if is_on() else value
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger whose records name their run, and are redacted before any handler gets them."""
+    """Return a logger whose records name their run and are redacted before any handler sees them."""
     made = logging.getLogger(name)
     if not any(isinstance(each, RedactingFilter) for each in made.filters):
         made.addFilter(RedactingFilter())
@@ -58,13 +57,13 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def driven() -> Driven:
-    """Return the run that this thread works on."""
+    """Return the run this thread is working on."""
     return _driven.get()
 
 
 @contextmanager
 def bound(run_id: UUID | str, epoch: int = 0) -> Iterator[None]:
-    """Let the log records of this thread be about a run."""
+    """Attribute this thread's log records to a run."""
     token = _driven.set(Driven(str(run_id), epoch))
     try:
         yield
@@ -73,7 +72,7 @@ def bound(run_id: UUID | str, epoch: int = 0) -> Iterator[None]:
 
 
 class RunFilter(logging.Filter):
-    """Gives a record `run_id` and `epoch`, unless it has its own: "" and 0 where there is no run."""
+    """Give records a `run_id` and `epoch`, unless they have their own: "" and 0 without a run."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
@@ -83,7 +82,7 @@ class RunFilter(logging.Filter):
 
 
 class RedactingFilter(RunFilter):
-    """Leaves of a record nothing but redacted text: no arguments and no exception with its variables."""
+    """Reduce a record to redacted text, without arguments and without an exception and its variables."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
@@ -91,11 +90,11 @@ class RedactingFilter(RunFilter):
         try:
             if not is_on():
                 return True
-        except ImproperlyConfigured:  # a tool tried without Django
+        except ImproperlyConfigured:  # a tool tested without Django
             return True
         try:
             record.msg = redact(record.getMessage())
-        except Exception:  # an argument that cannot be made text
+        except Exception:  # an argument that cannot be converted to text
             record.msg = FAILED
         record.args = ()
         if record.exc_info:
@@ -108,7 +107,7 @@ def _walk(value: Any) -> Any:
     if isinstance(value, str):
         return _made(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if (shown := _made(str(value))) == str(value) else shown  # a card number may be one
+        return value if (shown := _made(str(value))) == str(value) else shown  # as a credit card number
     if isinstance(value, dict):
         return _walk_dict(value)
     if isinstance(value, list):
@@ -121,7 +120,7 @@ def _walk_dict(value: dict[Any, Any]) -> dict[Any, Any]:
     for key, item in value.items():
         name = shown = _walk(key)
         count = 1
-        while name in found:  # two secrets may be redacted to one text: none hides the other
+        while name in found:  # two secrets may be redacted to the same text; keep both entries
             count += 1
             name = f"{shown} ({count})"
         found[name] = _walk(item)
@@ -133,7 +132,7 @@ def _made(text: str) -> str:
         function: Callable[[str], object] | None = settings.redact
         made = text if function is None else function(text)
     except Exception as error:
-        # Without the traceback and the error's text: either may quote what is to be hidden.
+        # Without the traceback and the error's text: either may quote the secret.
         logger.error("AGENTRUNS_REDACT failed with %s: the text is not shown.", type(error).__name__)
         return FAILED
     if not isinstance(made, str):

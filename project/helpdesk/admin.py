@@ -1,4 +1,4 @@
-"""The shop in the admin: to look things up while deciding about a run, not to edit them."""
+"""The shop in the admin, read-only: for looking things up while deciding about a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from project.helpdesk.money import euros
 
 
 class ReadOnly:
-    """Shows and changes nothing."""
+    """Admin permissions that allow no changes."""
 
     def has_add_permission(self, request: Any, obj: Any = None) -> bool:
         return False

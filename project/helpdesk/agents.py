@@ -28,7 +28,7 @@ When something is not certain
 
 
 def model() -> TranscriptModel | str:
-    """Return the real model's name when there is a key for it, else the one that follows transcripts."""
+    """Return the real model's name if there is a key for it, otherwise a model that follows transcripts."""
     if os.environ.get("ANTHROPIC_API_KEY") and os.environ.get("MODEL"):
         return os.environ["MODEL"]
     return TranscriptModel()

@@ -1,4 +1,4 @@
-"""Does the ledger agree with the journal? What happened outside, held against what was written inside."""
+"""Compare the ledger of the outside world with the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EFFECTS = {"refund": "refund", "email_customer": "email"}  # tool -> the effect 
 
 
 def findings() -> list[str]:
-    """Return what is wrong: an effect that happened twice, that is missing, or that nobody journaled.
+    """Return the mismatches: effects that happened twice, are missing, or are not in the journal.
 
     Raises LedgerError.
     """
@@ -24,7 +24,7 @@ def findings() -> list[str]:
         if key not in started:
             found.append(
                 f"The {kind} of {session} with key {key[:12]} is in the ledger, and no call of this journal "
-                f"started it. Was the database deleted and {ledger.path()} kept? Delete both to begin anew."
+                f"started it. Was the database deleted and {ledger.path()} kept? Delete both to start over."
             )
         elif count > 1 + _repeats_ordered(started[key]):
             found.append(f"The {kind} of {session} with key {key[:12]} happened {count} times.")
@@ -32,7 +32,7 @@ def findings() -> list[str]:
 
 
 def table() -> list[tuple[Any, ...]]:
-    """Return the ledger, one row for each effect, with how often it happened."""
+    """Return the ledger, one row per effect, with the number of times it happened."""
     lines = ledger.lines()
     times = Counter(line["key"] for line in lines)
     first = {line["key"]: line for line in reversed(lines)}
@@ -55,7 +55,7 @@ def _starts() -> dict[str, Message]:
 
 
 def _repeats_ordered(row: Message | None) -> int:
-    """Return how often a person said that the call did not happen, and so had it run again."""
+    """Return how often a person said that the call did not happen, so that it ran again."""
     if row is None:
         return 0
     verdicts = Message.objects.filter(run=row.run_id, call_id=row.call_id, kind="orphan_resolved")

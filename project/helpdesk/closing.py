@@ -1,4 +1,4 @@
-"""The end of the story: the ledger, where the tickets stand, and how to go on in the console."""
+"""The end of the story: the ledger, the state of the tickets, and how to continue in the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ URL = "http://127.0.0.1:8000/admin/"
 
 
 def close(narrator: Narrator) -> list[str]:
-    """Print how it ended; return what is wrong."""
+    """Print the outcome, and return the mismatches between ledger and journal."""
     findings, effects = audit.findings(), audit.table()
     narrator.heading("The effects ledger: what really happened outside")
     narrator.columns([("SESSION", "EFFECT", "WHAT", "KEY", "BY PROCESS", "HAPPENED"), *effects])

@@ -1,8 +1,8 @@
-"""The world outside the database: what the payment provider and the mail provider really did.
+"""The world outside the database: the effects of the payment provider and the mail provider.
 
-A file with one JSON line for each effect. Every line is on disk before the provider answers, so it
-outlives a SIGKILL of the worker that asked. These providers do as they are told: ask twice, and money
-moves twice. Keeping that from happening is the job of whoever asks.
+A file with one JSON line per effect. Every line is on disk before the provider answers, so it survives a
+SIGKILL of the worker that asked. These providers do not deduplicate: ask twice, and the money moves
+twice. Preventing that is the caller's job.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class LedgerError(ValueError):
 
 
 def path() -> Path:
-    """Return where the ledger is."""
+    """Return the path of the ledger."""
     return Path(settings.DATA_DIR) / "effects.jsonl"
 
 
 def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]:
-    """Let an effect happen, and return its line once the provider answers."""
+    """Perform an effect, and return its line once the provider answers."""
     line = {
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "kind": kind,
@@ -45,12 +45,12 @@ def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]
     finally:
         os.close(file)
     if os.environ.get("HELPDESK_HOLD") == f"{kind}:{session}":
-        time.sleep(SLOW_SECONDS)  # the effect is done, and its acknowledgement is slow to arrive
+        time.sleep(SLOW_SECONDS)  # the effect is done, but its acknowledgement is slow to arrive
     return line
 
 
 def lines() -> list[dict[str, Any]]:
-    """Return every effect, in the order in which they happened; raises LedgerError."""
+    """Return all effects in the order they happened; raises LedgerError."""
     if not path().exists():
         return []
     return [_effect(number, line) for number, line in enumerate(path().read_bytes().splitlines(), 1)]
@@ -69,5 +69,5 @@ def _effect(number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, AttributeError):
         pass
     raise LedgerError(
-        f"Line {number} of {path()} is no effect. Was it edited? Put it right, or delete the whole folder."
+        f"Line {number} of {path()} is not an effect. Was it edited? Repair it, or delete the whole folder."
     )

@@ -1,4 +1,4 @@
-"""The model where there is no key for a real one: for each ticket it follows a transcript."""
+"""The model used without an API key: it follows a transcript for each ticket."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agentruns.testing import ScriptedModel
 
 TICKET = re.compile(r"\bticket (\d+)", re.IGNORECASE)
 
-# What in a result leads to a side path: a person refused the call, or nobody knows what became of it.
+# Results that lead to a side path: a person refused the call, or its outcome is in doubt.
 SIDE_PATHS = {"Not executed": "if_refused", "tool-durability-error": "if_unknown"}
 
 
 class TranscriptModel:
-    """Says what fixtures/transcripts/ticket-N.json says, where N is the ticket it is asked about.
+    """A model that replies from fixtures/transcripts/ticket-N.json for ticket N.
 
-    A transcript is `{"turns": [...]}` as ScriptedModel reads them, with other last turns in "if_refused"
-    and "if_unknown" where the agent has to go another way.
+    A transcript is `{"turns": [...]}` in ScriptedModel's format, with alternative endings under "if_refused"
+    and "if_unknown".
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -50,8 +50,8 @@ class TranscriptModel:
         file = self.folder / f"ticket-{found[1]}.json" if found else None
         if file is None or not file.exists():
             raise ProviderError(
-                "There is a transcript for tickets 1 to 5 only, and the task names none of them. "
-                "Set ANTHROPIC_API_KEY and MODEL=claude-... to let a real model work on anything.",
+                "There are transcripts for tickets 1 to 5 only, and the task names none of them. "
+                "Set ANTHROPIC_API_KEY and MODEL=claude-... to let a real model work on any task.",
                 type="no_transcript",
             )
         return file

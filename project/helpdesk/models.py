@@ -1,4 +1,4 @@
-"""The shop's own tables: what a support agent works with."""
+"""The shop's own tables, which the support agent works with."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class Ticket(models.Model):
 
     @property
     def idempotency_key(self) -> str:
-        """However often the ticket is handed to the agent, it is one task."""
+        """The key that makes the ticket one task, however often the agent receives it."""
         return f"helpdesk-ticket-{self.number}"
 
     def as_task(self) -> str:
-        """Return the ticket as the agent reads it; the same text every time, or it would be another task."""
+        """Return the ticket as the agent reads it; always the same text, or it would be another task."""
         sender = f"{self.customer.name} <{self.customer.email}>"
         return f"Ticket {self.number}\nFrom: {sender}\nSubject: {self.subject}\n\n{self.body}"
 

@@ -1,4 +1,4 @@
-"""Tells what happens while it happens: the rows of a run's journal as sentences."""
+"""Narrate a run while it happens: the rows of its journal as sentences."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from project.helpdesk.models import Ticket
 WHO, INDENT, WIDEST = 15, 27, 120
 
 ORPHANS = {
-    "reconcile": "{call} was started and has no result. Its tool says how to find out (reconcile): "
-    "the payment provider is asked, by idempotency key.",
+    "reconcile": "{call} was started and has no result. Its tool knows how to find out (reconcile): "
+    "it asks the payment provider by idempotency key.",
     "retry": "{call} was started and has no result. It is safe to repeat, so it runs again.",
-    "held": "{call} was started and has no result. Its tool declares nothing, so nobody guesses: "
-    "the run is held until a person has found out whether it happened.",
-    "surfaced": "{call} was started and has no result. The model is told that nobody knows.",
+    "held": "{call} was started and has no result. Its tool declares nothing, so nobody guesses: the call is "
+    "in doubt, and the run waits until a person has found out whether it happened.",
+    "surfaced": "{call} was started and has no result. The model is told that the call is in doubt.",
 }
 VERDICTS = {
     "occurred": "{who} says: {call} did happen. That becomes its result; it is not repeated.",
@@ -33,7 +33,7 @@ DECISIONS = {"approve": "approves", "deny": "denies", "answer": "answers", "expi
 
 
 class Narrator:
-    """Prints lines of time, who and what; knows which rows of which run it has told."""
+    """Prints lines of time, actor and action; remembers the rows it has printed of each run."""
 
     def __init__(self, out: Callable[[str], object], style: Any) -> None:
         self.out = out
@@ -43,16 +43,16 @@ class Narrator:
         self._arguments: dict[str, dict[str, Any]] = {}
 
     def heading(self, text: str) -> None:
-        """Begin a part of the story."""
+        """Start a part of the story."""
         self.out("")
         self.out(self.style.MIGRATE_HEADING(text))
 
     def ticket(self, ticket: Ticket) -> None:
-        """Begin the story of a ticket."""
+        """Start the story of a ticket."""
         self.heading(f'Ticket {ticket.number}  {ticket.customer}: "{ticket.subject}"')
 
     def says(self, who: str, what: str, at: datetime | None = None, style: str = "") -> None:
-        """Tell what somebody does."""
+        """Print one action of somebody."""
         clock = timezone.localtime(at or timezone.now())
         lines = textwrap.wrap(what, max(30, self.width - INDENT)) or [""]
         paint = getattr(self.style, style) if style else str
@@ -61,12 +61,12 @@ class Narrator:
             self.out(" " * INDENT + paint(line))
 
     def explains(self, text: str) -> None:
-        """Say why it matters."""
+        """Print an explanation."""
         for line in textwrap.wrap(text, max(30, self.width - INDENT)):
             self.out(" " * INDENT + line)
 
     def columns(self, rows: Iterable[Iterable[object]]) -> None:
-        """Print rows in columns; the first one is the heading."""
+        """Print rows in columns; the first row is the heading."""
         texts = [[str(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         for number, cells in enumerate(texts):
@@ -74,14 +74,14 @@ class Narrator:
             self.out("  " + (line if number else self.style.MIGRATE_LABEL(line)))
 
     def skip(self, run: Run, but: tuple[str, ...] = ()) -> None:
-        """Take the rows that are there as told already, `but` those of some kinds."""
+        """Skip the existing rows, except those of the kinds in `but`."""
         for row in self._new_rows(run):
             sentence = self._sentence(row)
             if row.kind in but:
                 self.says("earlier", sentence, row.created_at)
 
     def follow(self, run: Run, who: str) -> None:
-        """Tell the rows that came since the last time; `who` is at work on them."""
+        """Narrate the rows added since the last time, as actions of `who`."""
         for row in self._new_rows(run):
             sentence = self._sentence(row)
             if sentence:
@@ -102,13 +102,13 @@ class Narrator:
         tell = getattr(self, f"_{row.kind}", None)
         return tell(row, row.payload) if tell else ""
 
-    # One method for each kind of row that is worth a sentence. A start is told together with its result.
+    # One method per kind of row worth a sentence. A start is narrated together with its result.
 
     def _assistant(self, row: Message, payload: dict[str, Any]) -> str:
         for call in payload["calls"]:
             self._arguments[call["id"]] = call["arguments"]
         if not payload["calls"]:
-            return ""  # the last word comes with the end of the run
+            return ""  # the final text comes with the end of the run
         text = " ".join(block["text"] for block in payload["content"] if block["type"] == "text")
         return f'says: "{text}"' if text.strip() else ""
 

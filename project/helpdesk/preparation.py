@@ -1,4 +1,4 @@
-"""What demo and console find ready: the tables, the shop's data, somebody to log in as."""
+"""Prepare demo and console: tables, the shop's data, a user to log in as."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAY = ("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orph
 
 
 def prepare() -> Any:
-    """Migrate, load the fixtures into an empty database, and return the demo user; again changes nothing."""
+    """Migrate, load the fixtures into an empty database, and return the demo user; idempotent."""
     call_command("migrate", verbosity=0, interactive=False)
     if not Ticket.objects.exists():
         call_command("loaddata", "helpdesk", verbosity=0)
@@ -25,7 +25,7 @@ def prepare() -> Any:
 
 
 def demo_user() -> Any:
-    """Return the staff user who decides: sees everything, changes the shop's data nowhere."""
+    """Return the staff user who decides, and who may view everything but not change the shop's data."""
     user, created = get_user_model().objects.get_or_create(username=NAME, defaults={"is_staff": True})
     if created:
         user.set_password(PASSWORD)

@@ -1,4 +1,4 @@
-"""The demo: five tickets, two real crashes, two decisions. Told while it happens, and safe to tell again."""
+"""The demo: five tickets, two real crashes, two decisions; safe to run again."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from project.helpdesk.money import euros
 from project.helpdesk.narrator import Narrator
 from project.helpdesk.workers import Worker, log_path
 
-BLINK = 0.05  # seconds between two looks at the journal
+BLINK = 0.05  # seconds between two reads of the journal
 UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
 ME = f"demo {os.getpid()}"
 
 
 class DemoError(Exception):
-    """The story cannot go on; the text says why."""
+    """The story cannot continue; the message says why."""
 
 
 class Story:
-    """Works the tickets one by one. What is done already is told, and not done again."""
+    """Works through the tickets one by one; finished ones are reported, not repeated."""
 
     def __init__(self, narrator: Narrator, user: Any) -> None:
         self.narrator = narrator
@@ -61,11 +61,11 @@ class Story:
     # One scene for each ticket
 
     def runs_through(self, ticket: Ticket) -> None:
-        """Nothing goes wrong."""
+        """Run without incident."""
         self._work(ticket)
 
     def killed_inside_the_refund(self, ticket: Ticket) -> None:
-        """The money has moved when the worker dies; the provider can be asked."""
+        """Kill the worker after the money has moved; the provider can be asked."""
         run = self._kill_after(ticket, "refund")
         if run is not None:
             self.narrator.explains(
@@ -75,7 +75,7 @@ class Story:
             self._recover(run)
 
     def approved_from_another_process(self, ticket: Ticket) -> None:
-        """A person decides, hours later if need be, and any worker goes on."""
+        """Let a person decide, hours later if need be; any worker then continues."""
         run = self._work(ticket)
         card = run.approvals.pending().first()
         if card is None:
@@ -91,13 +91,13 @@ class Story:
         self._recover(run)
 
     def left_for_the_console(self, ticket: Ticket) -> None:
-        """A decision that is not the demo's to take."""
+        """Leave the decision to the user."""
         run = self._work(ticket)
         if run.status == Run.Status.AWAITING_APPROVAL:
             self.narrator.explains("This one is yours: it waits, for as long as it takes, in the console.")
 
     def killed_inside_the_mail(self, ticket: Ticket) -> None:
-        """The mail is out when the worker dies, and there is nobody to ask but a person."""
+        """Kill the worker after the mail has gone out; only a person can find out."""
         run = self._kill_after(ticket, "email")
         if run is not None:
             self._recover(run)
@@ -108,7 +108,7 @@ class Story:
                     "on the card of the call, whether the mail went out."
                 )
 
-    # What scenes are made of
+    # Building blocks of the scenes
 
     def _introduce(self) -> None:
         if self.scripted:
@@ -131,7 +131,7 @@ class Story:
         )
 
     def _again(self, ticket: Ticket, run: Run) -> None:
-        """Go on with a ticket that was begun earlier, by this demo or in the console."""
+        """Continue a ticket that was started earlier, by this demo or in the console."""
         if run.status in UNDER_WAY:
             self.narrator.skip(run, but=("approval_decided", "orphan_resolved"))
             self.narrator.says(ME, f"was begun already: run {run.pk} goes on")
@@ -153,7 +153,7 @@ class Story:
         return worker
 
     def _work(self, ticket: Ticket) -> Run:
-        """Let a worker drive the ticket's run as far as it goes."""
+        """Let a worker drive the ticket's run until it stops."""
         with self._start(ticket) as worker:
             run = self._watch(ticket, worker)
         if run.status in UNDER_WAY:  # the worker lost it, or the model is busy
@@ -161,7 +161,7 @@ class Story:
         return run
 
     def _watch(self, ticket: Ticket, worker: Worker, until: Callable[[], bool] = lambda: False) -> Run:
-        """Tell what a worker does until it ends, or until something is the case."""
+        """Narrate a worker until it ends, or until a condition holds."""
         give_up, run = time.monotonic() + self.patience, None
         while not until():
             alive = worker.is_alive()
@@ -173,18 +173,20 @@ class Story:
             if time.monotonic() > give_up:
                 raise DemoError(
                     f"{worker.name} is still at work on ticket {ticket.number} after {self.patience} s. "
-                    "It is stopped now; run the demo again and it goes on where it was."
+                    "It is stopped now; run the demo again and it continues from there."
                 )
             time.sleep(BLINK)
         run = run or run_of(ticket)
         if run is None:
-            raise DemoError(f"{worker.name} ended before it began. What it said is in {shown(log_path())}.")
+            raise DemoError(
+                f"{worker.name} ended before it started a run. Its output is in {shown(log_path())}."
+            )
         self.narrator.follow(run, worker.name)
         run.refresh_from_db()
         return run
 
     def _kill_after(self, ticket: Ticket, kind: str) -> Run | None:
-        """Kill the worker when the effect has happened and the worker has not heard of it yet."""
+        """Kill the worker after the effect has happened and before the worker learns of it."""
 
         def effect() -> dict[str, Any] | None:
             mine = (line for line in ledger.lines() if line["session"] == ticket.session_key)
@@ -204,7 +206,7 @@ class Story:
         return run
 
     def _recover(self, run: Run) -> None:
-        """Let another process go on as soon as one may, until the run has ended or waits for a person."""
+        """Let another process continue as soon as one may, until the run has ended or waits for a person."""
         give_up = time.monotonic() + self.patience
         run.refresh_from_db()
         while True:
@@ -214,7 +216,7 @@ class Story:
                 return
 
     def _wait_until_free(self, run: Run, give_up: float) -> None:
-        """Wait for a dead worker's lease to end, or for a back-off."""
+        """Wait until a dead worker's lease or a back-off is over."""
         until, why = run.not_before, "the model asked for a pause"
         if run.status == Run.Status.RUNNING:
             until, why = run.lease_expires_at, "until its lease ends, nobody else may touch the run"
@@ -224,7 +226,7 @@ class Story:
             time.sleep(min(left + 2 * BLINK, max(0.0, give_up - time.monotonic())))
 
     def _drive(self, run: Run) -> None:
-        """Let a fresh process drive the run, unless the worker of an open console is quicker."""
+        """Let a new process drive the run, unless the worker of an open console is faster."""
         with Worker("resume_runs", f"--run={run.pk}") as worker:
             self.narrator.says(worker.name, "starts: manage.py resume_runs")
             give_up = time.monotonic() + self.patience
@@ -247,18 +249,18 @@ class Story:
 
 
 def run_of(ticket: Ticket) -> Run | None:
-    """Return the run that stands for a ticket, if it was started."""
+    """Return a ticket's run, if it was started."""
     return list_runs(agent=helpdesk.name).filter(idempotency_key=ticket.idempotency_key).first()
 
 
 def acknowledgement(line: dict[str, Any]) -> tuple[str, str]:
-    """Return who did what in the world outside, as the killed worker never heard it."""
+    """Return who did what in the outside world, which the killed worker never learned."""
     if line["kind"] == "refund":
         return "bank", f"{euros(line['amount_cents'])} are paid out; the worker does not know it yet"
     return "mail provider", f"the mail to {line['to']} is out; the worker does not know it yet"
 
 
 def shown(path: Path | str) -> str:
-    """Return a path as one would type it here."""
+    """Return a path relative to the current directory if possible."""
     path = Path(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

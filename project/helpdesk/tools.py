@@ -1,8 +1,8 @@
-"""What the agent can do, one tool for each way an interrupted call is recovered.
+"""The agent's tools, one for each way of recovering an interrupted call.
 
-look_up_order, search_articles   safe_to_retry: asked again, nothing changes
+look_up_order, search_articles   safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
-refund                           reconcile: the payment provider is asked, by idempotency key
+refund                           reconcile: the payment provider is asked by idempotency key
 email_customer                   declares nothing: a person is asked
 """
 
@@ -82,7 +82,7 @@ def refund_title(args: dict[str, Any]) -> str:
 
 
 def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
-    """Return what the refund changes, for the approver."""
+    """Return the changes a refund makes, for the approver."""
     order = find_order(args["order_number"])
     before = refunded_cents(order)
     return {
@@ -93,7 +93,7 @@ def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask_provider(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
-    """Ask the payment provider what became of a refund whose worker died."""
+    """Ask the payment provider about a refund whose worker died."""
     line = ledger.find(ctx.idempotency_key, "refund")
     return Occurred(receipt(line)) if line else NotOccurred()
 
@@ -167,13 +167,13 @@ def find_ticket(number: int) -> Ticket:
 
 
 def refunded_cents(order: Order) -> int:
-    """Return what the payment provider has paid back for an order."""
+    """Return the amount the payment provider has paid back for an order."""
     paid = (line for line in ledger.lines() if line["kind"] == "refund" and line["order"] == order.number)
     return sum(line["amount_cents"] for line in paid)
 
 
 def receipt(line: dict[str, Any]) -> dict[str, Any]:
-    """Return what the payment provider says of a refund, at once or when asked later."""
+    """Return the payment provider's answer about a refund, at once or when asked later."""
     return {
         "status": "refunded",
         "refund_id": f"re_{line['key'][:12]}",

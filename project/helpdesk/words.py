@@ -1,4 +1,4 @@
-"""Calls and results of the agent's tools in a few words, for the story."""
+"""Short descriptions of calls and results, for the story."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def result(tool: str, content: Any) -> str:
-    """Return what came of a call."""
+    """Return the result of a call in a few words."""
     return _said(_RESULTS, tool, content)
 
 

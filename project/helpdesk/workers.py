@@ -1,4 +1,4 @@
-"""A worker: an operating-system process of its own, so that it can be killed for real."""
+"""A worker in its own operating-system process, so that it can really be killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.conf import settings
 
 
 class Worker:
-    """Runs `manage.py COMMAND ...` beside this process; what it prints goes to workers.log.
+    """Runs `manage.py COMMAND ...` beside this process, with its output in workers.log.
 
     `hold` names an effect that its provider acknowledges late, such as "refund:ticket-2".
     """
@@ -30,21 +30,21 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What the story calls it."""
+        """The worker's name in the story."""
         return f"worker {self.process.pid}"
 
     def is_alive(self) -> bool:
-        """Whether the process is still there."""
+        """Return whether the process is still running."""
         return self.process.poll() is None
 
     def said(self) -> str:
-        """Return what it printed so far."""
+        """Return its output so far."""
         with log_path().open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End the process as a power cut would: it cannot clean up, say good-bye or notice."""
+        """End the process as a power cut would: it cannot clean up or even notice."""
         self.process.kill()
         self.process.wait()
 
@@ -61,5 +61,5 @@ class Worker:
 
 
 def log_path() -> Path:
-    """Return where the workers' output is."""
+    """Return the path of the workers' output."""
     return Path(settings.DATA_DIR) / "workers.log"

@@ -15,7 +15,8 @@ from django.utils import timezone
 
 from agentruns import approve
 from agentruns.engine.leases import Lease, claim
-from agentruns.engine.worker import agent_for, drive_claimed
+from agentruns.engine.loop import drive_run
+from agentruns.engine.worker import agent_for
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, triggers
 from agentruns.services.control import cancel_run
@@ -127,7 +128,7 @@ def test_a_pause_waits_for_the_worker_and_ends_with_resume(world: World, effects
     assert press(run, "pause").status_code == 409
     assert snapshot() == before
     run.refresh_from_db()
-    drive_claimed(run, agent_for(run, "default"), lease)
+    drive_run(run, agent_for(run, "default"), lease)
     assert (status(run), effects.count()) == ("paused", 0)
     assert "It is paused already." in page(run).text
     assert press(run, "pause").status_code == 409

@@ -15,7 +15,7 @@ from agentruns import approve, run_agent, tool
 from agentruns.admin import base, filters
 from agentruns.admin.filters import names
 from agentruns.models import Approval, Run, Session
-from agentruns.services.permissions import decidable, mine
+from agentruns.services.permissions import decidable, decidable_by
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
@@ -174,7 +174,7 @@ def test_mine_are_those_that_people_says(
     for role in ("decider", "revealer", "superuser", "viewer", "staff"):
         who, pending = user(role), Approval.objects.pending()
         expected = {card.tool_name for card in decidable(who, list(pending.select_related("run")))}
-        assert {card.tool_name for card in mine(who, pending)} == expected, role
+        assert {card.tool_name for card in decidable_by(who, pending)} == expected, role
         told[role] = len(expected)
         if role != "staff" and role != "viewer":
             figures = " ".join(read(browser(role).get(reverse("admin:index"))).text.split())

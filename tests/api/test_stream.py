@@ -39,9 +39,9 @@ from tests.api.streaming import (
     wait_until_nobody_is_served,
 )
 from tests.api.test_mounting import Bearer, host, urlconf
+from tests.db.dying import elsewhere
 from tests.effects import Effects
 from tests.redacting import HIDE, leaks, story
-from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, search, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

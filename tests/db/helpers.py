@@ -1,4 +1,4 @@
-"""What the database tests ask again and again."""
+"""Helpers that most database tests use."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.write import write
+from tests.effects import Effects
 from tests.shop.agents import shop_agent
 
 
@@ -40,6 +41,11 @@ def payloads(run: Run, kind: str) -> list[dict[str, Any]]:
 def outcomes(run: Run) -> list[str]:
     """Return the outcomes of a run's calls in the order they were settled."""
     return [payload["outcome"] for payload in payloads(run, "tool_result")]
+
+
+def names(effects: Effects) -> list[str]:
+    """Return the tools that acted, in order."""
+    return [line["tool"] for line in effects.lines()]
 
 
 def user(name: str, *permissions: str, **fields: Any) -> User:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated
 
 import pytest
 from pydantic import AfterValidator
 
-from agentruns import answer, approve, deny, run_agent, tool
+from agentruns import ToolContext, answer, approve, deny, run_agent, tool
 from agentruns.agents.agent import isolated_registry
+from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
+from agentruns.testing import check_messages
+from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -93,9 +96,6 @@ def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents:
 
 
 def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -> None:
-    from agentruns.exceptions import ApprovalStateError
-    from tests.db.helpers import user
-
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -120,7 +120,6 @@ def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -
 def test_who_approved_may_change_their_mind_until_it_is_enough(
     verb: str, effects: Effects, agents: None
 ) -> None:
-    from tests.db.helpers import user
 
     @tool(requires_approval=True, approvals=2)
     def launch(where: str) -> str:
@@ -194,3 +193,38 @@ def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Eff
         shop_agent("moved", turns)
         assert sweep().completed == 1
     assert effects.count() == 1
+
+
+def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects, agents: None) -> None:
+    """Wherever they stand in it; the others come one after the other."""
+    met = threading.Barrier(3)
+
+    @tool(safe_to_retry=True, parallel=True)
+    def gather(ctx: ToolContext, number: int) -> str:
+        """Wait for the others."""
+        met.wait(60)
+        effects.record(ctx.idempotency_key, tool="gather")
+        return "met"
+
+    gathered = [call("gather", number=number) for number in range(3)]
+    turn = {"tools": [gathered[0], call("post", text="a"), call("lookup", number="b"), *gathered[1:]]}
+    run = the_run(run_turns(turn, tools=[*TOOLS, gather]))
+    assert outcomes(run) == ["ok"] * 5
+    assert sorted(names(effects)) == ["gather", "gather", "gather", "lookup", "post"]
+    assert [name for name in names(effects) if name != "gather"] == ["post", "lookup"]
+
+
+def test_one_of_several_parallel_calls_fails_alone(effects: Effects, agents: None) -> None:
+    @tool(safe_to_retry=True, parallel=True)
+    def gather(number: int) -> str:
+        """Fail in the middle."""
+        if number == 1:
+            raise ValueError("not this one")
+        return f"gathered {number}"
+
+    calls = [call("gather", number=number) for number in range(3)]
+    result = run_turns({"tools": calls}, tools=[gather])
+    the_run(result)
+    told = [block["content"] for block in result.messages[2]["content"]]
+    assert (told[0], "not this one" in told[1], told[2]) == ("gathered 0", True, "gathered 2")
+    check_messages(result.messages)

@@ -110,8 +110,8 @@ def test_the_journal_is_busy(card: Approval, monkeypatch: pytest.MonkeyPatch) ->
     ("act", "told"),
     [
         (lambda card: answer(card.pk, None, "  "), "An answer needs a text"),
-        (lambda card: extend(card.pk, None, timedelta()), "more than nothing"),
-        (lambda card: extend(card.pk, None, timedelta(days=367)), "at most by 366 days"),
+        (lambda card: extend(card.pk, None, timedelta()), "must be positive"),
+        (lambda card: extend(card.pk, None, timedelta(days=367)), "at most 366 days"),
         (lambda card: extend(card.pk, None, timedelta(days=1)), "never expires; there is nothing to extend"),
         (
             lambda card: approve(card.pk, None, arguments={"cents": "many"}),

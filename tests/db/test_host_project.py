@@ -25,9 +25,9 @@ from agentruns.exceptions import NotDurableError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers
 from agentruns.services.sweep import sweep
+from tests.db.dying import elsewhere
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
-from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 

@@ -30,6 +30,8 @@ from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import telemetry
+from agentruns.journal.batch import Batch
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.services.sweep import sweep
@@ -317,6 +319,29 @@ def test_a_lost_lease_and_what_came_too_late_are_counted(
     assert watched.counts("agentruns.leases.lost", "gen_ai.agent.name") == {"agent-s1": 1}
     assert watched.counts("agentruns.late_results", "gen_ai.tool.name") == {"robbed": 1}
     assert of(watched.spans("invoke_agent")[0], "error.type") == ("LeaseLostError",)
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_an_event_whose_commit_was_never_acknowledged_is_counted_once(
+    is_reported: bool, watched: Watched, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, unanswered = DatabaseStore.append, list[Batch]()
+
+    def append_unanswered(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+        if unanswered or batch.rows[-1].kind != "run_completed":
+            append(store, batch, **options)
+            return
+        unanswered.append(batch)
+        with monkeypatch.context() as patch:
+            if not is_reported:
+                patch.setattr(telemetry, "stored", lambda batch, alias: None)
+            append(store, batch, **options)
+        raise OperationalError("the connection broke before the acknowledgement came")
+
+    monkeypatch.setattr(DatabaseStore, "append", append_unanswered)
+    assert run_agent(shop_agent("unanswered"), "do it", "s1").status == "completed"
+    assert unanswered
+    assert watched.counts("agentruns.runs.ended", "agentruns.status") == {"completed": 1}
 
 
 def test_a_failed_request_tells_the_kind_of_error_and_not_its_text(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +32,13 @@ from tests.admin.people import browser, user
 from tests.api.http import Api
 from tests.api.streaming import Stream
 from tests.commands.running import run as command
-from tests.crash.processes import ROOT
 from tests.db.helpers import kill, payloads
 from tests.db.test_imports import forget_everything
 from tests.effects import Effects
 from tests.releases.agents import declare, while_at_work
-from tests.releases.journals import HOSTILE, RECORDED, lines_of, restored
+from tests.releases.journals import HOSTILE, RELEASES, lines_of, restored
+from tests.releases.old import NoSuchCommitError, environment
+from tests.releases.record import RECORDED
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,7 +46,7 @@ NAMES = sorted(
     f"{path.parent.name}/{path.stem}" for path in RECORDED.glob("*/*.jsonl") if path.stem != "tables"
 )
 # Also with what newer code adds.
-WRITTEN_SINCE = ("94a9d48/completed", "5d5e29a/orphaned", "5d5e29a/at-work", "94a9d48/forked")
+WRITTEN_SINCE = ("completed", "orphaned", "at-work", "forked")
 EFFECTS = {"approved": 1, "at-work": 2, "awaiting": 1, "forked": 1, "orphaned": 1, "paused": 1}
 
 
@@ -96,7 +93,7 @@ def shown(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "newer"),
-    [*((name, False) for name in NAMES), *((name, True) for name in NAMES if name in WRITTEN_SINCE)],
+    [*((name, False) for name in NAMES), *((name, True) for name in NAMES if name.endswith(WRITTEN_SINCE))],
 )
 def test_a_run_of_another_release(name: str, newer: bool, effects: Effects, agents: None) -> None:
     declare()
@@ -119,7 +116,7 @@ def test_a_run_of_another_release(name: str, newer: bool, effects: Effects, agen
 
 
 def test_an_export_of_an_older_release_is_imported(effects: Effects, agents: None) -> None:
-    assert len(NAMES) >= 10
+    assert len(NAMES) >= 9
     for name in NAMES:
         run = checked(import_run(lines_of(name)))
         assert run.status in (*Run.ENDED, "paused", "orphaned"), "what may be at work there is held here"
@@ -128,7 +125,7 @@ def test_an_export_of_an_older_release_is_imported(effects: Effects, agents: Non
 
 def test_what_newer_code_says_of_a_doubt_lifts_none(effects: Effects, agents: None) -> None:
     declare()
-    run = restored("5d5e29a/orphaned")
+    run = restored(f"{RELEASES[0]}/orphaned")
     (call,) = [one for one in state_at(run.pk, run.messages.latest("seq").seq).open_calls() if one.orphan]
     resolve_orphan(run.pk, call.id, "unknown", None)
 
@@ -196,7 +193,7 @@ def test_rows_of_newer_code_come_in_while_a_run_is_driven(effects: Effects, agen
 
 def test_a_status_of_newer_code_is_shown_and_left_alone(effects: Effects, agents: None) -> None:
     declare()
-    run = restored("5d5e29a/awaiting")
+    run = restored(f"{RELEASES[0]}/awaiting")
     Run.objects.update(status="sleeping-over")
     Approval.objects.update(status="escalated")
     card = Approval.objects.get()
@@ -217,22 +214,12 @@ def test_a_status_of_newer_code_is_shown_and_left_alone(effects: Effects, agents
 
 @pytest.fixture
 def old(request: pytest.FixtureRequest, tmp_path: Path, effects: Effects) -> Iterator[Callable[..., Any]]:
-    """`old("sweep")`: what a process of an older release does, and answers, on this test's database."""
-    commit: str = request.param
-    if shutil.which("git") is None:
-        pytest.skip("there is no git here, which has the code of older releases")
-    command = ["git", "archive", "--format=zip", commit, "agentruns"]
-    archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    if archive.returncode:
-        pytest.skip(f"git has no commit {commit} here: {archive.stderr.decode().strip()}")
-    with zipfile.ZipFile(io.BytesIO(archive.stdout)) as files:
-        files.extractall(tmp_path / "old")
-    env = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "AGENTRUNS_TEST_REBUILD": "",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "old"), str(ROOT)]),
-    }
+    """`old("sweep")`: a process of an older release sweeps this test's database, and answers."""
+    names = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]), "AGENTRUNS_TEST_REBUILD": ""}
+    try:
+        env = environment(request.param, tmp_path / "old", **names)
+    except NoSuchCommitError as error:
+        pytest.skip(str(error))
     child = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", "-m", "tests.releases.old"],
         env=env,
@@ -255,7 +242,7 @@ def old(request: pytest.FixtureRequest, tmp_path: Path, effects: Effects) -> Ite
         child.communicate()
 
 
-@pytest.mark.parametrize("old", ["5d5e29a", "38255d4"], indirect=True)
+@pytest.mark.parametrize("old", RELEASES, indirect=True)
 def test_old_code_on_the_newest_tables(old: Callable[..., Any], effects: Effects, agents: None) -> None:
     agent = declare()["finds"]
     theirs = Run.objects.get(pk=old("start", "finds", "theirs"))

@@ -16,8 +16,8 @@ from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash.processes import wait_for
+from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, the_run
-from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 

@@ -34,9 +34,9 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import wait_for
+from tests.db.dying import die_at
 from tests.db.helpers import outcomes, payloads, the_run
 from tests.effects import Effects
-from tests.seeds.dying import die_at
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
 

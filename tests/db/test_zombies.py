@@ -19,9 +19,9 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.disasters import ended, forked
 from tests.crash.processes import expire_lease, wait_for
+from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads
 from tests.effects import Effects
-from tests.seeds.dying import elsewhere
 from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

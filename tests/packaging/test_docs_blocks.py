@@ -1,4 +1,4 @@
-"""The code of README.md and docs/: each block is run, from the top of its page to the end, or parsed.
+"""Each code block of README.md and docs/: run from the top of its page to the end with Sybil, or parsed.
 
 A page that has a test of its own is run there. `<!-- fragment -->` before a block of Python says that it is
 part of something larger: it is compiled, and what it imports is imported.
@@ -14,11 +14,10 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import playwright
 import pytest
@@ -26,14 +25,17 @@ import yaml
 from django.core.management import CommandError, get_commands, load_command_class
 from django.dispatch import Signal
 from django.template import engines
+from sybil import Document, Example, Region
+from sybil.evaluators.doctest import DocTestEvaluator
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.abstract.doctest import DocTestStringParser
+from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
 from agentruns import conf, signals
 from tests.shop import models
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-WRITTEN = {DOCS / "reference" / "requirements.md", DOCS / "reference" / "scenarios.md"}  # by programs
-PAGES = [ROOT / "README.md", *sorted({*DOCS.rglob("*.md")} - WRITTEN)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_ELSEWHERE = {
     "README.md": "test_readme.py",
     "claude.md": "test_claude_page.py",
@@ -41,11 +43,7 @@ RUN_ELSEWHERE = {
     "testing.md": "test_plugin.py",
     "tutorial.md": "test_docs_tutorial.py",
 }
-BLOCK = re.compile(
-    r"(?P<mark><!-- fragment -->\n)?^(?P<indent> *)```(?P<kind>\S*)\n(?P<text>.*?)^ *```$",
-    re.MULTILINE | re.DOTALL,
-)
-# What a shell is told that is not ours; make is looked up in the Makefile, manage.py's commands in Django.
+# Commands that are not ours; make is looked up in the Makefile, manage.py's commands in Django.
 SHELL = {"pip", "python", "django-admin", "curl", "celery", "cat", "sleep", "uv", "git", "npm", "twine"}
 PRELUDE = """
 import os
@@ -55,21 +53,27 @@ from django.urls import include, path
 BASE_DIR = Path("/srv/shop")
 INSTALLED_APPS = []
 """
+FENCES = FencedCodeBlockLexer(r"\S*")
+DOCTESTS = DocTestStringParser(DocTestEvaluator(doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE))
 
 
-class Block(NamedTuple):
-    """A block of code as a page has it."""
-
-    kind: str
-    text: str
-    is_fragment: bool
-
-
-def blocks(page: Path) -> list[Block]:
-    return [
-        Block(found["kind"], textwrap.dedent(found["text"]), bool(found["mark"]))
-        for found in BLOCK.finditer(page.read_text())
-    ]
+def blocks(document: Document) -> Iterator[Region]:
+    """Yield each block of a page, and each example of a Python session, with what evaluates it."""
+    elsewhere = Path(document.path).name in RUN_ELSEWHERE
+    for region in FENCES(document):
+        kind, source = region.lexemes["language"], region.lexemes["source"]
+        assert kind in EVALUATORS, f"{document.path}: name the language, such as text: {source}"
+        if kind == "pycon" and not elsewhere:
+            for example in DOCTESTS(source, document.path):
+                example.adjust(region, source)
+                yield example
+            continue
+        region.parsed, region.evaluator = source, EVALUATORS[kind]
+        if kind == "python" and document.text.endswith("<!-- fragment -->\n", 0, region.start):
+            region.evaluator = fragment
+        elif kind == "python" and elsewhere:
+            region.evaluator = parsed(ast.parse)
+        yield region
 
 
 @pytest.fixture
@@ -94,51 +98,75 @@ def shop(agents: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
             del sys.modules[name]
 
 
-def python(text: str, names: dict[str, Any]) -> None:
+def python(example: Example) -> None:
     """Run a block, which may begin with the file that it is."""
-    known = dict(names)
-    exec(compile(text, "page", "exec", dont_inherit=True), names)
-    if file := re.match(r"# (shop/\w+)\.py\n", text):
+    known = dict(example.namespace)
+    PythonEvaluator()(example)
+    if file := re.match(r"# (shop/\w+)\.py\n", example.parsed):
         module = ModuleType(file[1].replace("/", "."))
-        module.__dict__.update({name: one for name, one in names.items() if known.get(name) is not one})
+        new = {name: one for name, one in example.namespace.items() if known.get(name) is not one}
+        module.__dict__.update(new)
         sys.modules[module.__name__] = module
         setattr(sys.modules["shop"], module.__name__.partition(".")[2], module)
 
 
-def pycon(text: str, names: dict[str, Any]) -> None:
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    test = doctest.DocTestParser().get_doctest(text, names, "page", None, None)
-    report: list[str] = []
-    ran = doctest.DocTestRunner(verbose=False, optionflags=flags).run(
-        test, out=report.append, clear_globs=False
-    )
-    assert not ran.failed, "".join(report)
-    names.update(test.globs)
-
-
-def imported(text: str) -> None:
+def fragment(example: Example) -> None:
     """Compile a block, and import what it imports."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(example.parsed)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), "page", "exec"), {})
 
 
+def parsed(parse: Callable[[str], object]) -> Callable[[Example], None]:
+    """Return the evaluator of a language that a parser must be able to read."""
+
+    def evaluate(example: Example) -> None:
+        parse(example.parsed)
+
+    return evaluate
+
+
+def parsed_with_node(text: str) -> None:
+    """Let the interpreter that Playwright brings read a script without running it."""
+    node = Path(playwright.__file__).parent / "driver" / "node"
+    subprocess.run([node, "--check", "-"], input=text, text=True, check=True, capture_output=True)
+
+
+def console(example: Example) -> None:
+    """Look up each command after a prompt."""
+    shell("".join(re.findall(r"^\$ (.*\n)", re.sub(r"\\\n", " ", example.parsed), re.MULTILINE)))
+
+
+def shell(text: str) -> None:
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        if line.strip() and not line.startswith("#"):
+            require_known(line.partition(" # ")[0].strip())
+
+
+EVALUATORS: dict[str, Callable[[Example], None]] = {
+    "python": python,
+    "console": console,
+    "sh": parsed(shell),
+    "json": parsed(json.loads),
+    "yaml": parsed(lambda text: list(yaml.safe_load_all(text))),
+    "ini": parsed(lambda text: configparser.ConfigParser().read_string(text)),
+    "js": parsed(parsed_with_node),
+    "django": parsed(lambda text: engines["django"].from_string(text)),
+    "css": parsed(lambda text: text.count("{") == text.count("}") or pytest.fail(text)),
+    "http": parsed(lambda text: json.loads(text.partition("\n")[2])),
+}
+EVALUATORS |= dict.fromkeys(("text", "pycon", "{toctree}"), parsed(str))  # nothing to run
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page: Path, shop: None) -> None:
-    names: dict[str, Any] = {"__name__": "shop.page"}
+def test_the_blocks_of_a_page_run(page: Path, shop: None) -> None:
+    document = Document.parse(str(page), blocks)
+    names = document.namespace
     exec(PRELUDE, names)
-    elsewhere = page.name in RUN_ELSEWHERE
-    for block in blocks(page):
-        if block.kind == "python" and block.is_fragment:
-            imported(block.text)
-        elif block.kind == "python" and elsewhere:
-            ast.parse(block.text)
-        elif block.kind == "python":
-            python(block.text, names)
-        elif block.kind == "pycon" and not elsewhere:
-            pycon(block.text, names)
+    names["__name__"] = "shop.page"
+    for example in document.examples():
+        example.evaluate()
     known = {f"AGENTRUNS_{name}" for name in conf.DEFAULTS}
     assert {name for name in names if name.startswith("AGENTRUNS_")} <= known
 
@@ -148,56 +176,14 @@ def test_pages_that_are_run_elsewhere_are() -> None:
         assert f'"{page}"' in (Path(__file__).parent / test).read_text()
 
 
-def parsed_with_node(text: str) -> None:
-    """Let the interpreter that Playwright brings read a script without running it."""
-    node = Path(playwright.__file__).parent / "driver" / "node"
-    subprocess.run([node, "--check", "-"], input=text, text=True, check=True, capture_output=True)
-
-
-OTHERS = {
-    "json": json.loads,
-    "yaml": lambda text: list(yaml.safe_load_all(text)),
-    "ini": lambda text: configparser.ConfigParser().read_string(text),
-    "js": parsed_with_node,
-    "django": lambda text: engines["django"].from_string(text),
-    "css": lambda text: text.count("{") == text.count("}") or pytest.fail(text),
-    "http": lambda text: json.loads(text.partition("\n")[2]),
-    "text": lambda text: None,  # pictures made of letters, and what programs print
-    "{toctree}": lambda text: None,
-}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_is_no_python_can_be_read(page: Path) -> None:
-    for block in blocks(page):
-        if block.kind not in ("python", "pycon", "console", "sh"):
-            assert block.kind in OTHERS, f"Say what it is, for example text: {block.text}"
-            OTHERS[block.kind](block.text)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_exist_with_their_options(page: Path) -> None:
-    for block in blocks(page):
-        if block.kind in ("console", "sh"):
-            for line in commands(block):
-                require_known(line)
-    # And those in the middle of a sentence, whose arguments may be left out.
-    for said in re.findall(
-        r"`(manage\.py [^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    ):
+def test_commands_in_a_sentence_exist_with_their_options(page: Path) -> None:
+    """Their arguments may be left out."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for said in re.findall(r"`(manage\.py [^`]+)`", text):
         for name in said.split()[1:2]:
             known = {option for action in parser_of(name)._actions for option in action.option_strings}
             assert {*re.findall(r"(?<!\S)--[\w-]+", said)} <= known, said
-
-
-def commands(block: Block) -> Iterator[str]:
-    """Yield each command of a block; in a console those after the prompt."""
-    lines = re.sub(r"\\\n", " ", block.text).splitlines()
-    if block.kind == "console":
-        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    yield from (
-        line.partition(" # ")[0].strip() for line in lines if line.strip() and not line.startswith("#")
-    )
 
 
 def require_known(line: str) -> None:

@@ -61,8 +61,10 @@ class Unwell(Exception):
 
 def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> None:
     """Let `reached` hear of every named boundary; a Death it raises leaves the lease as it is."""
-    for module in ("approvals", "engine", "executor", "starting", "transactional"):
-        patch.setattr(f"agentruns.{module}.reached", reached)
+    for module in ("handler", "loop", "tool_calls"):
+        patch.setattr(f"agentruns.engine.{module}.reached", reached)
+    for module in ("approvals", "runs"):
+        patch.setattr(f"agentruns.services.{module}.reached", reached)
     release = Lease.release
 
     def release_unless_dead(lease: Lease, **how: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Self
 from uuid import UUID
@@ -15,8 +15,6 @@ from agentruns import ToolContext, tool
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.gate import call_digest
-from agentruns.engine.handler import Observation
-from agentruns.engine.handler import call as enter
 from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
@@ -85,8 +83,9 @@ class World:
         self.excused = 0  # drives that may fail
         at_each_point(patch, Worker.reached)
         at_each_append(patch, before=lambda batch: _reach("before", batch), after=self._appended)
-        for module in ("driver", "executor", "leases", "starting", "transactional"):
-            patch.setattr(f"agentruns.{module}.uptime", self._uptime)
+        for module in ("driver", "tool_calls", "leases", "handler"):
+            patch.setattr(f"agentruns.engine.{module}.uptime", self._uptime)
+        patch.setattr("agentruns.services.runs.uptime", self._uptime)
         patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
         patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
         invoke, propose = Tool.invoke, ScriptedModel.propose
@@ -117,7 +116,7 @@ class World:
             self._asking(request)
             return propose(model, request)
 
-        patch.setattr("agentruns.engine.worker.drive", watched_drive)
+        patch.setattr("agentruns.engine.loop.drive", watched_drive)
         patch.setattr("agentruns.services.sweep.advance", watched_advance)
         patch.setattr(Tool, "invoke", watched_invoke)
         patch.setattr(ScriptedModel, "propose", watched_propose)
@@ -198,11 +197,11 @@ class _NoHeartbeat:
         pass
 
 
-def _in_this_thread(alias: str, tool: Tool, ctx: ToolContext, arguments: Any) -> Future[Observation]:
+def _in_this_thread(alias: str, tool: Tool, work: Callable[[], Any]) -> Future[Any]:
     """Enter parallel handlers one after the other: what threads do first would not happen again."""
-    future: Future[Observation] = Future()
+    future: Future[Any] = Future()
     try:
-        future.set_result(enter(tool, ctx, arguments))
+        future.set_result(work())
     except Exception as error:
         future.set_exception(error)
     return future

@@ -40,7 +40,7 @@ from agentruns import (
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Run
-from agentruns.services.control import VERDICTS
+from agentruns.services.control import ORPHAN_VERDICTS
 from agentruns.services.sweep import hold_all
 from agentruns.testing import check_messages
 from tests.db.helpers import forget_backoff, kill, run_out
@@ -281,7 +281,7 @@ class Machine(RuleBasedStateMachine):
             approve(card.pk, actor, digest=card.digest, arguments=edited if verb == "edit" else None)
 
     @having("doubtful")
-    @rule(pick=PICK, verdict=st.sampled_from(VERDICTS), drive=DOORBELLS)
+    @rule(pick=PICK, verdict=st.sampled_from(ORPHAN_VERDICTS), drive=DOORBELLS)
     def resolve(self, pick: int, verdict: str, drive: Drive | None) -> None:
         run_id, call_id = self.one(self.doubtful, pick)
         surviving(lambda: resolve_orphan(run_id, call_id, verdict, None, result="it did"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -13,15 +12,16 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.models import Approval, Definition, Message, Run, Session
 from agentruns.utils import json as canonical
+from tests.releases.record import RECORDED
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "releases"
+RELEASES = sorted(path.name for path in RECORDED.iterdir())  # each named by the commit that wrote it
 HOSTILE = "<script>alert(1)</script>"
 
 Line = dict[str, Any]
 
 
 def lines_of(name: str) -> list[Line]:
-    """Return the export of a recorded run, such as "5d5e29a/orphaned"."""
+    """Return the export of a recorded run, such as "<commit>/orphaned"."""
     return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 

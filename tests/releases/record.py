@@ -1,23 +1,34 @@
-"""Records the journals of fixtures/releases, run by the code of an older release in the place of this one:
+"""Journals as the code of a commit writes them: `python -m tests.releases.record COMMIT`.
 
-git archive <commit> agentruns | tar -x -C old
-PYTHONPATH=old:. AGENTRUNS_TEST_DB_NAME=old/db.sqlite3 AGENTRUNS_EFFECTS=old/effects \
-    python -P -m tests.releases.record fixtures/releases/<commit> [name ...]
-
-Of each run `<name>.jsonl` is its export, and a line of `tables.jsonl` what is stored beside the journal.
+Of each run, fixtures/releases/COMMIT has its export as `<name>.jsonl`, and the rows beside the journal as a
+line of `tables.jsonl`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.releases.old import ROOT, environment
 
-def main(folder: Path, *names: str) -> None:
+RECORDED = ROOT / "fixtures" / "releases"
+
+
+def main(commit: str) -> None:
+    """Run this module with the code of a commit in the place of this one's."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"AGENTRUNS_TEST_DB_NAME": f"{folder}/db.sqlite3", "AGENTRUNS_EFFECTS": f"{folder}/effects"}
+        words = [sys.executable, "-P", "-m", "tests.releases.record", "--here", str(RECORDED / commit)]
+        subprocess.run(words, env=environment(commit, Path(folder) / "old", **files), cwd=folder, check=True)
+
+
+def record(folder: Path) -> None:
     """Live through every shape a run can have, and write each down as it is then."""
     import django
     from django.core.management import call_command
@@ -39,10 +50,9 @@ def main(folder: Path, *names: str) -> None:
         return down
 
     for name, story in stories.all_of_them().items():
-        if not names or name in names:
-            story(write(name))
+        story(write(name))
     (folder / "tables.jsonl").write_text("".join(tables))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    record(Path(sys.argv[2])) if sys.argv[1] == "--here" else main(sys.argv[1])

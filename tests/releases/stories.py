@@ -1,15 +1,14 @@
-"""What the recorded runs went through. Imports nothing that a release of then did not have."""
+"""The lives of the recorded runs. Imports nothing that a recorded release did not have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from django.contrib.auth.models import User
 
-from agentruns import answer, approve, cancel_run, deny, export_run, pause_run, start_run
+from agentruns import answer, approve, cancel_run, deny, export_run, fork_run, pause_run, start_run
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.releases import agents
@@ -18,11 +17,11 @@ Write = Callable[[Run], None]
 
 
 def all_of_them() -> dict[str, Callable[[Write], None]]:
-    """Return the stories that the release at hand can tell."""
+    """Return the stories by the name of their file."""
     declared = agents.declare()
     ann, _ = User.objects.get_or_create(username="ann", is_superuser=True)
     started = partial(_started, declared)
-    found: dict[str, Callable[[Write], None]] = {
+    return {
         "completed": lambda write: write(_decided(started("completed", "decided"), ann)),
         "failed": lambda write: write(started("failed", "refuses")),
         "orphaned": lambda write: write(started("orphaned", "wires")),
@@ -31,10 +30,8 @@ def all_of_them() -> dict[str, Callable[[Write], None]]:
         "paused": lambda write: write(pause_run(started("paused", "asks").pk, None, reason="lunch")),
         "cancelled": lambda write: write(cancel_run(started("cancelled", "asks").pk, ann, reason="no more")),
         "at-work": lambda write: _at_work(declared, write),
+        "forked": lambda write: write(_forked(started("origin", "finds"))),
     }
-    if find_spec("agentruns.services.forks"):
-        found["forked"] = lambda write: write(_forked(started("origin", "finds")))
-    return found
 
 
 def exported(run: Run) -> Iterator[dict[str, Any]]:
@@ -80,8 +77,6 @@ def _at_work(declared: dict[str, Any], write: Write) -> None:
 
 
 def _forked(run: Run) -> Run:
-    from agentruns import fork_run
-
     started = run.messages.filter(kind="tool_started").order_by("seq").values_list("seq", flat=True)[0]
     fork = fork_run(run.pk, started, text="Do not look again.")
     sweep()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentruns.providers import base
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import (
     Model,
@@ -20,8 +19,8 @@ from agentruns.providers.base import (
     call_model,
     check_reply,
     model_identity,
-    resolve,
 )
+from agentruns.providers.registry import forget_clients, resolve
 from tests.unit.claude import failure, request
 
 TEXT = {"type": "text", "text": "Hello."}
@@ -77,7 +76,7 @@ def test_sync_and_async_models() -> None:
         (ModelReply([{"type": 3}], "end_turn"), "fail", "block 0"),
         (ModelReply([{"type": "image", "data": b"x"}], "end_turn"), "fail", "JSON"),
         (ModelReply([{"type": "text", "text": b"x"}], "end_turn"), "fail", "not a string"),
-        (ModelReply([{"type": "tool_result"}], "end_turn"), "fail", "only we give"),
+        (ModelReply([{"type": "tool_result"}], "end_turn"), "fail", "a model may not send"),
         (ModelReply([], "end_turn", usage=None), "fail", "usage"),  # type: ignore[arg-type]
         (ModelReply([], 3), "fail", "stop_reason"),  # type: ignore[arg-type]
         (ModelReply([TEXT], None, usage={"output_tokens": 5}), "retry", "cut off"),
@@ -107,7 +106,7 @@ def test_identity_and_resolution() -> None:
     assert model_identity(Fixed(None)) == f"{__name__}.Fixed"
     fixed = Fixed(None)
     assert resolve(fixed) is fixed
-    base._anthropic.cache_clear()
+    forget_clients()
     assert resolve("claude-x") is resolve("claude-x")
     assert isinstance(resolve("claude-x"), AnthropicModel)
     assert resolve("claude-x") is not resolve("claude-y")

@@ -43,7 +43,7 @@ class MineFilter(KnownValues):
         """Return the approvals that wait for this user."""
         if self.value() != "yes":
             return super().queryset(request, queryset)
-        return permissions.mine(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
+        return permissions.decidable_by(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
 
 
 class Queue:

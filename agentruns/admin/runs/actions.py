@@ -30,7 +30,8 @@ from agentruns.exceptions import (
 from agentruns.journal.verify import check
 from agentruns.models import Message, Run
 from agentruns.services import permissions, waiting
-from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
 from agentruns.services.waiting import Wait, backs_off, is_live
 from agentruns.services.write import find_run, lock_session
 from agentruns.tools.card import one_line

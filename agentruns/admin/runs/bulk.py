@@ -23,7 +23,8 @@ from agentruns.admin.runs.list import status as badge_of
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
 from agentruns.models import Run
-from agentruns.services.runs import cancel_run, pause_run, resume_run
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
 from agentruns.services.waiting import is_live
 from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction

@@ -177,7 +177,7 @@ def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> CallHis
 
 def call_title(found: CallHistory) -> str:
     """Return in one line what the call was; not fit for a page by itself."""
-    card = found.call.card
+    card = found.call.approval
     return card.title if card is not None else _text(found.call.tool, found.call.arguments)
 
 
@@ -333,7 +333,7 @@ def _call_page(
     situation = actions.situation(request, run)
     others = sum(wait.call_id != found.call.id for wait in situation.waits)
     why_not = _why_not(request, found)
-    approval = found.call.card.id if found.call.card is not None else None
+    approval = found.call.approval.id if found.call.approval is not None else None
     context: dict[str, Any] = {
         "refusal": refusal,
         "tool": visible(found.call.tool),
@@ -424,11 +424,11 @@ def _text(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def _approved_by(call: Call) -> SafeString | str:
-    if call.card is None:
+    if call.approval is None:
         return _("nobody: no approval was needed")
-    if not call.card.names:
+    if not call.approval.names:
         return EMPTY
-    return format_html("{}, {}", visible(", ".join(call.card.names)), dated(call.card.decided_at))
+    return format_html("{}, {}", visible(", ".join(call.approval.names)), dated(call.approval.decided_at))
 
 
 def _open(call: Call) -> str:

@@ -362,8 +362,8 @@ def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
         "arguments": body("", pretty(hide(call.arguments, sensitive.get(call.tool, ()))), LONGEST),
         "where": visible(where),
         "attempt": call.attempt,
-        "card": visible(call.card.status) if call.card else "",
-        "by": visible(", ".join(call.card.names)) if call.card else "",
+        "card": visible(call.approval.status) if call.approval else "",
+        "by": visible(", ".join(call.approval.names)) if call.approval else "",
     }
 
 

@@ -41,7 +41,7 @@ class Command(BaseCommand):
             return
         finally:
             stop(list(children.values()))
-        raise CommandError(f"{ended} ended by itself; what it said is above. The other one is stopped too.")
+        raise CommandError(f"{ended} ended by itself; its output is above. The other one is stopped too.")
 
     def _greet(self, port: int) -> None:
         self.stdout.write(
@@ -65,7 +65,7 @@ def require_free(port: int) -> None:
 
 
 def start(*command: str, silent: bool) -> subprocess.Popen[bytes]:
-    """Start a command of manage.py; Ctrl-C reaches it through this process only, and so only once."""
+    """Start a command of manage.py; Ctrl-C reaches it only through this process, and so only once."""
     return subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, str(settings.BASE_DIR / "manage.py"), *command],
         stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def start(*command: str, silent: bool) -> subprocess.Popen[bytes]:
 
 
 def first_to_end(children: dict[str, subprocess.Popen[bytes]]) -> str:
-    """Wait until one of the children ends, and return which."""
+    """Wait until one of the children ends, and return its name."""
     while True:
         for name, child in children.items():
             if child.poll() is not None:

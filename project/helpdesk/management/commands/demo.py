@@ -26,8 +26,8 @@ class Command(BaseCommand):
         except (DemoError, LedgerError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
-            raise CommandError("Stopped. Run it again: it goes on where it was.", returncode=130) from None
-        except BrokenPipeError:  # such as `make demo | head`: nobody listens any more
+            raise CommandError("Stopped. Run it again: it continues from there.", returncode=130) from None
+        except BrokenPipeError:  # such as `make demo | head`: nobody reads any more
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         if findings:

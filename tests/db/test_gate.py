@@ -1,0 +1,244 @@
+"""Calls that wait for a person: no way around the gate, and no decision is lost or counts twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+
+from agentruns import answer, approve, deny, pause_run, resume_run, run_agent, start_run, tool
+from agentruns.agents.agent import Agent, isolated_registry
+from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError, DurableRunNotFoundError
+from agentruns.models import Approval, Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.testing import check_messages
+from tests.api.http import Api, make_user
+from tests.db.dying import die_at
+from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, refund, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ALL: list[Any] = [*TOOLS]
+
+
+UNGATED = [one for one in ALL if one.name != "refund"]
+
+
+REFUND = {"tools": [call("refund", cents=5000)]}
+
+
+DRIFTS: dict[str, dict[str, Any]] = {
+    "the limits": {"max_steps": 7},
+    "no such tool any more": {"tools": UNGATED},
+    "the tool asks nobody any more": {"tools": [*UNGATED, tool(refund.fn, name="refund", risk="high")]},
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one(
+    drift: str, effects: Effects, agents: None
+) -> None:
+    with isolated_registry():
+        (card,) = run_agent(shop_agent("drifter", REFUND), "do it", "s1", idempotency_key="k").pending
+    with isolated_registry():
+        shop_agent("drifter", REFUND, **DRIFTS[drift])
+        assert approve(card.pk, None, digest=card.digest).status == "approved"
+        assert sweep().blocked == 1
+        with pytest.raises(DurableConfigMismatchError):
+            resume_run(card.run_id)
+        assert (Run.objects.get().status, Approval.objects.get().status) == ("queued", "approved")
+        assert effects.count() == 0
+    with isolated_registry():
+        shop_agent("drifter", REFUND)
+        assert sweep().completed == 1
+    assert (Approval.objects.get().status, effects.count()) == ("consumed", 1)
+
+
+def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects, agents: None) -> None:
+    agent = shop_agent("waiter", REFUND)
+    (card,) = run_agent(agent, "do it", "s1", idempotency_key="k").pending
+    rows = Message.objects.count()
+    for go_on in (
+        partial(resume_run, card.run_id),
+        partial(resume_run, card.run_id, drive=False),
+        partial(run_agent, agent, "do it", "s1", idempotency_key="k"),
+    ):
+        result = go_on()
+        assert (result.status, result.output, len(result.pending)) == ("awaiting-approval", None, 1)
+        assert Message.objects.count() == rows
+    approve(card.pk, None)
+    assert (sweep().completed, effects.count()) == (1, 1)
+
+
+def test_a_gate_met_after_a_crash_is_a_gate(effects: Effects, agents: None) -> None:
+    run = die_at("after_result", shop_agent("gated", {"tools": [call("lookup", number="A1")]}, REFUND))
+    assert sweep().waiting == 1
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, run.output, names(effects)) == ("awaiting-approval", None, ["lookup"])
+    approve(Approval.objects.get().pk, None)
+    assert sweep().completed == 1
+    assert names(effects) == ["lookup", "refund"]
+
+
+def two_cards() -> list[Approval]:
+    turn = {"tools": [call("search", query="x"), call("refund", cents=5000), call("refund", cents=6000)]}
+    pending = run_turns(turn).pending
+    return sorted(pending, key=lambda card: card.arguments["cents"])
+
+
+def test_a_click_made_twice_approves_nothing_else(effects: Effects, agents: None) -> None:
+    first, second = two_cards()
+    approve(first.pk, None, digest=first.digest)
+    with pytest.raises(ApprovalStateError, match="already"):
+        approve(first.pk, None, digest=first.digest)
+    with pytest.raises(ApprovalStateError, match="Look at it again"):
+        approve(second.pk, None, digest=first.digest)
+    sweep()
+    second.refresh_from_db()
+    assert (second.status, [line.get("cents") for line in effects.lines()]) == ("pending", [None, 5000])
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects, agents: None) -> None:
+    cards = two_cards()
+    assert names(effects) == ["search"]
+    for index in order:
+        approve(cards[index].pk, None, digest=cards[index].digest)
+        sweep()
+    run = Run.objects.get()
+    assert (run.status, outcomes(run)) == ("completed", ["ok"] * 3)
+    assert [line["cents"] for line in effects.lines()[1:]] == [5000, 6000]
+
+
+def test_a_denied_call_takes_none_of_the_others_with_it(effects: Effects, agents: None) -> None:
+    first, second = two_cards()
+    deny(first.pk, None, "too much")
+    approve(second.pk, None)
+    sweep()
+    run = Run.objects.get()
+    assert (run.status, sorted(outcomes(run))) == ("completed", ["denied", "ok", "ok"])
+    assert [line["cents"] for line in effects.lines()[1:]] == [6000]
+
+
+def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects, agents: None) -> None:
+    ann, mallory = make_user("ann"), make_user("mallory")
+    agent = shop_agent("twice", REFUND, {"tools": [call("refund", cents=6000)]})
+    result = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
+    for cents in (5000, 6000):
+        card = Approval.objects.pending().get()
+        assert card.arguments == {"cents": cents}
+        body = {"digest": card.digest}
+        assert Api(mallory).get(f"/approvals/{card.pk}")[0] == 404
+        assert Api(mallory).post(f"/approvals/{card.pk}/approve", body)[0] == 404
+        shown = Api(ann).get("/approvals", status="pending")[1]["items"]
+        assert [one["id"] for one in shown] == [str(card.pk)]
+        approve(card.pk, None, digest=card.digest)
+        sweep()
+    run = the_run(result)
+    assert (run.status, run.owner_id, effects.count()) == ("completed", ann.pk, 2)
+
+
+def command(*words: str, **options: Any) -> None:
+    with suppress(SystemExit):
+        call_command(*words, **options)
+
+
+def again(agent: Agent) -> None:
+    start_run(agent, "do it", "s1")
+    run_agent(agent, "do it", "s1")
+
+
+def swept(agent: Agent, sweeping: Callable[[], Any]) -> None:
+    start_run(agent, "do it", "s1")
+    sweeping()
+
+
+WAYS: dict[str, Callable[[Agent], Any]] = {
+    "run": lambda agent: run_agent(agent, "do it", "s1", idempotency_key="k"),
+    "start and sweep": lambda agent: swept(agent, sweep),
+    "resume": lambda agent: resume_run(pause_run(start_run(agent, "do it", "s1").pk).pk),
+    "the same call again": again,
+    "run_agent": lambda agent: command("run_agent", agent.name, "do it", session="s1"),
+    "resume_runs": lambda agent: swept(agent, lambda: command("resume_runs")),
+    "without a session": lambda agent: run_agent(agent, "do it"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects, agents: None) -> None:
+    reads = [one for one in ALL if not one.transactional]
+    WAYS[way](shop_agent("gated", REFUND, tools=reads))
+    assert effects.count() == 0
+    if way != "without a session":
+        assert (Run.objects.get().status, Approval.objects.get().status) == ("awaiting-approval", "pending")
+
+
+@pytest.mark.parametrize("name", ["Refund", "REFUND", "re_fund", "refund2", "refun", "refund-"])
+def test_a_name_that_is_nearly_a_tools_is_no_tools(name: str, effects: Effects, agents: None) -> None:
+    run = the_run(run_turns({"tools": [call(name, cents=5000)]}))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+    assert not Approval.objects.exists()
+
+
+def test_the_next_turn_of_the_model_reads_the_denial(effects: Effects, agents: None) -> None:
+    seen: list[Any] = []
+
+    def look(request: Any) -> dict[str, str]:
+        check_messages(request.messages)
+        seen.append(request.messages[-1]["content"][0])
+        return {"text": "understood"}
+
+    agent = shop_agent("asker", {"tools": [call("refund", cents=5000)]}, look)
+    result = run_agent(agent, "refund it", "s1", idempotency_key="k")
+    deny(result.pending[0].pk, user("ann", "decide_approval"), "she was refunded by phone")
+    assert sweep().completed == 1
+    assert "she was refunded by phone" in seen[0]["content"]
+    assert not seen[0].get("is_error")
+    assert (the_run(result).output, effects.count()) == ("understood", 0)
+
+
+def test_a_person_answers_what_the_model_asks(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=True)
+    def ask_a_person(question: str) -> str:
+        """Ask a person."""
+        raise AssertionError("nobody runs this")
+
+    seen: list[Any] = []
+
+    def read(request: Any) -> dict[str, str]:
+        seen.append(request.messages[-1]["content"])
+        return {"text": "the green one"}
+
+    turn = {"tools": [call("ask_a_person", question="Which lamp?")]}
+    agent = shop_agent("asker", turn, read, tools=[ask_a_person])
+    result = run_agent(agent, "sell a lamp", "s1", idempotency_key="k")
+    (card,) = result.pending
+    assert card.arguments == {"question": "Which lamp?"}
+    with pytest.raises(DurableRunNotFoundError):
+        answer(uuid4(), None, "the red one")
+    assert Approval.objects.get().status == "pending"
+    answer(card.pk, user("ann", "decide_approval"), "The green one.", digest=card.digest)
+    with pytest.raises(ApprovalStateError, match="answered already: decided by ann"):
+        answer(card.pk, None, "the red one")
+    assert sweep().completed == 1
+    assert "The green one." in seen[0][0]["content"]
+    run = the_run(result)
+    assert (outcomes(run), payloads(run, "tool_started")) == (["answered"], [])
+
+
+def test_whoever_comes_later_finds_what_waits_and_decides_it(effects: Effects, agents: None) -> None:
+    """Nothing is kept by the process that asked: the card, its call and its run are rows."""
+    run_turns({"tools": [call("refund", cents=5000)]})
+    card = Approval.objects.pending().select_related("run").get()
+    assert (card.run.input, card.tool_name, card.arguments) == ("do it", "refund", {"cents": 5000})
+    approve(card.pk, None, digest=card.digest)
+    assert sweep().completed == 1
+    assert (Run.objects.get().output, effects.count()) == ("all done", 1)
+    assert not Approval.objects.pending().exists()

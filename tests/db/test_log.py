@@ -1,0 +1,147 @@
+"""The journal is the truth: state is what it adds up to, and nothing is asked or done twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentruns import Agent, approve, run_agent
+from agentruns.journal.fold import fold
+from agentruns.journal.read import load, run_rows
+from agentruns.journal.store import DatabaseStore
+from agentruns.journal.verify import problems
+from agentruns.models import Definition, Message, Run
+from agentruns.providers.base import ModelReply
+from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel
+from tests.db.dying import die_at
+from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_pending_set_at_every_prefix_of_the_log(effects: Effects, agents: None) -> None:
+    run = the_run(run_turns({"tools": [call("post", text="a"), call("lookup", number="A1")]}))
+    rows = run_rows("default", run.pk)
+    seen = []
+    for end in range(1, len(rows) + 1):
+        state = fold(run.pk, rows[:end])
+        seen.append((rows[end - 1].kind, [one.tool for one in state.open_calls()], state.status))
+    assert seen == [
+        ("run_started", [], "active"),
+        ("user", [], "active"),
+        ("assistant", ["post", "lookup"], "active"),
+        ("tool_started", ["post", "lookup"], "active"),
+        ("tool_result", ["lookup"], "active"),
+        ("tool_started", ["lookup"], "active"),
+        ("tool_result", [], "active"),
+        ("assistant", [], "active"),
+        ("run_completed", [], "completed"),
+    ]
+
+
+def test_the_folded_columns_may_be_lost(effects: Effects, agents: None) -> None:
+    """The driver reads the log and not them, and the next rows bring them back."""
+    result = run_turns({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
+    Run.objects.update(step=0, usage={"lost": 1}, pending_calls=["none"], output="lost", error="lost")
+    assert problems(Run.objects.get().session_id) != []
+    approve(result.pending[0].pk, None)
+    assert sweep().completed == 1
+    run = the_run(result)
+    assert (run.step, run.output, effects.count()) == (3, "all done", 2)
+
+
+class Parrot:
+    """A model of somebody else: `propose` is all there is to it."""
+
+    def propose(self, request: Any) -> ModelReply:
+        """Post what was said, then stop."""
+        if request.step:
+            return ModelReply([{"type": "text", "text": "posted"}], "end_turn")
+        block = {"type": "tool_use", "id": "p1", "name": "post", "input": {"text": "echo"}}
+        return ModelReply([block], "tool_use")
+
+
+class Wrapped:
+    """A store of somebody else: `append`, `load` and the word whether it lasts."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        self.inner = DatabaseStore()
+        self.append, self.load = self.inner.append, self.inner.load
+
+
+def test_models_and_stores_are_two_small_interfaces(effects: Effects, agents: None) -> None:
+    agent = Agent("parrot", instructions="Echo.", tools=TOOLS, model=Parrot())
+    result = run_agent(agent, "hi", "s1", store=Wrapped())
+    assert (the_run(result).output, effects.count()) == ("posted", 1)
+
+
+def counting(effects: Effects, steps: int) -> list[Any]:
+    """Return turns that charge, and leave a line outside for each time the model is asked."""
+
+    def turn(number: int) -> Any:
+        def ask(request: Any) -> dict[str, Any]:
+            effects.record("asked", tool=f"model {number}")
+            return {"tools": [call("charge", cents=number)]}
+
+        return ask
+
+    return [turn(number) for number in range(steps)]
+
+
+@pytest.mark.parametrize("point", ["after_reply", "before_tool", "after_tool", "after_result"])
+def test_a_stored_decision_is_not_asked_for_again(point: str, effects: Effects, agents: None) -> None:
+    die_at(point, shop_agent("asked", *counting(effects, 2)))
+    assert sweep().completed == 1
+    assert [line["tool"] for line in effects.lines()] == ["model 0", "charge", "model 1", "charge"]
+
+
+def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effects, agents: None) -> None:
+    run = die_at("after_result", shop_agent("long", *counting(effects, 12)), nth=10)
+    assert sweep().completed == 1
+    expected = [name for number in range(12) for name in (f"model {number}", "charge")]
+    assert [line["tool"] for line in effects.lines()] == expected
+    assert Run.objects.get(pk=run.pk).step == 13
+
+
+def test_what_cannot_be_made_again_is_in_the_journal(effects: Effects, agents: None) -> None:
+    reply = {
+        "content": [
+            {"type": "text", "text": "I refund."},
+            {"type": "tool_use", "id": "r1", "name": "refund", "input": {"cents": 5000}},
+        ],
+        "stop_reason": "tool_use",
+        "usage": {"input_tokens": 11, "output_tokens": 7},
+    }
+    ann = user("ann", "decide_approval")
+    approve(run_turns(reply).pending[0].pk, ann)
+    assert sweep().completed == 1
+    run = Run.objects.get()
+    said = payloads(run, "assistant")[0]
+    assert (said["content"], said["usage"]) == (reply["content"], reply["usage"])
+    assert said["calls"][0]["arguments"] == {"cents": 5000}
+    assert payloads(run, "tool_result")[0]["content"] == "refund done"
+    (decision,) = payloads(run, "approval_decided")
+    assert (decision["verb"], decision["actor"]["name"]) == ("approve", "ann")
+    assert run.session.next_seq == Message.objects.count() + 1
+    assert "Serve the shop." in str(Definition.objects.filter(pk=run.definition_id).values().get())
+
+
+def test_what_is_a_function_of_the_log_is_not_stored(effects: Effects, agents: None) -> None:
+    """The conversation is built from the rows each time; instructions stand once, in the definition."""
+    asked: list[Any] = []
+    turn = {"tools": [call("post", text="hi")]}
+    last = [lambda request: asked.append(request) or {"text": "done"}]
+    agent = Agent("derived", instructions="Be brief.", tools=TOOLS, model=ScriptedModel([turn, *last]))
+    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = the_run(result)
+    assert asked[0].system == "Be brief."
+    assert asked[0].messages == result.messages[:-1]
+    assert load("default", run.session_id, run.pk).settled_messages() == result.messages
+    rows = str(list(Message.objects.values_list("payload", flat=True)))
+    assert ("Be brief." in rows, "role" in rows) == (False, False)

@@ -1,0 +1,245 @@
+"""A run that another process finishes loses nothing, and keeps to its definition and budget."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agentruns import cancel_run, list_runs, resume_run, run_agent, start_run
+from agentruns.exceptions import AgentRunsError
+from agentruns.journal.batch import Batch
+from agentruns.journal.read import load
+from agentruns.journal.store import DatabaseStore
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.testing import check_messages
+from tests.db.dying import die_at, elsewhere
+from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run
+from tests.db.racing import at_once
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def turns() -> list[dict[str, Any]]:
+    """Return three steps that think, call and count tokens."""
+    return [
+        {
+            "content": [
+                {"type": "thinking", "thinking": f"step {number}", "signature": "c2ln"},
+                {"type": "tool_use", "id": f"c{number}", "name": "lookup", "input": {"number": str(number)}},
+            ],
+            "stop_reason": "tool_use",
+            "usage": {"input_tokens": 10 + number, "output_tokens": number},
+        }
+        for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", ["after_reply", "after_result"])
+def test_what_is_recovered_is_what_would_have_been(
+    point: str, nth: int, effects: Effects, agents: None
+) -> None:
+    smooth = run_turns(*turns(), session="smooth")
+    died = die_at(point, shop_agent("died", *turns()), "died", nth=nth)
+    result = resume_run(died.pk)
+    assert (result.status, result.output) == (smooth.status, smooth.output)
+    assert (result.messages, result.usage) == (smooth.messages, smooth.usage)
+    runs = [the_run(one) for one in (smooth, result)]
+    assert runs[0].step == runs[1].step == 4
+    said = [[(row["content"], row["usage"]) for row in payloads(run, "assistant")] for run in runs]
+    assert said[0] == said[1]
+
+
+def test_each_step_is_durable_before_the_next_one_is_asked_for(effects: Effects, agents: None) -> None:
+    seen: list[list[str]] = []
+
+    def ask(request: Any) -> dict[str, Any]:
+        seen.append(elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", flat=True))))
+        return {"tools": [call("post", text="hi")]}
+
+    run_agent(shop_agent("stepping", ask, ask, ask), "do it", "s1", idempotency_key="k")
+    step = ["assistant", "tool_started", "tool_result"]
+    assert seen == [["run_started", "user", *step * number] for number in range(3)]
+
+
+def test_runs_are_listed_newest_first_with_what_one_needs(effects: Effects, agents: None) -> None:
+    run_turns(session="old")
+    waiting = run_turns({"tools": [call("refund", cents=5000)]}, session="waiting")
+    queued = start_run(shop_agent("queued"), "later", "new", idempotency_key="k")
+    assert [run.session.key for run in list_runs()] == ["new", "waiting", "old"]
+    (row,) = list_runs(status="awaiting-approval")
+    assert (str(row.pk), row.agent, row.input) == (waiting.run_id, "agent-waiting", "do it")
+    assert (len(str(row.definition_id)), row.updated_at is None) == (64, False)
+    assert [run.pk for run in list_runs(agent="queued", status="queued")] == [queued.pk]
+    statuses = {"running", "paused", "awaiting-approval", "completed", "failed"}
+    assert statuses < set(Run.Status.values)
+
+
+@pytest.mark.parametrize("driver", ["sweep", "resume"])
+def test_a_run_goes_on_under_the_version_it_was_started_with(
+    driver: str, effects: Effects, agents: None
+) -> None:
+    old = shop_agent("helper", {"tools": [call("post", text="as v7 says")]}, version="7")
+    run = start_run(old, "do it", "s1", idempotency_key="k")
+    shop_agent("helper", {"tools": [call("charge", cents=1)]}, version="8")
+    assert sweep().completed == 1 if driver == "sweep" else resume_run(run.pk).status == "completed"
+    assert [(line["tool"], line["text"]) for line in effects.lines()] == [("post", "as v7 says")]
+    assert Run.objects.get().version == "7"
+    later = start_run("helper", "do it", "s2", idempotency_key="k2")
+    assert later.version == "8"
+    assert later.definition_id != run.definition_id
+
+
+def test_rows_of_newer_code_are_passed_over(effects: Effects, agents: None) -> None:
+    run = start_run(
+        shop_agent("older", {"tools": [call("post", text="hi")]}), "do it", "s1", idempotency_key="k"
+    )
+    batch = Batch(load("default", run.session_id, run.pk))
+    batch.add("invented_later", {"v": 99, "unheard": ["of"]})
+    DatabaseStore().append(batch)
+    assert sweep().completed == 1
+    run = Run.objects.get()
+    assert (problems(run.session_id), outcomes(run), effects.count()) == ([], ["ok"], 1)
+
+
+def test_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("post", text=text) for text in "abc"]}
+    run = die_at("before_result_commit", shop_agent("poster", turn), nth=3)
+    assert effects.count() == 3
+    result = resume_run(run.pk)
+    assert outcomes(the_run(result)) == ["ok", "ok", "unknown"]
+    assert effects.count() == 3
+
+
+def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects, agents: None) -> None:
+    block = {"type": "tool_use", "name": "post", "input": {"text": "pay"}}
+    run = die_at("after_tool", shop_agent("nameless", {"content": [block], "stop_reason": "tool_use"}))
+    result = resume_run(run.pk)
+    assert (outcomes(the_run(result)), effects.count()) == (["unknown"], 1)
+    check_messages(result.messages)
+
+
+def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects, agents: None) -> None:
+    for round_number in range(3):
+        session = f"s{round_number}"
+        agent = shop_agent(f"poster-{session}", {"tools": [call("post", text="pay")]})
+        run = die_at("after_tool", agent, session)
+        results = at_once(*[partial(resume_run, run.pk)] * 4, sweep)
+        for one in results:
+            assert not isinstance(one, Exception) or isinstance(one, AgentRunsError), results
+        for _ in range(3):  # whoever lost the race may have left it held, or queued
+            if (run := Run.objects.get(pk=run.pk)).is_ended:
+                break
+            resume_run(run.pk)
+        assert (run.status, outcomes(run)) == ("completed", ["unknown"])
+        assert effects.count() == round_number + 1
+
+
+def test_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("lookup", number="A1"), call("post", text="pay")]}
+    run = die_at("after_tool", shop_agent("reader", turn))
+    assert sweep().completed == 1
+    assert (outcomes(run), names(effects)) == (["ok", "ok"], ["lookup", "lookup", "post"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"max_steps": 4}, "max_steps: 4 of 4"), ({"token_budget": 35}, "token_budget: 40 of 35")],
+)
+def test_budgets_are_not_begun_anew_by_a_crash(
+    options: dict[str, Any], said: str, effects: Effects, agents: None
+) -> None:
+    turn = {"tools": [call("charge", cents=5)], "usage": {"input_tokens": 10}}
+    agent = shop_agent("spender", *[turn] * 20, **options)
+    for _ in range(2):
+        die_at("after_result", agent)  # the same call again is the same run
+    assert sweep().failed == 1
+    run = Run.objects.get()
+    assert (run.step, said in run.error) == (4, True)
+    assert effects.count() <= 4
+
+
+def test_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(effects: Effects, agents: None) -> None:
+    run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="pay")]}))
+    cancel_run(run.pk, reason="start over")
+    assert outcomes(run) == ["unknown"]
+    agent = shop_agent("later", {"tools": [call("post", text="pay, please")]})
+    later = run_agent(agent, "pay it then", "s1", idempotency_key="k2")
+    assert (later.status, effects.count()) == ("awaiting-approval", 1)
+    assert "unknown outcome" in later.pending[0].why
+    check_messages(later.messages[:-1])  # the last turn still waits for its results
+
+
+def test_what_a_parallel_batch_finished_stays_finished(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("search", query=str(number)) for number in range(3)]}
+    run = die_at("after_result", shop_agent("searcher", turn))
+    deadline = time.monotonic() + 60
+    while effects.count() < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)  # a real death would end the other threads
+    (kept,) = Message.objects.filter(run=run, kind="tool_result").values_list("call_id", flat=True)
+    assert sweep().completed == 1
+    run = Run.objects.get(pk=run.pk)
+    assert outcomes(run) == ["ok"] * 3
+    started = Message.objects.filter(run=run, kind="tool_started").order_by("seq")
+    again = dict(started.values_list("call_id", "attempt"))
+    assert again.pop(kept) == 1
+    assert list(again.values()) == [2, 2]
+    assert effects.count() == 5
+
+
+POINTS = [
+    "before_model",
+    "after_model",
+    "after_reply",
+    "before_tool",
+    "after_tool",
+    "after_result",
+    "before_finish",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_request_is_valid_and_the_history_is_what_was_returned(
+    point: str, effects: Effects, agents: None
+) -> None:
+    asked: list[int] = []
+
+    def ask(request: Any) -> dict[str, Any]:
+        check_messages(request.messages)
+        asked.append(len(request.messages))
+        return {"tools": [call("lookup", number=str(request.step)), call("charge", cents=request.step)]}
+
+    def last(request: Any) -> dict[str, str]:
+        check_messages(request.messages)
+        return {"text": "FINAL ANSWER"}
+
+    run = die_at(point, shop_agent("careful", ask, ask, last))
+    kill(run)
+    result = resume_run(run.pk)
+    run = the_run(result)
+    assert (result.status, result.output, run.output) == ("completed", "FINAL ANSWER", "FINAL ANSWER")
+    assert load("default", run.session_id, run.pk).settled_messages() == result.messages
+    assert result.messages[-1]["content"][-1]["text"] == "FINAL ANSWER"
+    assert [message["role"] for message in result.messages] == ["user", "assistant"] * 3
+    check_messages([*result.messages, {"role": "user", "content": [{"type": "text", "text": "thanks"}]}])
+    assert sorted(set(asked)) == [1, 3]
+    assert len(payloads(run, "user")) == 1, "a resume is no new turn"
+
+
+def test_a_resumed_run_that_dies_repeats_nothing_either(effects: Effects, agents: None) -> None:
+    turn = {"tools": [call("post", text="pay")]}
+    agent = shop_agent("unlucky", *[turn] * 4)
+    for number in range(1, 4):
+        die_at("after_result", agent)  # the same call again is the same run, resumed
+        assert effects.count() == number
+    assert sweep().completed == 1
+    run = Run.objects.get()
+    assert (outcomes(run), effects.count()) == (["ok"] * 4, 4)
+    assert len({line["key"] for line in effects.lines()}) == 4

@@ -1,0 +1,171 @@
+"""Every table that goes by the kind of a journal row knows each kind, or says here why it does not.
+
+A new kind fails these tests until each table has decided about it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NotRequired, get_origin, get_type_hints
+from uuid import UUID
+
+import pytest
+
+from agentruns.journal import conversation, events, fold
+from agentruns.journal.masking import masked
+
+ROOT = Path(__file__).parents[2]
+KINDS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)} - {
+    events.COPIED,
+    events.OUTPUT_INVALID,
+}
+
+
+def because(reason: str, *kinds: str) -> dict[str, str]:
+    """Return the reason for each kind."""
+    return dict.fromkeys(kinds, reason)
+
+
+ABOUT_THE_RUN = because(
+    "is about the run, not about one call",
+    events.RUN_STARTED, events.USER, events.ASSISTANT, events.MODEL_FAILED, events.RUN_RESUMED,
+    events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED,
+    *events.CLOSING,
+)  # fmt: skip
+
+# Module and name of each table -> the kinds that it leaves out, and why.
+TABLES: dict[str, dict[str, str]] = {
+    "agentruns.journal.events:PAYLOADS": {},
+    "agentruns.journal.events:CLOSING": because("the run goes on", *KINDS - set(events.CLOSING)),
+    "agentruns.journal.batch:PROGRESS": because(
+        "a worker that crashes each time gets as far", *KINDS - {events.ASSISTANT, events.TOOL_RESULT}
+    ),
+    "agentruns.journal.fold:_APPLY": {},
+    "agentruns.journal.conversation:_APPLY": {
+        **because("the model is not told", *ABOUT_THE_RUN.keys() - {events.USER, events.ASSISTANT}),
+        **because(
+            "the model sees the result that the call has in the end",
+            *(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED),
+            *(events.TOOL_STARTED, events.ORPHAN_FOUND),
+        ),
+    },
+    "agentruns.journal.verify:_PAIRED": {
+        **ABOUT_THE_RUN,
+        **because("the expiry it sets is compared with the column", events.APPROVAL_EXTENDED),
+    },
+    "agentruns.journal.telemetry:EVENT_ATTRIBUTES": {
+        **because("the drive's span tells", events.RUN_STARTED, events.USER, events.RUN_RESUMED),
+        **because("the drive's span tells its status", events.RUN_PAUSED),
+        **because("the request's span tells", events.ASSISTANT, events.MODEL_FAILED),
+        **because("the tool's span tells", events.TOOL_STARTED, events.TOOL_RESULT),
+        **because("counted when it is decided", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED),
+        **because("counted when the run ends", events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED),
+        **because("the worker that obeys it ends its drive", events.RUN_PAUSE_REQUESTED),
+    },
+    "agentruns.journal.outbox:EVENTS": {
+        **because(
+            "whoever did it knows, and nobody has to act",
+            *(events.RUN_STARTED, events.USER, events.RUN_RESUMED, events.RUN_PAUSE_REQUESTED),
+            *(events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED, events.APPROVAL_EXTENDED),
+            events.ORPHAN_RESOLVED,
+        ),
+        **because(
+            "a step of the run that asks nobody for anything",
+            *(events.ASSISTANT, events.MODEL_FAILED, events.TOOL_STARTED, events.TOOL_RESULT),
+            events.LATE_RESULT,
+        ),
+    },
+    "agentruns.admin.runs.steps:_DESCRIBE": {},
+    "agentruns.admin.runs.spans:_READ": {
+        **because("only begins what the next row ends", events.RUN_STARTED, events.USER),
+        **because("the wait for people goes on", events.APPROVAL_EXTENDED),
+    },
+    "agentruns.admin.runs.calls:_FOLDED": {
+        **ABOUT_THE_RUN,
+        **because("says nothing about what became of the call", events.APPROVAL_EXTENDED),
+    },
+    "agentruns.admin.approvals.card:HISTORY": {
+        **ABOUT_THE_RUN,
+        **because("is the card itself, above its history", events.APPROVAL_REQUESTED),
+    },
+    "agentruns.management.timeline:_SAYS": because(
+        "its payload is as short as any sentence about it", events.APPROVAL_EXTENDED
+    ),
+}
+
+# Kind -> keys of its payload that hold arguments of a tool, which are masked; other kinds hold none.
+ARGUMENTS = {
+    events.ASSISTANT: {"content", "calls"},
+    events.APPROVAL_REQUESTED: {"arguments"},
+    events.APPROVAL_DECIDED: {"arguments", "edited"},
+    events.TOOL_RESULT: {"edited"},
+}
+
+
+def test_the_kinds_are_those_of_the_payloads() -> None:
+    assert set(events.PAYLOADS) == KINDS
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_each_table_knows_each_kind_or_says_why_not(path: str) -> None:
+    module, _, name = path.partition(":")
+    table, left_out = set(getattr(import_module(module), name)), TABLES[path]
+    assert table | set(left_out) == KINDS, "decide about the kinds that are missing"
+    assert table.isdisjoint(left_out), "no reason is left for these"
+    assert all(left_out.values())
+
+
+@pytest.mark.parametrize("module", [fold, conversation])
+def test_each_handler_takes_the_payload_of_its_kind(module: Any) -> None:
+    for kind, handler in module._APPLY.items():
+        assert get_type_hints(handler)["payload"] is events.PAYLOADS[kind], kind
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_sensitive_arguments_are_masked_in_every_kind(kind: str) -> None:
+    named, secret = ARGUMENTS.get(kind, set()), {"card": "4111-1111"}
+    assert named >= keys_of(kind) & {"arguments", "edited", "calls"}, "decide what is masked of it"
+    payload = {**dict.fromkeys(keys_of(kind), "-"), **dict.fromkeys(named, secret)}
+    if kind == events.ASSISTANT:
+        payload["calls"] = [{"tool": "pay", "arguments": secret, "original": {"input": secret}}]
+        payload["content"] = [{"type": "tool_use", "name": "pay", "input": secret}]
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    row = events.Row(1, UUID(int=1), kind, "c", "pay", 1, 1, payload, at, "", "", None)
+    shown = masked(row, {"pay": ("card",)}).payload
+    assert set(shown) == set(payload)
+    assert secret["card"] not in json.dumps(shown)
+
+
+def test_recorded_journals_have_these_payloads() -> None:
+    rows = [
+        (line["kind"], json.loads(line["payload"]))
+        for path in (ROOT / "fixtures/releases").glob("*/*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if "seq" in line
+    ]
+    assert rows
+    for kind, payload in rows:
+        assert set(payload) <= keys_of(kind), kind
+        assert required_of(kind) - set(payload) <= {"sent"}, "which the oldest recorded replies lack"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_reference_names_every_key(kind: str) -> None:
+    page = (ROOT / "docs/reference/events.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| `{kind}` |"))
+    optional = set(re.findall(r"\*`(\w+)`\*", line))
+    assert optional == keys_of(kind) - required_of(kind) - {"v", "copied"}, "in italics"
+    assert required_of(kind) <= set(re.findall(r"`(\w+)`", line.split("|")[3])) - optional
+
+
+def keys_of(kind: str) -> set[str]:
+    return set(get_type_hints(events.PAYLOADS[kind]))
+
+
+def required_of(kind: str) -> set[str]:
+    hints = get_type_hints(events.PAYLOADS[kind], include_extras=True)
+    return {key for key, hint in hints.items() if get_origin(hint) is not NotRequired}
