@@ -55,7 +55,7 @@ def lines(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
     waits = waiting.waits(alias, runs[:MOST])
     for run in runs[:MOST]:
         first = waits[run.pk][0] if waits[run.pk] else None
-        if first is not None and first.kind == waiting.IN_DOUBT:
+        if first is not None and first.kind == waiting.ORPHAN:
             why, step = f"did {first.tool} happen?", verdict(run.pk, first.call_id)
         elif first is not None and first.approval_id is not None:
             why, step = f"{first.tool} waits for approval.", decision(first.approval_id)

@@ -19,7 +19,7 @@ from agentruns.models.definition import definition_body
 from agentruns.models.querysets import ACTIVE, RunQuerySet
 
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
-IN_DOUBT, UNCLEARED, APPROVAL, PAUSED = "in doubt", "uncleared", "approval", "paused"
+ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
 SILENT, BACKOFF, BLOCKED = "silent", "back-off", "blocked"
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 
@@ -52,7 +52,7 @@ def waits(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Wait]]:
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
     found: dict[UUID, list[Wait]] = defaultdict(list)
     if stopped:
-        for wait in (*_in_doubt(alias, stopped), *_approvals(alias, stopped)):
+        for wait in (*_orphans(alias, stopped), *_approvals(alias, stopped)):
             found[wait.run_id].append(wait)
     for run in runs:
         own = _own(run)
@@ -151,7 +151,7 @@ def unserved(runs: RunQuerySet) -> RunQuerySet:
     return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 
-def _in_doubt(alias: str, runs: list[Run]) -> Iterator[Wait]:
+def _orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
     open_calls = {(run.pk, call_id) for run in runs for call_id in run.pending_calls}
     kinds = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
@@ -162,7 +162,7 @@ def _in_doubt(alias: str, runs: list[Run]) -> Iterator[Wait]:
         waits_for_people = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"
         if waits_for_people and key in open_calls:
             yield Wait(
-                kind=IN_DOUBT,
+                kind=ORPHAN,
                 run_id=row.run_id,
                 call_id=row.call_id,
                 tool=row.tool_name,

@@ -13,7 +13,7 @@ from agentruns.admin.runs import actions
 from agentruns.admin.runs.limits import Drift, adopt
 from agentruns.conf import settings
 from agentruns.models import Run
-from agentruns.services.waiting import APPROVAL, IN_DOUBT, Wait
+from agentruns.services.waiting import APPROVAL, ORPHAN, Wait
 
 
 @pytest.mark.parametrize(("leases", "offered"), [(0.5, False), (1.5, True)])
@@ -30,7 +30,7 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
 def test_of_several_calls_in_doubt_each_is_named() -> None:
     run = UUID(int=2)
     doubts = [
-        Wait(kind=IN_DOUBT, run_id=run, call_id=name, tool=name, attempt=1, text="It died.") for name in "ab"
+        Wait(kind=ORPHAN, run_id=run, call_id=name, tool=name, attempt=1, text="It died.") for name in "ab"
     ]
     other = Wait(kind=APPROVAL, run_id=run, approval_id=UUID(int=1), call_id="c")
     notes = actions.notes(actions.Situation(run=Run(status="orphaned"), waits=[*doubts, other]))

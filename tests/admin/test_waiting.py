@@ -26,7 +26,7 @@ def test_two_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
     assert len(queries) == 3  # one of them for the runs
     assert {run: [(wait.kind, wait.tool, wait.text) for wait in waits] for run, waits in found.items()} == {
         approval.run_id: [(waiting.APPROVAL, "refund", approval.title)],
-        orphaned.pk: [(waiting.IN_DOUBT, "dies", "MemoryError inside the handler.")],
+        orphaned.pk: [(waiting.ORPHAN, "dies", "MemoryError inside the handler.")],
         paused.pk: [(waiting.PAUSED, "", "the bank is down")],
         blocked.pk: [(waiting.BLOCKED, "", "no worker knows its agent")],
     }
@@ -37,7 +37,7 @@ def test_two_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
 def test_calls_of_a_run_come_before_its_approvals(world: World) -> None:
     run = doubts.in_doubt(call("refund", cents=5000))
     kinds = [wait.kind for wait in waiting.waits("default", [run])[run.pk]]
-    assert kinds[0] == waiting.IN_DOUBT
+    assert kinds[0] == waiting.ORPHAN
     assert set(kinds[1:]) <= {waiting.APPROVAL}
 
 

@@ -87,7 +87,7 @@ class Sibling:
 
 
 @dataclass(slots=True)
-class Context:
+class CallContext:
     """The journal around one approval: the reply the call came in, its siblings, its own history."""
 
     history: list[Row] = field(default_factory=list)
@@ -143,7 +143,7 @@ class ApprovalCard:
 
     approval: Approval
     user: Any
-    context: Context
+    context: CallContext
     tool: Tool | None
     sensitive: Sensitive
     revealed: bool = False
@@ -300,11 +300,11 @@ def facts(approval: Approval) -> list[Fact]:
     ]
 
 
-def context_of(alias: str, approval: Approval) -> Context:
+def context_of(alias: str, approval: Approval) -> CallContext:
     """Read what surrounds an approval: a constant number of queries."""
     about = Message.objects.using(alias).filter(run_id=approval.run_id)
     rows = read_rows(about.filter(call_id=approval.call_id).order_by("seq"))
-    found = Context([row for row in rows if row.kind in HISTORY])
+    found = CallContext([row for row in rows if row.kind in HISTORY])
     requested = next((row for row in rows if row.kind == events.APPROVAL_REQUESTED), None)
     if requested is None:
         return found
@@ -408,7 +408,7 @@ def _in_doubt(alias: str, approval: Approval) -> list[Flag]:
     return [
         Flag(text, run_id)
         for run_id, waits in found.items()
-        if any(wait.kind == waiting.IN_DOUBT and wait.tool == approval.tool_name for wait in waits)
+        if any(wait.kind == waiting.ORPHAN and wait.tool == approval.tool_name for wait in waits)
     ][:SHOWN]
 
 

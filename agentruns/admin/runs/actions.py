@@ -71,9 +71,9 @@ class Situation:
     may_adopt: bool = False
 
     @property
-    def doubts(self) -> list[Wait]:
+    def orphans(self) -> list[Wait]:
         """The calls in doubt that wait for a person."""
-        return [wait for wait in self.waits if wait.kind == waiting.IN_DOUBT]
+        return [wait for wait in self.waits if wait.kind == waiting.ORPHAN]
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
@@ -130,10 +130,10 @@ def notes(situation: Situation) -> list[str]:
     run, found = situation.run, []
     if run.status in (Run.Status.FAILED, Run.Status.CANCELLED):
         found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
-    for doubt in situation.doubts:
+    for orphan in situation.orphans:
         found.append(
             _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
-            % {"tool": plain(doubt.tool), "attempt": doubt.attempt, "evidence": plain(doubt.text)}
+            % {"tool": plain(orphan.tool), "attempt": orphan.attempt, "evidence": plain(orphan.text)}
         )
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
         found += _about_workers(situation.sweeper_seen)
@@ -226,12 +226,12 @@ def _left_to_say(situation: Situation) -> str:
 
 def _resume_effect(situation: Situation) -> list[str]:
     effect = []
-    for doubt in situation.doubts:
+    for orphan in situation.orphans:
         effect.append(
             _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
-            % {"tool": plain(doubt.tool)}
+            % {"tool": plain(orphan.tool)}
         )
-    if situation.doubts:
+    if situation.orphans:
         effect.append(
             _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
         )

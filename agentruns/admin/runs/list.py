@@ -47,7 +47,7 @@ def why(waits: list[Wait], url: Callable[[Wait], str]) -> SafeString | str:
     text = words(waits[0])
     if len(waits) > 1:
         text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(waits) - 1}
-    if waits[0].kind != waiting.IN_DOUBT:
+    if waits[0].kind != waiting.ORPHAN:
         return text
     return format_html('<a href="{}">{}</a>', url(waits[0]), text)
 
@@ -55,7 +55,7 @@ def why(waits: list[Wait], url: Callable[[Wait], str]) -> SafeString | str:
 def words(wait: Wait) -> str:
     """Return one thing that a run waits for as a sentence, fit for a page."""
     tool, text = plain(wait.tool), plain(wait.text)
-    if wait.kind == waiting.IN_DOUBT:
+    if wait.kind == waiting.ORPHAN:
         return _("A call of %(tool)s is in doubt") % {"tool": tool}
     if wait.kind == waiting.UNCLEARED:
         sentence = _("A call of %(tool)s was told to the model as unknown; nobody has cleared it.")

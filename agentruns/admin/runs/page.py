@@ -89,7 +89,7 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "notes": actions.notes(situation),
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
-        "doubt_url": next((url for wait, url in waits if wait.kind == waiting.IN_DOUBT), ""),
+        "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
         "resume": actions.resume(situation),
         "resume_url": admin.url(request, "resume", run.pk),
         "resume_form": ResumeForm(initial={"seq": str(actions.last_seq(run))}),
