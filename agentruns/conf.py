@@ -32,14 +32,12 @@ DEFAULTS: dict[str, Any] = {
     "NOTIFY_EMAILS": [],
     "WEBHOOK_URL": "",
     "WEBHOOK_SECRET": "",
-    "API_MAX_BODY": 1_048_576,  # bytes
     "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
 }
 
 THROTTLED = ("user", "anonymous")
-_RATE = re.compile(r"([1-9][0-9]{0,8})/([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
 class Settings:
@@ -52,7 +50,6 @@ class Settings:
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
     PAYLOAD_INLINE_MAX: int
-    API_MAX_BODY: int
     API_PING_SECONDS: float
     PAYLOAD_STORAGE: str
     APPROVAL_EXPIRES: timedelta | None
@@ -101,10 +98,10 @@ class Settings:
         return import_string(path) if path else None
 
     @property
-    def api_throttle(self) -> dict[str, tuple[int, int]]:
-        """Return how many requests in how many seconds each kind of caller of the API may send.
+    def api_throttle(self) -> dict[str, str]:
+        """Return the rate of each kind of caller of the API, such as "100/m"; without one there is no limit.
 
-        A kind that is not there may send any number. Raises ValueError for what is no such setting.
+        Raises ValueError for a setting of another form.
         """
         rates = self.__getattr__("API_THROTTLE")
         if rates is None:
@@ -113,17 +110,14 @@ class Settings:
             raise ValueError(f"{rates!r} is not a dict")
         if unknown := [name for name in rates if name not in THROTTLED]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(THROTTLED)}")
-        return {name: _rate(rate) for name, rate in rates.items() if rate is not None}
+        limited = {name: rate for name, rate in rates.items() if rate is not None}
+        for rate in limited.values():
+            if not isinstance(rate, str) or not _RATE.fullmatch(rate):
+                raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
+        return limited
 
 
 settings = Settings()
-
-
-def _rate(rate: Any) -> tuple[int, int]:
-    parts = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if parts is None:
-        raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
-    return int(parts[1]), _SECONDS[parts[2]]
 
 
 def unknown_names() -> list[str]:

@@ -21,7 +21,11 @@ class MemoryStoreNotDurableError(NotDurableError):
     """A session was combined with a store that forgets everything when the process ends."""
 
 
-class DurableRunNotFoundError(AgentRunsError, LookupError):
+class NotFoundError(AgentRunsError, LookupError):
+    """There is no such approval, token or call, or it is not the caller's; both read the same."""
+
+
+class DurableRunNotFoundError(NotFoundError):
     """There is no such run, or it is not the caller's; both read the same."""
 
 

@@ -82,7 +82,11 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Return everything a run of this agent depends on, as JSON."""
+        """Return everything a run of this agent depends on, as JSON; for reading only."""
+        return self._definition
+
+    @cached_property
+    def _definition(self) -> dict[str, Any]:
         body = {
             "agent": self.name,
             "version": self.version,

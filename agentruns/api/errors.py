@@ -1,15 +1,15 @@
-"""Every error as application/problem+json (RFC 9457): one table from exceptions to problems."""
+"""Errors as application/problem+json (RFC 9457): one table from exceptions to problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
 from http import HTTPStatus
 from http.client import responses
 from typing import Any
+from uuid import UUID
 
-from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, RawPostDataException
 from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
@@ -18,17 +18,21 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from agentruns import exceptions as core
 from agentruns.api.schemas import Problem as Body
 from agentruns.api.schemas import utc
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.models import Approval, Message, Run
+from agentruns.models.querysets import MessageQuerySet
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
-MARK = "_agentruns_api"
+MARK = "_agentruns_entry"  # what the router notes on its requests: `register_errors` leaves others alone
 
 # The nearest class of an exception decides. "Not yours" and "not there" are one type: they look alike.
 PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
-    core.DurableRunNotFoundError: (404, "not-found", "Not found"),
+    core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
     core.PermissionDeniedError: (403, "permission-denied", "Not allowed"),
     core.UnknownAgentError: (422, "unknown-agent", "Unknown agent"),
@@ -80,36 +84,9 @@ class Problem(HttpError):
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
         }
-        response = JsonResponse(
+        return JsonResponse(
             canonical.legal({**extras, **body}), status=self.status_code, content_type=CONTENT_TYPE
         )
-        if self.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response["Allow"] = ", ".join(self.extras["allowed"])
-        return response
-
-
-def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn what a service raises into a Problem, which any NinjaAPI answers with the right status."""
-
-    @wraps(view)
-    def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return view(request, *args, **kwargs)
-        except core.AgentRunsError as error:
-            raise Problem.of(error) from error
-
-    return translated
-
-
-def marked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark requests of our router, so that `register_errors` leaves the host's own requests alone."""
-
-    @wraps(run)
-    def marking(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        setattr(request, MARK, True)
-        return run(request, *args, **kwargs)
-
-    return marking
 
 
 def register_errors(api: NinjaAPI) -> None:
@@ -164,8 +141,6 @@ def _of_http_error(error: HttpError) -> Problem:
 
 
 def _of_bad_request(error: Exception) -> Problem:
-    if isinstance(error, RequestDataTooBig):
-        return Problem(413, URN + "too-large", "The request is too large", str(error))
     return Problem(400, URN + "malformed", "The request cannot be read", f"{error}. Send JSON in UTF-8.")
 
 
@@ -191,4 +166,48 @@ def documented(*statuses: int) -> dict[str, Any]:
         "responses": {
             status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
         }
+    }
+
+
+def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
+    """Return a run's state for a 409: who ended or paused it, who resolved the call in doubt, and when."""
+    rows = _rows(run.pk).own()
+    facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
+    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
+    if run.status == Run.Status.PAUSED:
+        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
+    if call_id:
+        verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
+        facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
+    return facts
+
+
+def approval_facts(approval: Approval) -> dict[str, Any]:
+    """Return an approval's state for a 409: who decided, edited or cancelled it last, and when."""
+    rows = _rows(approval.run_id)
+    if approval.status == Approval.Status.CANCELLED:
+        last = rows.filter(kind__in=events.CLOSING).first()
+    else:
+        last = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id).first()
+    return {
+        "approval_id": str(approval.pk),
+        "approval_status": approval.status,
+        "digest": approval.digest,
+        "run_id": str(approval.run_id),
+        **_who_and_when("decided", last),
+    }
+
+
+def _rows(run_id: UUID) -> MessageQuerySet:
+    return Message.objects.using(settings.DATABASE).filter(run_id=run_id).order_by("-seq")
+
+
+def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    actor = row.payload.get("actor") or {}
+    return {
+        f"{done}_by": actor.get("id") or None,
+        f"{done}_by_name": redact(actor.get("name", "")),
+        f"{done}_at": row.created_at,
     }

@@ -1,6 +1,6 @@
-"""What goes over the wire: names are those of the model fields, ids are strings, times are UTC.
+"""Parameters, bodies and answers. Names are those of the model fields, ids are strings, times are UTC.
 
-What a model, a tool or a person wrote goes through `legal`; ids, digests, hashes, statuses and kinds do not.
+Text by a model, a tool or a person goes through `legal`; ids, digests, hashes, statuses and kinds do not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from ninja import Header, Path, Query
+from ninja.params import models as parameters
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from agentruns.agents.agent import Agent
@@ -81,6 +83,29 @@ ApprovalStatus = Annotated[
 # As shown: a status of newer code, which shares the database during a deploy, is no error.
 ShownRunStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
 ShownApprovalStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Approval.Status.values})]
+
+# Any text is accepted: a malformed id is a 404, like an unknown one.
+_Id = Annotated[str, WithJsonSchema({"type": "string", "format": "uuid"})]
+
+RunId = Annotated[_Id, Path(description="`id` of a run")]
+ApprovalId = Annotated[_Id, Path(description="`id` of an approval")]
+CallId = Annotated[str, Path(description="`call_id` of a row or an approval")]
+SessionKey = Annotated[str, Path(description="the caller's own key, percent-encoded; it may hold slashes")]
+RowSeq = Annotated[Seq, Path(description="`seq` of the row")]
+
+Cursor = Annotated[str | None, Query(description="`next` of the page before; without it the first page")]
+At = Annotated[Seq | None, Query(description="`seq` of the row; without it what the run is now")]
+OfRunStatus = Annotated[RunStatus | None, Query(description="only runs of this status")]
+OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals of this status")]
+OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
+OfSession = Annotated[Key | None, Query(description="only runs of the session of this key")]
+LastEventId = Annotated[
+    Seq | None,
+    Header(
+        alias="Last-Event-ID", description="`id` of the last event that you have; it counts more than `after`"
+    ),
+]
+AFTER: Any = parameters.Query(0, description="only rows with a greater `seq`")
 
 
 class Request(BaseModel):

@@ -11,12 +11,12 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any
 from uuid import UUID
 
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from django.contrib.auth import SESSION_KEY, get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
@@ -25,13 +25,11 @@ from django.http import HttpRequest, StreamingHttpResponse
 from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError
 
-from agentruns.api.auth import user_of
+from agentruns.api.auth import find_run, user_of, visible_runs
 from agentruns.api.errors import documented
 from agentruns.api.pagination import PAGE
-from agentruns.api.parameters import AFTER, LastEventId, RunId
-from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import MessageOut, Seq
+from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.masking import sensitive_in
@@ -92,13 +90,30 @@ class Entrance:
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
             request.session = type(session)(session.session_key)
             request.user = get_user(request)
-        # ninja has no public way to ask an operation who may use it. None: nothing to object to.
-        if self._operation._run_authentication(request) is not None:
-            raise AuthenticationError
+        self._authenticate(request)
         user, model = user_of(request), get_user_model()
         if isinstance(user, model):
             request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
         return user_of(request)
+
+    def _authenticate(self, request: HttpRequest) -> None:
+        """Raise AuthenticationError unless one of the operation's auth callbacks accepts the request."""
+        for authenticate in self._operation.auth_callbacks:
+            try:
+                found = authenticate(request)
+                if inspect.isawaitable(found):
+                    found = async_to_sync(_awaited)(found)
+            except Error:
+                raise
+            except Exception as error:  # a host's own may raise anything
+                raise AuthenticationError from error
+            if found:
+                return
+        raise AuthenticationError
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:

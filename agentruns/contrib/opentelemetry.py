@@ -1,7 +1,7 @@
 """OpenTelemetry spans and metrics: AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
 
 The names are those of the semantic conventions for generative AI, as strings: the package of their constants
-still changes. Nothing of what was said, asked or returned is in a span.
+still changes. Spans hold nothing that was said, asked or returned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOKENS = tuple(4**power for power in range(14))
 PROVIDERS = {"AnthropicModel": "anthropic"}
 OPERATIONS = {"drive": "invoke_agent", "model": "chat", "tool": "execute_tool"}
 
-# Attribute -> the fact that it is of. Metrics are by names and kinds only: each value makes a time series.
+# Attribute -> its fact. Metrics are by names and kinds only: each value makes a time series.
 RUN = {"agentruns.run.id": "run_id", "agentruns.epoch": "epoch"}
 AGENT = {"gen_ai.agent.name": "agent"}
 TOOL = {"gen_ai.tool.name": "tool"}
@@ -99,7 +99,7 @@ DRIVE = contexts.create_key("agentruns-drive")
 
 @dataclass(slots=True)
 class _Drive:
-    """What the spans inside a drive need of it."""
+    """Values of a drive for the spans inside it."""
 
     agent: str
     step_began: float | None = None

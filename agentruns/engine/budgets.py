@@ -8,6 +8,7 @@ from typing import Any
 
 from agentruns.agents import prices
 from agentruns.agents.agent import Agent
+from agentruns.conf import settings
 from agentruns.journal.fold import RunState
 from agentruns.providers.base import model_identity
 
@@ -40,5 +41,7 @@ def unpriced(agent: Agent) -> str:
 
 def used(agent: Agent, usage: dict[str, Any], *models: str) -> dict[str, Any]:
     """Return the usage of a reply with its cost, which is journaled because prices change."""
+    if not settings.PRICES:
+        return {"usage": usage}
     cost = prices.cost_of(usage, *models, model_identity(agent.model))
     return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}

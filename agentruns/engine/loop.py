@@ -211,10 +211,11 @@ def _model_step(driver: Driver) -> None:
         reason = f"payload: {error}"
         driver.commit(lambda batch: _pause(batch, reason))
         return
+    model = driver.agent.model
     reached("before_model")
     try:
         with telemetry.span("model", lambda: _facts(driver)) as attributes:
-            reply = call_model(resolve(driver.agent.model), request)
+            reply = call_model(resolve(model) if isinstance(model, str) else model, request)
             attributes.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
     except ProviderError as error:
         _provider_failed(driver, error)
@@ -269,8 +270,8 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
             in_doubt.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
     elif stop in FINAL:
         payload: events.RunCompleted = {"output": text_of(reply.content)}
-        problem = output.problem_with(driver.agent.output_type, payload["output"])
-        if problem:
+        output_type = driver.agent.output_type
+        if output_type and (problem := output.problem_with(output_type, payload["output"])):
             _send_back(batch, problem)
             return
         if stop == "max_tokens":
@@ -302,7 +303,7 @@ def _request(driver: Driver) -> ModelRequest:
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),
         step=driver.run.inherited + driver.run.step,
-        output_schema=output.schema_of(agent.output_type),
+        output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
     )
 
 

@@ -27,7 +27,7 @@ TYPES = (
 )  # fmt: skip
 ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
 
-# Of the folded columns the others are stored as they are.
+# The other folded columns are stored as they are.
 _PREPARE = {
     field.attname: field.get_prep_value
     for field in Run._meta.concrete_fields
@@ -39,11 +39,11 @@ _MESSAGE = Message._meta.db_table
 
 
 def append(alias: str, batch: Batch, *, closed: bool = False) -> None:
-    """Store a batch in the transaction that is open, which a refusal leaves to be rolled back.
+    """Store a batch in the open transaction.
 
     Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
-    unless `closed` says that they change no status. Raises JournalConflictError when the writer did not
-    know the whole journal, lost its lease, or the run has ended.
+    unless `closed` says that they change no status. Raises JournalConflictError if the writer did not know
+    the whole journal, lost its lease, or the run has ended; the caller rolls back.
     """
     connection = connections[alias]
     session_id, run_id = _id(connection, batch.state.session_id), _id(connection, batch.state.run.run_id)
@@ -107,7 +107,7 @@ def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, lis
 
 
 def _run_columns(connection: BaseDatabaseWrapper, batch: Batch, updated_at: Any) -> tuple[str, list[Any]]:
-    """Return the SET clause of Run: folded columns, and what the lease becomes."""
+    """Return the SET clause of Run: the folded columns and those of the lease."""
     folded = batch.state.run.columns()
     status = folded.pop("status")
     sets = ["updated_at = %s"]

@@ -1,4 +1,4 @@
-"""Rows to be appended together, folded into the writer's state as they are added."""
+"""Rows to append together, folded into the writer's state as they are added."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Offload = Callable[[dict[str, Any]], dict[str, Any]]
 class Batch:
     """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
 
-    Adding folds at once, so a batch that was not stored leaves a state to be thrown away and read again.
+    Adding folds at once: if the batch cannot be stored, discard its state and read it again.
     """
 
     def __init__(self, state: SessionState, epoch: int = 0) -> None:
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def releases(self) -> bool:
-        """Whether the writer's lease ends with this append."""
+        """Return whether the writer's lease ends with this append."""
         return self.release or self.delay is not None or self.state.run.status != "active"
 
     def add(

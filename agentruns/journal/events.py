@@ -34,7 +34,7 @@ RUN_CANCELLED = "run_cancelled"
 
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
-COPIED = "copied"  # key of a payload that a fork copied: nothing of the fork's own life happened there
+COPIED = "copied"  # key in the payload of a row that a fork copied: it is no part of the fork's own life
 
 OUTPUT_INVALID = "output_invalid"  # reason of a `user` row that no user wrote
 
@@ -52,12 +52,12 @@ PROGRAM: Actor = {"id": "", "name": "the program"}
 
 
 class Copied(TypedDict):
-    """The row that a fork copied; without `hash` and `at`, the fork settled the call at its cut itself."""
+    """The row that a fork copied; without `hash` and `at` the fork itself settled a call at its cut."""
 
     run: str
     seq: int
     hash: NotRequired[str]
-    at: NotRequired[str]  # when the first of these rows was written
+    at: NotRequired[str]  # time of the original row
 
 
 class Payload(TypedDict):
@@ -160,9 +160,9 @@ class ApprovalRequested(Payload):
     title: str
     risk: str
     why: str
-    preview: Any  # None without a `preview` of the tool
+    preview: Any  # None for a tool without `preview`
     approvers: str  # "" where anybody with the permission may decide
-    required: int  # people
+    required: int  # number of people
     expires_at: str | None
     only_answers: NotRequired[bool]  # a question
 
@@ -174,15 +174,15 @@ class ApprovalDecided(Payload):
     digest: str  # the one decided on; of an edit the new one
     actor: Actor | None
     channel: str
-    reason: NotRequired[str]  # absent of an expiry
+    reason: NotRequired[str]  # absent from an expiry
     text: NotRequired[str]  # of an answer
-    arguments: NotRequired[dict[str, Any]]  # of an edit, as are those below
+    arguments: NotRequired[dict[str, Any]]  # of an edit, as are the keys below
     edited: NotRequired[dict[str, Any]]  # as the person gave them
     title: NotRequired[str]
     preview: NotRequired[Any]
 
 
-# "from" is a keyword.
+# A class body cannot hold the keyword "from".
 _Extended = TypedDict("_Extended", {"from": str})
 
 
@@ -256,7 +256,7 @@ class OrphanResolved(Payload):
     channel: str
     reason: NotRequired[str]
     evidence: NotRequired[str]
-    result: NotRequired[Any]  # of a call that the model was already told is unknown
+    result: NotRequired[Any]  # of a call whose result for the model was "unknown" already
 
 
 class RunResumed(Payload):
@@ -358,14 +358,14 @@ class Row(NamedTuple):
 
 
 def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload in today's form; one of a newer version is returned as it is."""
+    """Return the payload in today's form, or unchanged if its version is newer."""
     while step := UPCASTERS.get((kind, payload.get("v", VERSION))):
         payload = step(payload)
     return payload
 
 
 def actor_ref(actor: Any) -> Actor | None:
-    """Return what the journal keeps of a user, who may be deleted later; None for the program itself."""
+    """Return the journal's record of a user, who may be deleted later; None for the program itself."""
     if actor is None or isinstance(actor, dict):
         return cast("Actor | None", actor)
     if isinstance(actor, str):  # a named part of the program, such as `resume_runs`
@@ -374,12 +374,12 @@ def actor_ref(actor: Any) -> Actor | None:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return a time as the chain hashes it: UTC, six digits."""
+    """Return a time as the chain hashes it: in UTC, with six digits."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def moment(text: str | None) -> datetime | None:
-    """Return the time that `timestamp` wrote, or None."""
+    """Return the time in a text that `timestamp` made, or None."""
     return datetime.fromisoformat(text) if text else None
 
 

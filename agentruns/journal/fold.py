@@ -64,12 +64,12 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        """Whether the call has no result yet."""
+        """Return whether the call has no result yet."""
         return not self.outcome
 
     @property
     def is_started(self) -> bool:
-        """Whether an effect may have happened: the outcome is unknown until a result is stored."""
+        """Return whether an effect may have happened that no stored result tells of yet."""
         if self.declares == "transactional":
             return False
         if self.orphan == "not_occurred" and not self.returned_late:
@@ -78,12 +78,12 @@ class Call:
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether it is to run again because it did not happen, and its handler has returned after all."""
+        """Return whether its handler has returned after a verdict that it did not happen."""
         return self.orphan == "not_occurred" and self.returned_late
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a person has to act before the engine can."""
+        """Return whether a person has to act before the engine can."""
         if self.orphan == "held":
             return True
         if self.verdict != "ask":
@@ -92,13 +92,13 @@ class Call:
 
     @property
     def decision(self) -> str:
-        """Return "denied", "answered" or "expired" when that is what people, or time, said; else ""."""
+        """Return "denied", "answered" or "expired" if people, or time, decided so; else ""."""
         if self.approval is not None and self.approval.status in ("denied", "answered", "expired"):
             return self.approval.status
         return ""
 
     def idempotency_key(self, run_id: UUID) -> str:
-        """Return the key an outside system dedupes on: one per call, whatever the attempt."""
+        """Return the key by which an outside system recognises the call, the same for all attempts."""
         return canonical.digest([str(run_id), self.step, self.ordinal, self.tool, self.digest])
 
 
@@ -113,7 +113,7 @@ class RunState:
     definition: str = ""
     actor: Actor | None = None
     started_at: datetime | None = None
-    inherited: int = 0  # replies of the run that this one was forked from, up to there
+    inherited: int = 0  # replies of its origin, up to the fork
     step: int = 0
     stop_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)  # tokens by kind; "cost" as exact digits
@@ -121,7 +121,7 @@ class RunState:
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
     failures: int = 0  # model attempts that failed since the last reply
     pauses: int = 0  # consecutive `pause_turn` replies
-    corrections: int = 0  # times the model was told that its answer does not fit
+    corrections: int = 0  # answers sent back because they did not fit
     cancel_requested: bool = False
     cancel_requested_at: datetime | None = None
     pause_requested: bool = False
@@ -134,7 +134,7 @@ class RunState:
     waiting_since: datetime | None = None
 
     def apply(self, row: Row) -> None:
-        """Fold one more row. Kinds written by newer code, and the history of a fork, are skipped."""
+        """Fold one more row; skip kinds of newer code and rows that a fork copied."""
         self.seq = row.seq
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
@@ -142,11 +142,11 @@ class RunState:
         self._judge(row.created_at)
 
     def open_calls(self) -> list[Call]:
-        """Calls of the last reply that have no result yet."""
+        """Return the calls of the last reply that have no result yet."""
         return [call for call in self.calls.values() if call.is_open]
 
     def next_calls(self) -> list[Call]:
-        """Open calls the engine may work on: after one that waits for a person, only parallel ones."""
+        """Return the open calls the engine may work on: after one that waits for a person, parallel ones."""
         if self.paused or self.ended:
             return []
         blocked, ready = False, []
@@ -158,7 +158,7 @@ class RunState:
         return ready
 
     def elapsed(self, now: datetime) -> timedelta:
-        """Return how long the run has had, not counting the time it waited for people."""
+        """Return the time since the run's start without the time it waited for people."""
         if self.started_at is None:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()
@@ -194,14 +194,14 @@ class RunState:
         if self.paused:
             return "orphaned" if held else "paused"
         if self.pause_requested:
-            return ACTIVE  # a worker that would park pauses instead
+            return ACTIVE  # a worker that has to stop pauses it instead
         if self.open_calls() and not self.next_calls():
             return "orphaned" if held else "awaiting-approval"
         return ACTIVE
 
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
-    """Return the state that a run's rows, in order, add up to; rows of other runs are passed over."""
+    """Return the state of a run from its rows in order; rows of other runs are skipped."""
     state = RunState(run_id)
     for row in rows:
         if row.run_id == run_id:
@@ -210,7 +210,7 @@ def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
 
 
 def text_of(content: list[dict[str, Any]]) -> str:
-    """Return the text a reply says, without its other blocks."""
+    """Return the text blocks of a reply as one text."""
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 

@@ -173,7 +173,7 @@ def _wants(path: str, event: str) -> bool:
 
 def _deliver_at_once(alias: str, notifications: list[Notification]) -> None:
     if any(_is_inside(connection) for connection in connections.all(initialized_only=True)):
-        return  # the network must not keep somebody's transaction open: the next sweep delivers
+        return  # the network must not keep a caller's transaction open: the next sweep delivers
     for notification in notifications:
         path = notification.notifier
         if time.monotonic() < resting.get(path, 0):

@@ -1,7 +1,6 @@
-"""Large contents of journal rows: put away in a Django storage before their row, and verified when read.
+"""Large contents of journal rows, stored in a Django storage before their row and verified when read.
 
-A row that points at a file has a preview as its `content`, and `stored`: the file's name, SHA-256, size in
-bytes, and whether its bytes are plain text or canonical JSON (docs/payloads.md).
+Such a row has a preview as its `content`, and a StoredFile as `stored` (docs/payloads.md).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ PREVIEW = 500  # characters
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 
-# In a row, and beside a preview: what nobody may take for the content itself.
+# Follows a preview, so that nobody takes it for the whole content.
 MARK = "\n[only the beginning of {size} bytes, which are stored as {name}]"
 
 
 class Stored(NamedTuple):
-    """What a row says of the file that holds its content."""
+    """The file of a row's content, as the row describes it."""
 
     run_id: UUID
     seq: int
@@ -44,11 +43,11 @@ class Stored(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether the bytes are the content's own text; else its canonical JSON."""
+        """Return whether the file holds the content's text, not its canonical JSON."""
         return self.form == "text"
 
     def error(self, what: str) -> PayloadError:
-        """Return the error that this file is missing, altered or out of reach."""
+        """Return the error for a file that is missing, altered or out of reach."""
         return PayloadError(
             f"Run {self.run_id}, seq {self.seq}: file {self.name!r} of storage {settings.PAYLOAD_STORAGE!r} "
             f"{what}. Bring it back as it was, then resume the run if it waits for it."
@@ -56,14 +55,14 @@ class Stored(NamedTuple):
 
 
 class Offload:
-    """Puts the content of one row away, once, however often the row is built until it is stored."""
+    """Stores the content of one row in a file, once, however often the row is built until it is stored."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.instead: dict[str, Any] | None = None
 
     def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the payload as it is stored: the same one where its content stays inline."""
+        """Return the payload to append: the same one if its content stays inline."""
         if "content" not in payload:
             return payload
         if self.instead is None:
@@ -72,15 +71,15 @@ class Offload:
 
 
 def may_be_large(text: str) -> bool:
-    """Whether a text may be over the limit: the quick look that every row is worth."""
+    """Return whether a text may be over the limit, by a check cheap enough for every row."""
     return len(text) * LONGEST_CHARACTER > settings.PAYLOAD_INLINE_MAX
 
 
 def put(name: str, content: Any) -> dict[str, Any]:
-    """Store a content over the limit under a new name that begins with `name`; return what its row holds.
+    """Store a content over the limit under a new name that begins with `name`; return its row's members.
 
-    Returns nothing, so that the content stays in its row, where it is small, where the project has no such
-    storage, and where the storage fails in any way: a known result is never lost.
+    Returns an empty dict, so that the content stays in its row, if it is small, if the project has no such
+    storage, or if the storage fails in any way: a known result is never lost.
     """
     form, data = _encoded(content)
     if len(data) <= settings.PAYLOAD_INLINE_MAX or not is_configured():
@@ -95,14 +94,14 @@ def put(name: str, content: Any) -> dict[str, Any]:
 
 
 def is_configured() -> bool:
-    """Whether the project has the storage alias that AGENTRUNS_PAYLOAD_STORAGE names."""
+    """Return whether the project has the storage alias that AGENTRUNS_PAYLOAD_STORAGE names."""
     return settings.PAYLOAD_STORAGE in storages.backends
 
 
 def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
-    """Return what a row's payload says of its file; None where it holds its content itself.
+    """Return the file of a row's content, or None if the row holds the content itself.
 
-    Raises PayloadError where it cannot be understood.
+    Raises PayloadError if its description cannot be understood.
     """
     found = payload.get("stored") if isinstance(payload, dict) else None
     if found is None:
@@ -114,14 +113,14 @@ def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
 
 
 def names_in(payload: Any) -> list[str]:
-    """Return the names of the files that a row's payload points at, for who copies or prunes rows."""
+    """Return the names of the files that a row's payload points at."""
     found = payload.get("stored") if isinstance(payload, dict) else None
     name = found.get("name") if isinstance(found, dict) else None
     return [name] if isinstance(name, str) else []
 
 
 def content_of(stored: Stored) -> Any:
-    """Return the very content that was put away; raises PayloadError."""
+    """Return the content of a file; raises PayloadError."""
     text = b"".join(chunks(stored)).decode()
     return text if stored.is_text else canonical.loads(text)
 
@@ -152,9 +151,9 @@ def check(stored: Stored) -> None:
 
 
 def restore(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Store a file under the very name that a row has, unless it is there: for rows that come from elsewhere.
+    """Store the file of an imported row under the name that the row has, unless it exists.
 
-    Raises PayloadError where the parts are not what the row remembers, or no storage can take them.
+    Raises PayloadError if the parts are not what the row describes, or no storage can take them.
     """
     if not is_configured():
         raise stored.error("has no place: STORAGES has no such alias")
@@ -193,7 +192,7 @@ def _encoded(content: Any) -> tuple[Literal["text", "json"], bytes]:
 
 
 def _preview(content: Any) -> str:
-    # What is redacted is so before it is cut: a part of a secret would not be found any more.
+    # Redacted before it is cut: the cut could leave part of a secret that no pattern finds.
     if isinstance(content, str):
         return redact(content)[:PREVIEW]
     return canonical.dumps(redacted(content) if is_on() else content)[:PREVIEW]
@@ -203,7 +202,7 @@ def _write(storage: Storage, name: str, content: File[Any]) -> str:
     used = storage.save(name, content)
     try:
         path = storage.path(used)
-    except NotImplementedError:  # not in a file system: whoever runs it keeps what it acknowledged
+    except NotImplementedError:  # not in a file system: its server keeps what it acknowledged
         return used
     for place in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
         _sync(place)

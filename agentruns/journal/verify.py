@@ -81,7 +81,7 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
 def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     history = History(session)
     problem = history.read(alias)
-    if problem is not None:  # what is folded from a journal that is wrong means nothing
+    if problem is not None:  # a fold of a wrong journal means nothing
         return [problem]
     found = list(_files(history)) if files else []
     return [*found, *_copies(alias, history), *_runs(alias, history), *_approvals(alias, history)]
@@ -127,7 +127,7 @@ class History:
         """Read all rows; return the first that is wrong or missing."""
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
-            for row in stored_rows(rows):  # parsing a payload would forgive what was done to it
+            for row in stored_rows(rows):  # a parsed payload would hide changes of its text
                 wrong = self.add(row._replace(payload={}), str(row.payload))
                 if wrong is not None:
                     return wrong
@@ -168,7 +168,7 @@ class History:
             return self._problem(row.seq, row.kind, "does not follow the row before it.")
         try:
             intact = row.hash == events.row_hash(self.session.pk, row, text)
-        except (AttributeError, TypeError, ValueError):  # such as a time that is none
+        except (AttributeError, TypeError, ValueError):  # such as an invalid time
             intact = False
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
@@ -198,7 +198,7 @@ class History:
             return ""
         known = calls.get(row.call_id)
         if known is None and row.kind == events.ORPHAN_RESOLVED and row.call_id in self.copied_calls:
-            return ""  # a fork may clear a doubt that it has from its origin
+            return ""  # a fork may clear a doubt of its origin
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if row.kind == events.APPROVAL_REQUESTED:
@@ -359,13 +359,13 @@ def _time_text(text: str) -> str:
 def _differences(
     about: Problem, model: type[Model], stored: dict[str, str | None], folded: dict[str, Any]
 ) -> Iterator[Problem]:
-    """Yield a problem for each column that differs; `about` says of which row."""
+    """Yield a problem for each column that differs; `about` names the row."""
     for name, value in folded.items():
         due = stored_form(model, name, value)
         if stored[name] == due:
             continue
         what = differs(name, stored[name], due)
-        if name == "arguments":  # may hold what is not to be shown
+        if name == "arguments":  # they may be sensitive
             what = "arguments differ from the journal's."
         yield replace(about, what=f"{about.what}: {what}", column=name, stored=stored[name], folded=value)
 

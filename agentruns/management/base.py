@@ -1,24 +1,31 @@
-"""What every command shares: its database, JSON, errors that become exit codes, text for a terminal."""
+"""The base of all commands: database, JSON, exit codes, users by name, approvals by id, signals."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, Self
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
+from agentruns.models import Approval
 from agentruns.utils import redaction
 
 WRONG, USAGE = 1, 2
+CHANNEL = "terminal"  # of decisions made by a command, in the journal
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class AgentRunsCommand(BaseCommand):
@@ -59,6 +66,80 @@ class AgentRunsCommand(BaseCommand):
         """Print a value as one line of JSON."""
         self.stdout.write(as_json(value))
         self.stdout.flush()
+
+
+class DecidingCommand(AgentRunsCommand):
+    """Decides one approval by the same service as the console, in the name of a user who may."""
+
+    reason_required = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("approval_id", metavar="ID", help="The approval's id, not that of its call.")
+        parser.add_argument(
+            "--user", required=True, metavar="NAME", help="Who decides, and must be allowed to."
+        )
+        parser.add_argument(
+            "--reason", default="", required=self.reason_required, metavar="TEXT", help="Kept in the journal."
+        )
+        parser.add_argument(
+            "--digest", metavar="D", help="Of the card that was looked at: refused if it was edited since."
+        )
+
+    def act(
+        self, *, approval_id: str, user: str, reason: str, digest: str | None, json: bool, **options: Any
+    ) -> None:
+        approval = self.decide(approval_id, user_named(user), reason, digest)
+        if json:
+            facts = {"id": approval.pk, "run": approval.run_id, "status": approval.status}
+            self.say_json({**facts, "approvals": approval.approved_count, "required": approval.required})
+            return
+        given = f" ({approval.approved_count} of {approval.required} approvals)"
+        so_far = given if approval.required > 1 else ""
+        self.say(f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
+
+    def decide(self, approval_id: str, user: Any, reason: str, digest: str | None) -> Approval:
+        """Decide."""
+        raise NotImplementedError
+
+
+class Stop:
+    """Callable; true after SIGTERM or Ctrl-C, and always false outside the main thread.
+
+    The first signal asks the command to finish its current call, the second ends it at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        for each in SIGNALS:  # the second one does not wait
+            signal.signal(each, signal.SIG_DFL)
+
+
+def user_named(name: str) -> Any:
+    """Return the active user of that name; end the command where there is none."""
+    users = get_user_model()
+    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
+    if user is None:
+        usage(f"There is no user {escaped(name)}.")
+    if not user.is_active:
+        usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")
+    return user
 
 
 def usage(text: str) -> NoReturn:

@@ -1,17 +1,31 @@
-"""The journal as lines of text: one row, one line, for people; one row, one object, for programs."""
+"""A run and its journal as text: one line a row for people, one object a row for programs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
+
+from django.db import DatabaseError, InterfaceError, connections
 
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.payloads import names_in
+from agentruns.journal.read import session_rows
 from agentruns.management.terminal import call_text, escaped, moment, shortened
+from agentruns.models import Run, Session
 from agentruns.utils import json as canonical
-from agentruns.utils.redaction import redact, redacted
+from agentruns.utils.redaction import get_logger, redact, redacted
+
+logger = get_logger("agentruns.management")
+
+PAUSE = 0.1  # seconds between two looks for new rows
+FIELDS = (
+    "agent", "version", "status", "input", "step", "usage", "output", "error", "lease_expires_at",
+    "not_before", "attempts", "blocked_reason", "created_at", "updated_at",
+)  # fmt: skip
+TEXTS = ("input", "output", "error", "blocked_reason")
 
 Payload = dict[str, Any]
 
@@ -132,3 +146,59 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,
 }
+
+
+def run_record(run: Run) -> dict[str, Any]:
+    """Return a run as JSON, its texts redacted; `owner` is a name."""
+    return {
+        "id": str(run.pk),
+        "session": redact(run.session.key),
+        "owner": redact(run.owner_name) or None,
+        "definition": run.definition_id,
+        "origin": str(run.origin_id) if run.origin_id else None,
+        "origin_seq": run.origin_seq,
+        **{name: getattr(run, name) for name in FIELDS},
+        **{name: redacted(getattr(run, name)) for name in TEXTS},
+    }
+
+
+class Follower:
+    """Hands every row that is added to a session inside the block to `show`, each once and in order."""
+
+    def __init__(self, alias: str, session_key: str, show: Callable[[Row], None]) -> None:
+        self.alias = alias
+        self.sessions = Session.objects.using(alias).filter(key=session_key)
+        self.show = show
+        self.seq = self.sessions.values_list("next_seq", flat=True).first() or 1
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="agentruns-follower", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show_new()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.wait(PAUSE):
+                try:
+                    self._show_new()
+                except (DatabaseError, InterfaceError):  # whatever is missed now comes at the end
+                    logger.info("Journal not readable now", exc_info=True)
+                    connections[self.alias].close()
+                except BrokenPipeError:  # nobody reads any more; the run goes on all the same
+                    return
+        finally:
+            connections[self.alias].close()
+
+    def _show_new(self) -> None:
+        session_id = self.sessions.values_list("pk", flat=True).first()
+        if session_id is None:
+            return
+        for row in session_rows(self.alias, session_id, after=self.seq - 1):
+            self.seq = row.seq + 1
+            self.show(row)

@@ -24,11 +24,6 @@ class Definition(models.Model):
         return self.hash[:12]
 
 
-def store_definition(alias: str, digest: str, body: dict[str, Any]) -> None:
-    """Store a definition under its digest, unless it is stored already."""
-    Definition.objects.using(alias).bulk_create([Definition(hash=digest, body=body)], ignore_conflicts=True)
-
-
 def definition_body(alias: str, digest: str) -> dict[str, Any]:
     """Return the definition with this digest; `run.definition` might be read from a replica."""
     body: dict[str, Any] = Definition.objects.using(alias).values_list("body", flat=True).get(pk=digest)

@@ -16,8 +16,8 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, RunState
 from agentruns.models import Message, Run
-from agentruns.models.definition import store_definition
 from agentruns.services import permissions
+from agentruns.services.runs import store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 
@@ -112,7 +112,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
                 _("Run %(run)s has this definition of %(agent)s already.")
                 % {"run": run.pk, "agent": repr(agent.name)}
             )
-        store_definition(settings.DATABASE, agent.definition_hash, agent.definition())
+        store_definition(settings.DATABASE, agent)
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
 

@@ -24,7 +24,6 @@ from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import rows_until
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Run, Session
-from agentruns.models.definition import store_definition
 from agentruns.services import permissions
 from agentruns.services.control import agent_again
 from agentruns.services.runs import (
@@ -33,6 +32,7 @@ from agentruns.services.runs import (
     check_name,
     first_row,
     refuse_pruned,
+    store_definition,
     submit,
     user_row,
 )
@@ -165,7 +165,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
         raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
-    store_definition(alias, fork.agent.definition_hash, fork.agent.definition())
+    store_definition(alias, fork.agent)
     run = Run(
         id=fork.run_id,
         session_id=session.pk,

@@ -1,10 +1,11 @@
-"""The past of a run: its state at any row, and a replay of all of it."""
+"""The past of a run: its state at any row, and a replay of its replies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -31,9 +32,11 @@ from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
 from agentruns.utils.json import Difference, first_difference, passes
 
+OWN = "own"  # the model of the agent as it is registered now
+
 
 def state_at(run_id: UUID | str, seq: int) -> RunState:
-    """Return what the run was right after the row `seq` of its session's journal: the fold up to there.
+    """Return the state of a run right after row `seq` of its session's journal.
 
     Raises DurableRunNotFoundError, and RunStateError for a row before its first or after its last one.
     """
@@ -41,10 +44,7 @@ def state_at(run_id: UUID | str, seq: int) -> RunState:
 
 
 def session_at(run_id: UUID | str, seq: int) -> SessionState:
-    """Return the same with the conversation: `settled_messages()` is what the model was sent, or would be.
-
-    Errors as `state_at`.
-    """
+    """Return the same with the session's conversation. Errors as `state_at`."""
     run = find_run(run_id)
     state = SessionState(run.session_id, run.pk)
     for row in rows_until(settings.DATABASE, run, seq):
@@ -53,7 +53,7 @@ def session_at(run_id: UUID | str, seq: int) -> SessionState:
 
 
 def record(state: RunState, sensitive: Sensitive) -> dict[str, Any]:
-    """Return a state as JSON, sensitive arguments masked; whoever shows it redacts it."""
+    """Return a state as JSON, with sensitive arguments masked; the caller redacts it."""
     columns = state.columns()
     return {
         "run": str(state.run_id),
@@ -86,12 +86,9 @@ def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
     }
 
 
-OWN = "own"  # stands for the model of the agent as it is registered now
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One reply of the run: its row, what it said, and what a model that was asked says."""
+    """One reply of the run, and the reply of the model that was asked again, if one was."""
 
     seq: int
     step: int
@@ -101,7 +98,7 @@ class ReplayStep:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What a replay found: its steps up to the first difference, which is at the row `seq`."""
+    """The steps of a replay up to the first difference, which is at row `seq`."""
 
     run_id: UUID
     model: str | None = None
@@ -113,11 +110,11 @@ class ReplayReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs."""
         return self.difference is None and self.seq is None
 
     def record(self) -> dict[str, Any]:
-        """Return the report as JSON, sensitive arguments masked; whoever shows it redacts it."""
+        """Return the report as JSON, with sensitive arguments masked; the caller redacts it."""
         found = self.difference
         return {
             "run": str(self.run_id),
@@ -162,14 +159,14 @@ def replay_run(
     observations: Mapping[int, Any] | None = None,
     limit: int | None = None,
 ) -> ReplayReport:
-    """Go through a run's replies again and report the first difference, or that there is none.
+    """Replay the replies of a run and report the first difference, if any. Executes and stores nothing.
 
-    Without a model: is each request that today's agent and code would send the one that the journal says was
-    sent, and are the calls asked for the same? With a model (an object, a name, or "own" for that of the
-    agent now): it is asked on the recorded conversation until it decides otherwise, outside of any
-    transaction, for at most `limit` replies. `observations` puts other contents in the place of results, by
-    their rows' seq. Nothing is executed or stored. Raises RunStateError for an observation that is none of
-    this run's session, DurableRunNotFoundError, NotDurableError, ProviderError, PayloadError.
+    Without a model, compares the requests and calls that today's agent and code would make with those in the
+    journal. With a model (an object, a name, or "own" for that of the agent now), asks it on the recorded
+    conversation until it decides otherwise, outside of any transaction, for at most `limit` replies.
+    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError for an
+    observation at no result of the run's session, DurableRunNotFoundError, NotDurableError, ProviderError,
+    PayloadError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
     if model is not None:
@@ -208,7 +205,7 @@ def replay_run(
 
 @dataclass(slots=True)
 class _Recorded:
-    """One reply as the journal has it: what was sent for it, by which definition, and what it said."""
+    """A recorded reply, its request and the definition it was made under."""
 
     row: Row
     step: int
@@ -220,16 +217,20 @@ class _Recorded:
     is_as_sent: bool
 
     @property
+    def payload(self) -> events.Assistant:
+        payload: events.Assistant = self.row.payload
+        return payload
+
+    @property
     def reply(self) -> ModelReply:
-        payload = self.row.payload
-        return ModelReply(payload["content"], payload.get("stop_reason"))
+        return ModelReply(self.payload["content"], self.payload.get("stop_reason"))
 
     @property
     def given(self) -> ModelReply:
         """The reply as the model gave it, before its calls were mended."""
-        calls = iter(self.row.payload["calls"])
+        calls = iter(self.payload["calls"])
         content = [
-            {**block, **next(calls).get("original", {})} if block.get("type") == "tool_use" else block
+            block | next(calls).get("original", {}) if block.get("type") == "tool_use" else block
             for block in self.reply.content
         ]
         return ModelReply(content, self.reply.stop_reason)
@@ -240,7 +241,7 @@ def _is_reply(row: Row, run: Run) -> bool:
 
 
 def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, Any]) -> Iterator[_Recorded]:
-    bodies: dict[str, dict[str, Any]] = {}
+    body_of = cache(partial(definition_body, alias))
     then = SessionState(run.session_id, run.pk)
     now = SessionState(run.session_id, run.pk) if observations else then
     altered_at = None
@@ -249,13 +250,13 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
         raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
     for row in rows:
         if _is_reply(row, run):
-            state = then.run
-            sent = row.payload.get("sent")
+            payload: events.Assistant = row.payload
+            state, sent = then.run, payload.get("sent")
             yield _Recorded(
                 row,
                 step=state.inherited + state.step,
                 version=state.version,
-                body=_body(alias, bodies, state.definition),
+                body=body_of(state.definition),
                 messages=(messages := then.messages()),
                 replaced=now.messages() if observations else messages,
                 altered_at=altered_at,
@@ -265,19 +266,13 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
         if not observations:
             continue
         if row.kind == events.TOOL_RESULT and row.seq in observations:
-            payload = {name: value for name, value in row.payload.items() if name != "stored"}
-            altered = {**payload, "content": _plain(observations[row.seq])}
+            altered = {**row.payload, "content": _plain(observations[row.seq])}
+            altered.pop("stored", None)
             if first_difference(row.payload, altered) is not None:
                 altered_at = altered_at or row.seq
             now.apply(row._replace(payload=altered))
         else:
             now.apply(row)
-
-
-def _body(alias: str, bodies: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
-    if key not in bodies:  # more than one where the run adopted another
-        bodies[key] = definition_body(alias, key)
-    return bodies[key]
 
 
 def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
@@ -316,7 +311,7 @@ def _compare(one: _Recorded, agent: Agent | None) -> tuple[int, Difference] | No
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a request that a definition says; it keeps no order of the tools."""
+    """Return the parts of a request that a definition determines; it keeps no order of the tools."""
     tools = body.get("tools", {})
     return {
         "model": body["model"],
@@ -331,8 +326,8 @@ def _head(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the effective arguments of a reply's calls: as they were recorded, and as they come out now."""
-    payload = one.row.payload
+    """Return the effective arguments of a reply's calls, as recorded and as they are made now."""
+    payload = one.payload
     used = [block for block in payload["content"] if block.get("type") == "tool_use"]
     then, now = [], []
     for call, block in zip(payload["calls"], used, strict=False):
@@ -349,7 +344,7 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
 
 
 def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as they come out now; what a default minted then, such as a time, is kept."""
+    """Return the arguments as they are made now, but with recorded values of defaults such as the time."""
     found = tool.effective(given)
     if first_difference(recorded, found) is None:
         return found
@@ -360,7 +355,7 @@ def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, An
 
 
 def _filled(given: Any, recorded: Any) -> Any:
-    """Return what was given, with what was recorded where nothing was given."""
+    """Return the given arguments, with recorded ones where none was given."""
     if not isinstance(given, dict) or not isinstance(recorded, dict):
         return given
     kept = {name: value for name, value in recorded.items() if name not in given}
@@ -386,7 +381,7 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
 
 
 def _decision(reply: ModelReply) -> dict[str, Any]:
-    """Return what a reply decides: which calls, or that it is the end; words may always differ."""
+    """Return the decision of a reply: its calls and why it stopped; its words may always differ."""
     calls = [
         {"name": block.get("name"), "input": block.get("input")}
         for block in reply.content
@@ -400,7 +395,7 @@ def _said(reply: ModelReply) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as the journal would give it back: tuples are lists, names are texts."""
+    """Return a value as the journal gives it back: tuples are lists, keys are texts."""
     return canonical.loads(canonical.dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""Rewriting folded columns from the journal, where something else than an append changed them."""
+"""Rewriting folded columns from the journal after something other than an append changed them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agentruns.utils.db import in_transaction
 
 
 class Repaired(NamedTuple):
-    """The columns that were rewritten, and what no rewriting of columns can mend."""
+    """The columns that were rewritten, and the problems that remain."""
 
     changed: list[Problem]
     left: list[Problem]
 
 
 def repair_session(alias: str, session_id: UUID) -> Repaired:
-    """Make the folded columns of a session's runs and approvals what its journal says, all or none.
+    """Rewrite the wrong folded columns of a session's runs and approvals from its journal, all or none.
 
-    Never touches the journal, a lease or an epoch. A session whose journal itself is wrong is left as it
-    is: what would be folded from it means nothing. Raises Session.DoesNotExist.
+    Never touches the journal, a lease or an epoch. A session whose journal itself is wrong is left alone,
+    since its fold means nothing. Raises Session.DoesNotExist.
     """
 
     def action() -> Repaired:
@@ -42,7 +42,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
 
 def value_of(problem: Problem) -> Any:
-    """Return what a column is set to: a run that nobody says is driven waits to be."""
+    """Return the new value of a column; an active run becomes a queued one."""
     if problem.column == "status" and problem.folded == ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded

@@ -1,4 +1,4 @@
-"""Pruning: whole ended sessions are deleted; a tombstone keeps their idempotency keys refused."""
+"""Deleting whole ended sessions, with their files; a tombstone keeps refusing their idempotency keys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from django.utils import timezone
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.exceptions import NotDurableError, RunStateError
-from agentruns.journal import events, payloads
-from agentruns.journal.payloads import names_in
+from agentruns.journal import payloads
+from agentruns.journal.read import NAMING, definitions_of
 from agentruns.models import (
     Approval,
     Definition,
@@ -41,16 +41,19 @@ from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.retention")
 
-PAGE = 200
+PAGE = 200  # sessions, or folders of files
 ANSWERS = 1_000  # deleted in one transaction
-NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name a definition
+LEAST_AGE = timedelta(days=1)  # a file is written before the row that names it
+POINTS = '"stored":'  # in the text of a row that names a file
+
+_FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
 
 Stop = Callable[[], bool]
 
 
 @dataclass(slots=True)
 class Pruned:
-    """How much was deleted; which sessions could not be, and why; which hold copies of what was."""
+    """Counts of what was deleted, why sessions were refused, and the keys of sessions with copies of rows."""
 
     sessions: int = 0
     runs: int = 0
@@ -66,7 +69,7 @@ class Pruned:
 
 @dataclass(slots=True)
 class _Traces:
-    """What pruned sessions had that others may have as well, and that goes once nobody does."""
+    """Files and definitions of pruned sessions, to be deleted unless another session needs them."""
 
     files: set[str] = field(default_factory=set)
     definitions: set[str] = field(default_factory=set)
@@ -75,9 +78,9 @@ class _Traces:
 def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
     """Delete the sessions whose runs all ended, the last of them more than `days` days ago, oldest first.
 
-    By the database clock, a session a transaction, at most `limit` of them. Then the API's answers of that
-    age, definitions and files that nobody has any more. What is stopped or killed goes on when it is called
-    again. Raises NotDurableError inside a transaction.
+    Goes by the database clock, with one transaction for each of at most `limit` sessions. Then deletes the
+    API's answers of that age, and definitions and files that are no longer needed. A pruning that was stopped
+    or killed continues with the next call. Raises NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
@@ -92,7 +95,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         for session_id in page:
             if enough():
                 break
-            _prune_or_say_why(alias, session_id, cutoff, pruned, traces)
+            _prune_due(alias, session_id, cutoff, pruned, traces)
         pruned.files += delete_files(traces.files)
         traces.files.clear()
         if enough():
@@ -113,20 +116,18 @@ def count_ended(days: int) -> Pruned:
 
 
 def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
-    """Delete the session of a key now, with the files of earlier sessions of that key that were pruned.
+    """Delete the session with a key now, and the files of pruned sessions that had the key earlier.
 
-    With `forget_key` their tombstones hold hashes in place of the keys. Raises RunStateError where there was
-    no such session, where a run of it has not ended, and where the project's own rows refer to it;
-    NotDurableError inside a transaction.
+    `forget_key` replaces the keys in their tombstones by hashes. Raises RunStateError if there was no such
+    session, if a run of it has not ended, or if the project's own rows refer to it; NotDurableError inside
+    a transaction.
     """
     alias, traces = settings.DATABASE, _Traces()
     _require_no_transaction(alias)
 
     def action() -> Pruned:
-        pruned = Pruned()
         session_id = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
-        if session_id is not None:
-            _prune(alias, session_id, None, pruned, traces)
+        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, traces)
         if forget_key:
             _forget(alias, key)
         return pruned
@@ -143,7 +144,7 @@ def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
 
 
 def revived(alias: str) -> QuerySet[Session]:
-    """Return the sessions that are there though they were pruned: their rows can be deleted by anybody."""
+    """Return the sessions that were pruned and exist again: the database lets anybody delete their rows."""
     return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
 
 
@@ -157,7 +158,7 @@ def _require_no_transaction(alias: str) -> None:
 
 def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
     """Return the runs of the sessions that are due."""
-    # One that has not ended hinders itself. To ask for its status as well would cost the order of the index.
+    # A run that has not ended hinders itself; a condition on its status would lose the index's order.
     hindrance = Run.objects.using(alias).filter(_keeps(cutoff), session_id=OuterRef("session_id"))
     return Run.objects.using(alias).filter(~Exists(hindrance), updated_at__lt=cutoff)
 
@@ -167,7 +168,7 @@ def _keeps(cutoff: datetime) -> Q:
 
 
 def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
-    """Yield the ids of the sessions that are due, of those that come up once more only the first time."""
+    """Yield pages of the ids of sessions that are due."""
     runs = _ended(alias, cutoff).order_by("updated_at", "pk").values_list("updated_at", "pk", "session_id")
     page = list(runs[:PAGE])
     while page:
@@ -176,16 +177,9 @@ def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
         page = list(runs.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
 
 
-def _prune_or_say_why(
-    alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces
-) -> None:
-    def action() -> Pruned:
-        mine = Pruned()
-        _prune(alias, session_id, cutoff, mine, traces)
-        return mine
-
+def _prune_due(alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces) -> None:
     try:
-        mine = _committed(alias, action)
+        mine = _committed(alias, lambda: _prune(alias, session_id, cutoff, traces))
     except RunStateError as error:
         pruned.refused.append(str(error))
     else:
@@ -196,21 +190,21 @@ def _prune_or_say_why(
 def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
     try:
         return in_transaction(alias, action)
-    except IntegrityError as error:  # rows of the project that Django does not know of, or leaves to it
+    except IntegrityError as error:  # rows of the project with a constraint that only the database checks
         raise RunStateError(f"The database lets nobody delete the session: {error}") from error
 
 
-def _prune(alias: str, session_id: UUID, cutoff: datetime | None, pruned: Pruned, traces: _Traces) -> None:
-    """Delete one session in the open transaction, unless somebody else has, or began a run in it meanwhile.
+def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Traces) -> Pruned:
+    """Delete one session in the open transaction, unless it is gone or has had a run since the cut-off.
 
-    Without a cut-off the session is to be erased: then a run that has not ended is an error.
+    Without a cut-off the session is erased, and a run that has not ended is an error.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
-        return
+        return Pruned()
     session, runs = sessions.get(), Run.objects.using(alias).filter(session_id=session_id)
     if cutoff is not None and runs.filter(_keeps(cutoff)).exists():
-        return
+        return Pruned()
     run = runs.unfinished().first() if cutoff is None else None
     if run is not None:
         raise RunStateError(
@@ -218,21 +212,25 @@ def _prune(alias: str, session_id: UUID, cutoff: datetime | None, pruned: Pruned
             "nothing was deleted."
         )
     _bury(alias, session, runs)
-    _note(alias, session, traces)
+    traces.files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
+    traces.definitions |= definitions_of(alias, session.pk)
+    pruned = Pruned(sessions=1)
     try:
         if cutoff is None:
             pruned.copies = _copies(alias, session, runs)
             pruned.answers = _delete_answers_of(alias, session, runs)
         _delete(alias, session, pruned)
     except (ProtectedError, RestrictedError) as error:
-        kept_by = sorted({row._meta.label for row in _hindering(error)})
+        rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
+        kept_by = sorted({row._meta.label for row in rows})
         raise RunStateError(
             f"Session {session.key!r} is kept by rows of {', '.join(kept_by)}; delete these first."
         ) from error
+    return pruned
 
 
 def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
-    """Write the tombstone: from now on the database lets the session's rows be deleted."""
+    """Write the tombstone, after which the database lets the session's rows be deleted."""
     keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
     keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}
     tombstone = Tombstone(
@@ -253,18 +251,6 @@ def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
     )
 
 
-def _note(alias: str, session: Session, traces: _Traces) -> None:
-    rows = _rows_with_text(alias).filter(session_id=session.pk)
-    rows = rows.filter(Q(kind__in=NAMING) | Q(text__contains=POINTS))
-    for payload in rows.values_list("payload", flat=True):
-        traces.files.update(names_in(payload))
-        traces.definitions.update(payload[name] for name in ("definition", "old", "new") if payload.get(name))
-
-
-def _rows_with_text(alias: str) -> QuerySet[Any]:
-    return Message.objects.using(alias).annotate(text=Cast("payload", TextField()))
-
-
 def _delete(alias: str, session: Session, pruned: Pruned) -> None:
     pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
     pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
@@ -272,21 +258,16 @@ def _delete(alias: str, session: Session, pruned: Pruned) -> None:
     _, deleted = Run.objects.using(alias).filter(session_id=session.pk).delete()
     pruned.runs = deleted.get(Run._meta.label, 0)
     Session.objects.using(alias).filter(pk=session.pk).delete()
-    pruned.sessions = 1
-
-
-def _hindering(error: ProtectedError | RestrictedError) -> Any:
-    return error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
 
 
 def _copies(alias: str, session: Session, runs: QuerySet[Run]) -> list[str]:
-    """Return the keys of the sessions that forks of these runs are in: they begin with copies of its rows."""
+    """Return the keys of sessions with forks of these runs: they begin with copies of the rows."""
     forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
     return sorted(set(forks.exclude(session_id=session.pk).values_list("session__key", flat=True)))
 
 
 def _delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
-    """Delete what the API answered about a session's runs."""
+    """Delete the API's stored answers about a session's runs."""
     deleted = 0
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
     for run_id in runs.values_list("pk", flat=True):
@@ -295,7 +276,7 @@ def _delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int
 
 
 def _delete_answers(alias: str, cutoff: datetime, pruned: Pruned, should_stop: Stop) -> None:
-    """Delete what the API answered before the cut-off: all of it about sessions older than that is."""
+    """Delete the API's stored answers from before the cut-off."""
     old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
     while not should_stop():
         some = list(old.values_list("pk", flat=True)[:ANSWERS])
@@ -306,17 +287,16 @@ def _delete_answers(alias: str, cutoff: datetime, pruned: Pruned, should_stop: S
 
 
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
-    """Delete those of the definitions that no run goes by, no row names and no agent of this process has.
+    """Delete the definitions that no run uses, no row names and no agent of this process has.
 
-    Rows name one that a run adopted another for, or that a fork has from its origin: what was sensitive in
-    these rows has to stay known. A run that is being started by it in another process is refused by the
-    database, and tried again.
+    Rows name those that a run gave up for another, and those of a fork's origin: they say what is sensitive
+    in these rows. The database refuses a run that another process is starting with one, which tries again.
     """
     hashes -= {agent.definition_hash for agent in registered()}
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
     unused = Definition.objects.using(alias).filter(~Exists(runs), pk__in=hashes)
     for name in list(unused.values_list("pk", flat=True)):
-        if not _rows_with_text(alias).filter(kind__in=NAMING, text__contains=name).exists():
+        if not _texts(Message.objects.using(alias)).filter(kind__in=NAMING, text__contains=name).exists():
             this = unused.filter(pk=name)
             pruned.definitions += in_transaction(alias, this.delete)[0]
 
@@ -331,19 +311,10 @@ def _forget(alias: str, key: str) -> None:
             PrunedKey.objects.using(alias).filter(pk=pruned.pk).update(key=forgotten(pruned.key))
 
 
-logger = get_logger("agentruns.retention")
-
-FILES_PAGE = 200  # folders
-LEAST_AGE = timedelta(days=1)  # a file is written before the row that names it
-POINTS = '"stored":'  # in the text of a row that names a file
-
-_FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
-
-
 def delete_files(names: Collection[str]) -> int:
-    """Delete those of the files that no journal of this project names; return how many were there.
+    """Delete those of the files that no journal of this project names; return how many existed.
 
-    What cannot be deleted now, or asked about, is left to `delete_old_files`.
+    If a database or the storage fails, the rest is left to `delete_old_files`.
     """
     if not names or not payloads.is_configured():
         return 0
@@ -363,17 +334,17 @@ def delete_files(names: Collection[str]) -> int:
 def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
     """Delete the files older than a day that no journal of this project names; return how many.
 
-    Such are those of a process that died between a file and its row. What is of a session whose run has not
-    ended is left: its worker may yet store the row.
+    A process that died between a file and its row leaves such. The files of a session with an unfinished
+    run are kept: its worker may still store the row.
     """
     if not payloads.is_configured():
         return 0
     storage, deleted = storages[settings.PAYLOAD_STORAGE], 0
     folders = [name for name in _listed(storage, "", 0) if _FOLDER.fullmatch(name)]
-    for start in range(0, len(folders), FILES_PAGE):
+    for start in range(0, len(folders), PAGE):
         if should_stop():
             break
-        page = folders[start : start + FILES_PAGE]
+        page = folders[start : start + PAGE]
         names = {f"{folder}/{name}" for folder in page for name in _listed(storage, folder, 1)}
         try:
             names = _unnamed(names) - _of_unfinished(names)
@@ -405,12 +376,12 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Return those of the names that no row names, of whatever database: an imported run shares its files."""
+    """Return those of the files that no row of any database names: an imported run shares its files."""
     left = {name for name in names if _FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)
         own = rows.filter(session_id__in={_folder(name) for name in left})
-        # One question: a fork of a fork is there, or else that which it was made from, if not both.
+        # A fork names copied files in rows up to its cut; a fork of a pruned fork does as well.
         copied = rows.filter(run__origin_seq__isnull=False, seq__lte=F("run__origin_seq"))
         for some in (own, copied):
             if left:
@@ -419,9 +390,13 @@ def _unnamed(names: Collection[str]) -> set[str]:
 
 
 def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
-    pointing = rows.annotate(text=Cast("payload", TextField())).filter(text__contains=POINTS)
+    pointing = _texts(rows).filter(text__contains=POINTS)
     for payload in pointing.values_list("payload", flat=True).iterator(chunk_size=500):
         yield from payloads.names_in(payload)
+
+
+def _texts(rows: QuerySet[Message]) -> QuerySet[Any]:
+    return rows.annotate(text=Cast("payload", TextField()))
 
 
 def _of_unfinished(names: Collection[str]) -> set[str]:
@@ -433,7 +408,7 @@ def _of_unfinished(names: Collection[str]) -> set[str]:
 
 
 def _journals() -> Iterator[str]:
-    """Yield the databases that hold a journal of their own: a replica says late what its primary says."""
+    """Yield the databases with a journal of their own, which a replica, always a little late, has not."""
     for alias in connections:
         connection = connections[alias]
         if Message._meta.db_table not in connection.introspection.table_names():

@@ -32,8 +32,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.read import load
 from agentruns.journal.store import DatabaseStore, MemoryStore, Store
-from agentruns.models import Approval, PrunedKey, Run, Session
-from agentruns.models.definition import store_definition
+from agentruns.models import Approval, Definition, PrunedKey, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
@@ -196,7 +195,7 @@ def _output_of(run: Run) -> Any:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError:
         return run.output
-    return output.value_of(agent.output_type, run.output)
+    return run.output if agent.output_type is None else output.value_of(agent.output_type, run.output)
 
 
 def _go_on(
@@ -512,7 +511,7 @@ def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None
 
 def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> tuple[Run, Lease | None]:
     agent = request.agent
-    store_definition(alias, agent.definition_hash, agent.definition())
+    store_definition(alias, agent)
     run = Run(
         session=session,
         owner_id=session.owner_id,
@@ -526,6 +525,12 @@ def _new_run(alias: str, session: Session, request: RunRequest, owner: str) -> t
         **_leased_columns(owner),
     )
     return run, _first_lease(alias, run) if owner else None
+
+
+def store_definition(alias: str, agent: Agent) -> None:
+    """Store the definition of an agent, unless it is stored already."""
+    definition = Definition(hash=agent.definition_hash, body=agent.definition())
+    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)
 
 
 def _leased_columns(owner: str) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     )
     _refuse_known_keys(alias, runs)
     Run.objects.using(alias).bulk_create(runs)
-    # After the INSERT, which sets them to now.
+    # The INSERT sets them to now.
     for run_id, (first, last) in _times(found).items():
         Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(
@@ -379,7 +379,7 @@ def _runs(found: _Export) -> Iterator[Run]:
         started = next(row for row in mine if row.kind == events.RUN_STARTED)
         payload: events.RunStarted = started.payload
         origin, actor = payload.get("origin"), payload.get("actor")
-        if owner is None:  # a session belongs to who began it, whoever runs its tasks again
+        if owner is None:  # a session belongs to the person who began it
             owner = actor["name"] if actor else ""
         # The task is in the row after a run's first, or before a fork's.
         asked = (row for row in found.rows if row.seq <= started.seq + 1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from agentruns import RunResult
     from agentruns.agents.agent import Agent
-    from agentruns.testing import DatabaseClock, EffectsLedger, FakeAnthropic, Script
+    from agentruns.testing import DatabaseClock, EffectsLedger, Script
     from agentruns.testing.crash import CrashingStore
 
 
@@ -27,7 +27,7 @@ def _agentruns_flush() -> Iterator[None]:
     if conf is None or not conf.settings.configured:
         yield
         return
-    from agentruns.testing.flush import flushable_journal
+    from agentruns.testing.database import flushable_journal
 
     with flushable_journal():
         yield
@@ -44,25 +44,6 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
             return stack.enter_context(scripted_model(agent, turns))
 
         yield play
-
-
-@pytest.fixture
-def fake_anthropic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeAnthropic]]:
-    """`fake_anthropic(turns)`: a strict Messages API on this machine, which agents by model name then ask."""
-    from agentruns.providers.registry import forget_clients
-    from agentruns.testing import FakeAnthropic
-
-    with ExitStack() as stack:
-
-        def serve(script: Any = (), **options: Any) -> FakeAnthropic:
-            fake = stack.enter_context(FakeAnthropic(script, **options))
-            for name, value in fake.environment().items():
-                monkeypatch.setenv(name, value)
-            forget_clients()  # those made before know another address
-            stack.callback(forget_clients)
-            return fake
-
-        yield serve
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def run_until_blocked(
     from agentruns.services.approvals import expire_due
     from agentruns.services.runs import result_of
     from agentruns.services.sweep import candidates, sweep
-    from agentruns.testing.clock import frozen_clock
+    from agentruns.testing.database import frozen_clock
 
     run_id = _id(run)
     driven = {run_id} if run_id else set()

@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from agentruns.testing.fake_anthropic import FakeAnthropic
-from agentruns.testing.fake_anthropic.replies import sign
-from agentruns.testing.fake_anthropic.rules import VERSION
-from agentruns.testing.fake_anthropic.server import COUNT_TOKENS
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic.replies import sign
+from tests.fake_anthropic.rules import VERSION
+from tests.fake_anthropic.server import COUNT_TOKENS
 from tests.unit import sdk
 from tests.unit.test_fake_anthropic import ASK, HELLO, STRANGE, create, stream, went_on, wire
 

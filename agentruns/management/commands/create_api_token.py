@@ -6,8 +6,7 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.people import user_named
+from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import LONGEST, create_token

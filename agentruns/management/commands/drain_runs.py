@@ -9,8 +9,7 @@ from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.management.base import WRONG, AgentRunsCommand
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop
 
 PAUSE = 0.2  # seconds between two looks
 SETTLES = 1.0  # seconds in which a claim that was under way as the stamp was written gets through

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.records import run_record
+from agentruns.management.timeline import run_record
 from agentruns.services.forks import fork_run
 
 

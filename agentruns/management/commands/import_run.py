@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.records import run_record
+from agentruns.management.timeline import run_record
 from agentruns.services.transfer import import_run
 
 

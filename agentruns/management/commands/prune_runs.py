@@ -7,8 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 

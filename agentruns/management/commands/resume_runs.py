@@ -13,8 +13,7 @@ from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.management import waiting
-from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.services.waiting import standing

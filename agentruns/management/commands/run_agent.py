@@ -15,10 +15,9 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import masked, sensitive_of
 from agentruns.management import timeline, waiting
-from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.following import Follower
-from agentruns.management.people import user_named
+from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped
+from agentruns.management.timeline import Follower
 from agentruns.models import Run
 from agentruns.services.runs import RunResult
 from agentruns.utils.ids import uuid7

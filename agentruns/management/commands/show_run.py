@@ -12,8 +12,8 @@ from agentruns.journal.masking import masked, sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
-from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
+from agentruns.management.timeline import run_record
 from agentruns.models import Approval, Run
 from agentruns.services.history import record, state_at
 from agentruns.utils.redaction import redact, redacted

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentruns.testing.fake_anthropic.faults import Fault
-from agentruns.testing.fake_anthropic.stream import Event, encode, encode_json
+from tests.fake_anthropic.faults import Fault
+from tests.fake_anthropic.stream import Event, encode, encode_json
 
 _DEFAULT_AFTER = 3
 _BROKEN = b'event: content_block_delta\ndata: {"type": "content_block_delta", "ind\n\n'

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentruns.testing.fake_anthropic.errors import STATUSES, TEXTS, Refused
+from tests.fake_anthropic.errors import STATUSES, TEXTS, Refused
 
 KINDS = ("error", "drop", "truncate", "corrupt", "empty", "slow")
 
