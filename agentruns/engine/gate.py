@@ -22,7 +22,7 @@ DENIED = (
 )
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
-ORPHAN = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
+IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
@@ -141,7 +141,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     doubts = driver.state.doubts.get(tool.name)
     if tool.recovery == "nothing" and doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
-        return ORPHAN.format(tool=tool.name, calls=calls)
+        return IN_DOUBT.format(tool=tool.name, calls=calls)
     context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
