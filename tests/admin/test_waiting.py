@@ -36,9 +36,11 @@ def test_two_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
 
 def test_calls_of_a_run_come_before_its_approvals(world: World) -> None:
     run = doubts.in_doubt(call("refund", cents=5000))
-    kinds = [wait.kind for wait in waiting.waits("default", [run])[run.pk]]
-    assert kinds[0] == waiting.ORPHAN
-    assert set(kinds[1:]) <= {waiting.APPROVAL}
+    found = waiting.waits("default", [run])[run.pk]
+    assert [(wait.kind, wait.tool) for wait in found] == [
+        (waiting.ORPHAN, "wire"),
+        (waiting.APPROVAL, "refund"),
+    ]
 
 
 def test_a_call_stays_uncleared_until_somebody_clears_it(world: World) -> None:
