@@ -109,7 +109,8 @@ class Entrance:
                 raise AuthenticationError from error
             if found:
                 return
-        raise AuthenticationError
+        if self._operation.auth_callbacks:
+            raise AuthenticationError
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
