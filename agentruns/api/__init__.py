@@ -5,7 +5,7 @@
     register_errors(api)  # errors as problem+json; your own routes keep their form
 
 Callers are programs with a bearer token, or users of the Django session, with CSRF. A mount with an `auth`
-of its own has to set `request.user`: whoever that is acts, and sees and may do what the admin would let them.
+of its own has to set `request.user`: that user acts, and sees and may do the same as in the admin.
 """
 
 from __future__ import annotations

@@ -13,6 +13,6 @@ from agentruns.api.schemas import AgentOut, AgentPage
 
 @router.get("/agents", response=AgentPage, openapi_extra=documented(401, 403))
 def list_agents(request: HttpRequest) -> AgentPage:
-    """List the agents that runs can be started of, with their tools. Of one name the last is started."""
+    """List the agents that can be started, with their tools. Of several versions the last one is started."""
     user_of(request)
     return AgentPage(items=[AgentOut.of(agent) for agent in registered()], next=None)

@@ -75,7 +75,7 @@ def approve(
 def deny(
     request: HttpRequest, response: HttpResponse, approval_id: ApprovalId, body: Deny, key: Key | None = KEY
 ) -> Any:
-    """Deny the call; the model is told that it was not executed, and why. 409 as for approve."""
+    """Deny the call; the model gets the reason instead of a result. 409 as for approve."""
 
     def act(approval: Approval, **who: Any) -> Approval:
         return services.deny(approval.pk, reason=body.reason, digest=body.digest, **who)

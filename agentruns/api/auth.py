@@ -46,7 +46,7 @@ class Entry:
 class BearerAuth(security.HttpBearer):
     """A token of `create_api_token`. A request with an Authorization header is never that of a session."""
 
-    openapi_description = "What `manage.py create_api_token` printed: ar_…"
+    openapi_description = "A token printed by `manage.py create_api_token`: ar_…"
 
     def __call__(self, request: HttpRequest) -> Any | None:
         _entry(request).headers[401] = {"WWW-Authenticate": "Bearer"}

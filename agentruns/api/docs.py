@@ -39,8 +39,8 @@ unknown method is a plain 405 with `Allow`.
 null.
 
 **Values.** Ids are strings, times are ISO 8601 in UTC. Members may be added: ignore those you do not know. A
-member of a request that is not documented is refused. What a model or a tool wrote, a title too, is not to
-be trusted: show it as text, never as HTML.
+member of a request that is not documented is refused. Text by a model or a tool, titles too, is not to be
+trusted: show it as text, never as HTML.
 """
 
 _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
@@ -395,8 +395,8 @@ def _header(description: str, example: str) -> dict[str, Any]:
     return {"description": description, "schema": _TEXT, "example": example}
 
 
-TAG = {"ETag": _header("what to send as If-None-Match", ETAG)}
-AGAIN = {"Idempotency-Replayed": _header("true: the answer is that of the first request", "true")}
+TAG = {"ETag": _header("value for If-None-Match", ETAG)}
+AGAIN = {"Idempotency-Replayed": _header("true: this is the answer to the first request", "true")}
 HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": _header("how to authenticate", "Bearer")},
     429: {"Retry-After": _header("in how many seconds to send the next one", "12")},
@@ -411,7 +411,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
         {
             "in": "header",
             "name": "If-None-Match",
-            "description": "the ETag of what you have: 304 while nothing has changed",
+            "description": "the ETag of the version you have: 304 while nothing has changed",
             "schema": _TEXT,
             "required": False,
             "example": ETAG,

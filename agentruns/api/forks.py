@@ -22,9 +22,9 @@ from agentruns.services import forks as services
 def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
 
-    It gets a session of its own with a copy of the rows up to there; calls open there are settled, and no
-    effect is repeated. 409 if there is no such row, if nothing is left to do there and no `text` says what,
-    if the session exists or the key belongs to another run; 422 if there is no such agent.
+    It gets a session of its own with a copy of the rows up to there; open calls are settled, and no effect is
+    repeated. 409 if there is no such row, if nothing is left to do and no `text` is given, if the session
+    exists or the key belongs to another run; 422 if there is no such agent.
     """
     user = user_of(request)
     origin = find_run(user, run_id)

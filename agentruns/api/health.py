@@ -19,9 +19,9 @@ from agentruns.services.sweep import sweeper
 
 @router.get("/health", auth=None, response=Health, exclude_unset=True, openapi_extra=documented(503))
 def health(request: HttpRequest) -> Health:
-    """Answer whether the database can be reached.
+    """Return whether the database can be reached.
 
-    Who may see all runs, by session or token, is also told how the workers get on.
+    For callers who may see all runs, by session or token, also the state of the workers.
     """
     try:
         with connections[settings.DATABASE].cursor() as cursor:

@@ -56,7 +56,7 @@ from agentruns.utils.ids import uuid7
 REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
 ONE = documented(401, 404)
-ONE["responses"][304] = {"description": "What you have is what it is"}
+ONE["responses"][304] = {"description": "Not modified"}
 _BYTES = {"type": "string", "format": "binary"}
 CONTENT = documented(401, 403, 404, 422, 500)
 CONTENT["responses"][200] = {
@@ -130,7 +130,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
 
     404 if the row is not there or holds its content itself; 403 without agentruns.reveal_arguments if it may
-    hold what is not to be shown; 500 if the file is missing or was altered.
+    hold sensitive values; 500 if the file is missing or was altered.
     """
     user = user_of(request)
     content = find_content(find_run(user, run_id, "definition"), seq)
@@ -139,7 +139,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
-    """Return what the run was right after the row `at`, or is now. 409 if it has no such row."""
+    """Return the run's state right after the row `at`, or its current one. 409 if it has no such row."""
     run = find_run(user_of(request), run_id, "definition")
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
@@ -155,7 +155,7 @@ def resume_run(
     body: ResumeRun | None = None,
     key: Key | None = KEY,
 ) -> Any:
-    """Let a run go on: unpause it, and tell the model of calls in doubt. A worker does the rest."""
+    """Let a run go on: unpause it, and tell the model about calls in doubt. A worker drives it."""
 
     def act(run: Run, user: Any) -> object:
         return services.resume_run(run.pk, user, drive=False)
@@ -204,9 +204,9 @@ def resolve_orphan(
     body: Resolve,
     key: Key | None = KEY,
 ) -> Any:
-    """Record what became of a call in doubt.
+    """Record the verdict on a call in doubt.
 
-    `occurred` stores `result` as its result, `not_occurred` lets it run again, `unknown` tells the model so.
+    `occurred` stores `result` as its result, `not_occurred` lets it run again, `unknown` tells the model.
     409, with who and when, if it is not in doubt or the evidence says otherwise.
     """
 

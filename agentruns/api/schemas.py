@@ -94,7 +94,7 @@ SessionKey = Annotated[str, Path(description="the caller's own key, percent-enco
 RowSeq = Annotated[Seq, Path(description="`seq` of the row")]
 
 Cursor = Annotated[str | None, Query(description="`next` of the page before; without it the first page")]
-At = Annotated[Seq | None, Query(description="`seq` of the row; without it what the run is now")]
+At = Annotated[Seq | None, Query(description="`seq` of the row; without it the current state")]
 OfRunStatus = Annotated[RunStatus | None, Query(description="only runs of this status")]
 OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals of this status")]
 OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
@@ -102,21 +102,22 @@ OfSession = Annotated[Key | None, Query(description="only runs of the session of
 LastEventId = Annotated[
     Seq | None,
     Header(
-        alias="Last-Event-ID", description="`id` of the last event that you have; it counts more than `after`"
+        alias="Last-Event-ID",
+        description="`id` of the last event that you have; overrides `after`",
     ),
 ]
 AFTER: Any = parameters.Query(0, description="only rows with a greater `seq`")
 
 
 class Request(BaseModel):
-    """A body. A member nobody knows is refused: a mistyped `arguments` would approve the unedited ones."""
+    """A body. An unknown member is refused: a mistyped `arguments` would approve the unedited ones."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Keyed(Request):
     idempotency_key: Key | None = Field(
-        None, description="the same key is answered the same, and nothing is done again"
+        None, description="the same key gets the same answer, and nothing is done again"
     )
 
 
@@ -128,11 +129,11 @@ class StartRun(Keyed):
 
 
 class ForkRun(Keyed):
-    at: Seq = Field(description="`seq` of the last row that the fork takes over")
+    at: Seq = Field(description="`seq` of the last row to copy")
     text: Text | None = Field(
-        None, description="what the agent is told then; needed where nothing is left to do"
+        None, description="next message to the agent; required if nothing is left to do"
     )
-    agent: AgentName | None = Field(None, description="another agent to go on with")
+    agent: AgentName | None = Field(None, description="go on with another agent")
     session: Key | None = Field(None, description="key of the new session; without it one is generated")
     idempotency_key: Key | None = Field(
         None, description="the same key is the same fork, also after it ended"
@@ -153,7 +154,7 @@ class PauseRun(Keyed):
 
 class Resolve(Keyed):
     verdict: Literal["occurred", "not_occurred", "unknown"]
-    result: Plain = Field(None, description="what the call returned, if it occurred")
+    result: Plain = Field(None, description="result of the call, if it occurred")
     evidence: str = Field("", description="how you know")
 
 
@@ -165,12 +166,12 @@ class Approve(Keyed):
 
 class Deny(Keyed):
     digest: Digest
-    reason: Text = Field(description="told to the model, so that it does not repeat the call")
+    reason: Text = Field(description="reason for the model, so that it does not repeat the call")
 
 
 class Answer(Keyed):
     digest: Digest
-    text: Text = Field(description="what the model gets as the result of its call")
+    text: Text = Field(description="result of the call for the model")
 
 
 class Problem(BaseModel):
@@ -185,16 +186,17 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """What is known of the service; nothing but `status` for those who may not see all runs."""
+    """The state of the service; only `status` for callers who may not see all runs."""
 
     status: str
-    database: str | None = Field(default=None, description="its kind, as Django calls it")
+    database: str | None = Field(default=None, description="its vendor, as Django calls it")
     sweeper: Literal["ok", "never", "late"] | None = Field(
         default=None, description="whether a worker swept within ten minutes, never, or longer ago"
     )
     sweeper_seen_at: Moment | None = Field(default=None, description="when a worker last swept; null: never")
     oldest_queued_at: Moment | None = Field(
-        default=None, description="since when the run waits that waits longest for a worker; null: none does"
+        default=None,
+        description="since when the oldest queued run waits for a worker; null: none does",
     )
 
 
@@ -209,8 +211,8 @@ class RunOut(BaseModel):
     idempotency_key: str
     status: ShownRunStatus
     input: str
-    origin: str | None = Field(description="the run that this one repeats or was forked from")
-    origin_seq: int | None = Field(description="the row that it was forked at")
+    origin: str | None = Field(description="run that this one repeats or was forked from")
+    origin_seq: int | None = Field(description="`seq` of the row that it was forked at")
     step: int
     usage: dict[str, Any]
     output: str | None
@@ -284,7 +286,7 @@ class MessageOut(BaseModel):
     tool_name: str
     attempt: int
     epoch: int
-    payload: dict[str, Any] = Field(description="without what is not to be shown: `hash` is of the true one")
+    payload: dict[str, Any] = Field(description="redacted and masked; `hash` is that of the stored payload")
     prev_hash: str
     hash: str
     created_at: Moment
@@ -320,7 +322,7 @@ class ApprovalOut(BaseModel):
     call_id: str
     tool_name: str
     arguments: dict[str, Any] = Field(description="the effective arguments: what runs if it is approved")
-    digest: str = Field(description="what a decision is bound to")
+    digest: str = Field(description="binds a decision to these arguments")
     title: str
     why: str
     risk: str
@@ -371,7 +373,7 @@ class ToolOut(BaseModel):
     description: str
     input_schema: dict[str, Any] = Field(description="JSON Schema of the arguments")
     requires_approval: bool | Literal["predicate"] = Field(
-        description="whether its calls ask a person; a predicate decides by their arguments"
+        description="whether its calls need an approval; a predicate decides by their arguments"
     )
 
     @classmethod

@@ -109,7 +109,8 @@ class Entrance:
                 raise AuthenticationError from error
             if found:
                 return
-        raise AuthenticationError
+        if self._operation.auth_callbacks:
+            raise AuthenticationError
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -135,11 +136,11 @@ def stream_events(
     after: Seq = AFTER,
     last_event_id: LastEventId = None,
 ) -> StreamingHttpResponse:
-    """Send the run's journal rows as Server-Sent Events, those to come as well, until the run has ended.
+    """Send the run's journal rows as Server-Sent Events, present and future ones, until the run has ended.
 
-    `id` is the row's `seq`, `event` its kind, `data` what /messages gives of it. The header `Last-Event-ID`,
-    or `after` for those who cannot send it, goes on right after that row. The last event is `end`: close
-    then. A stream that stops without it can be asked for again.
+    `id` is the row's `seq`, `event` its kind, `data` the row as in /messages. The header `Last-Event-ID`, or
+    `after` for clients that cannot send it, continues right after that row. The last event is `end`: close
+    the stream then. A stream that stops without it can be requested again.
     """
     user = user_of(request)
     run = find_run(user, run_id)

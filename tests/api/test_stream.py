@@ -257,6 +257,24 @@ def test_in_somebody_elses_api_their_auth_is_asked_again(
     assert rows(read(next(kept) for _poll in range(4)).events) == journal(run)
 
 
+def test_their_auth_may_be_asynchronous_and_raise_anything(
+    urlconf: Any, pending: Any, owner: Any, settings: Any
+) -> None:
+    settings.AGENTRUNS_API_PING_SECONDS = 0
+    run, asked = pending().run, list[bool]()
+
+    async def theirs(request: HttpRequest) -> bool:
+        request.user = owner
+        asked.append(True)
+        if len(asked) == 4:
+            raise LookupError("theirs")
+        return True
+
+    urlconf(path("host/", host(auth=theirs).urls))
+    stream = read(Client().get(f"/host/agents/runs/{run.pk}/events").streaming_content)
+    assert (rows(stream.events), stream.comments.count("ping"), len(asked)) == (journal(run), 2, 4)
+
+
 # Over a real connection
 
 
