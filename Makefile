@@ -5,15 +5,27 @@ NEWER = $(shell for python in python3 python3.13 python3.12; do \
 VENV = .venv
 BIN = $(VENV)/bin
 # More processes than the two cores of a small machine: many tests wait for another process or a disk.
-PYTEST = pytest -n 4 --dist worksteal --ignore=tests/e2e --ignore=tests/browser
-# By itself: Playwright's loop runs in the thread that uses the database.
-BROWSER = pytest -n 2 tests/browser
+PYTEST = pytest -n 4 --dist worksteal
+# By themselves: Playwright's loop runs in the thread that uses the database.
+BROWSER = tests/e2e tests/browser
 ENGINE = tests/db tests/crash tests/properties
-# What has nothing to do with what a driver remembers, or counts what it costs.
+# Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
+# same on either database, and `make test` has it on SQLite.
+POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py tests/crash/test_faults.py tests/crash/test_soak.py \
+	$(patsubst %,tests/db/test_%.py,claims databases draining expiry_races forged_rows fork_races hard_cases isolation \
+	notifications pgbouncer races retention routers storage_away sweep sweep_cost transactional zombies) \
+	$(patsubst %,tests/api/test_%.py,idempotency pagination races runs stream) \
+	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
+	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
+BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
+	$(patsubst %,tests/db/test_%.py,cost engine journal payloads writes)
+# Long, and about many runs or every combination: only in `make test-full`.
+LONG = tests/workers/test_soak.py tests/workers/test_deploys.py \
+	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact
+# Nothing of it remembers, or it counts what remembering saves.
 REMEMBERED = tests/crash/test_soak.py $(patsubst %,tests/db/test_%.py,claims claude cost forks host_project imports \
 	log_records notifications odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify)
-# The rest of the engine, with all that a driver remembers thrown away after each append.
-REBUILD = AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) $(ENGINE) $(addprefix --ignore=,$(REMEMBERED))
+IGNORING = $(addprefix --ignore=,$(1))
 
 # uv is ten times faster than pip; where it cannot be had, pip installs the same pins.
 define install
@@ -25,7 +37,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check messages bench
+.PHONY: demo console test test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -33,35 +45,30 @@ demo: $(VENV)/runtime
 console: $(VENV)/runtime
 	@$(BIN)/python manage.py console
 
-# Each test at least once; the engine's on both databases, with crashes, races and properties, but for what is
-# between it and a model: on PostgreSQL as it is, on SQLite with what it remembers thrown away (`make test-sqlite` has it
-# there as it is). The console's pages are read on PostgreSQL, where a broken query breaks the transaction, and
-# seen in a browser on SQLite; so are the endpoints that ask nothing of a database that others do not (those of races,
-# pages, keys and streams run on both). Celery workers are for PostgreSQL.
-ON_POSTGRESQL = tests/admin tests/workers $(patsubst %,tests/api/test_%.py,approvals auth content control docs_page \
-	errors etag forks health limits malformed mounting openapi redaction runs schemathesis sessions throttling tokens)
-ON_SQLITE = tests/unit tests/packaging $(patsubst %,tests/db/test_%.py,budgets claude log_records \
-	model_failures opentelemetry questions stateless states structured_output) $(patsubst %,tests/commands/test_%.py, \
-	create_api_token deciding fork_run list_runs redaction run_agent show_run terminal)
-
+# Every behaviour, in some eight minutes on two cores: the engine's boundaries on both databases, with real crashes, what
+# the database decides on PostgreSQL, the rest on SQLite; the demo and the console in a browser.
+test: export AGENTRUNS_TEST_BRIEF = 1
 test: $(VENV)/dev
-	$(BIN)/$(PYTEST) tests/api tests/commands tests/hosts tests/packaging tests/unit $(REMEMBERED) \
-		$(addprefix --ignore=,$(ON_POSTGRESQL))
-	$(BIN)/python -m tests.servers $(PYTEST) $(addprefix --ignore=,$(ON_SQLITE))
-	$(REBUILD)
-	$(BIN)/pytest -n 4 --dist worksteal tests/e2e tests/browser
+	$(BIN)/$(PYTEST) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
+	$(BIN)/python -m tests.servers $(PYTEST) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
+	$(BIN)/$(PYTEST) $(BROWSER) $(addprefix --deselect=,$(LONG))
+
+# The products: each test on both databases, all examples, drivers that forget all they remember, the long lives.
+test-full: test-sqlite test-rebuild
+	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(BROWSER))
+	$(BIN)/$(PYTEST) $(filter tests/e2e/%,$(LONG))
 
 test-fast: $(VENV)/dev
-	$(BIN)/$(PYTEST) --ignore=tests/crash --ignore=tests/properties
+	$(BIN)/$(PYTEST) $(call IGNORING,tests/crash tests/properties tests/workers $(BROWSER))
 
 test-sqlite: $(VENV)/dev
-	$(BIN)/$(PYTEST) $(ENGINE)
+	$(BIN)/$(PYTEST) $(ENGINE) tests/api tests/commands tests/hosts
 
 test-rebuild: $(VENV)/dev
-	$(REBUILD)
+	AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) $(ENGINE) $(call IGNORING,$(REMEMBERED))
 
 test-browser: $(VENV)/dev
-	$(BIN)/$(BROWSER)
+	$(BIN)/pytest -n 2 tests/browser
 
 # The console on Django 6.1, which constraints.txt names for Python 3.12 and newer.
 test-browser-61:
@@ -69,7 +76,7 @@ test-browser-61:
 	@$(MAKE) --no-print-directory VENV=.venv61 PYTHON=$(NEWER) .venv61/dev
 	.venv61/bin/python -c 'import django; assert django.VERSION[:2] == (6, 1), django.__version__'
 	.venv61/bin/pytest -n 3 tests/admin
-	.venv61/bin/$(BROWSER)
+	.venv61/bin/pytest -n 2 tests/browser
 
 # What is reached without the crash tests; whether the tests pass is for `make test` to say.
 coverage: $(VENV)/dev

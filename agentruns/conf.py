@@ -32,18 +32,16 @@ DEFAULTS: dict[str, Any] = {
     "NOTIFY_EMAILS": [],
     "WEBHOOK_URL": "",
     "WEBHOOK_SECRET": "",
-    "API_MAX_BODY": 1_048_576,  # bytes
     "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
 }
 
 THROTTLED = ("user", "anonymous")
-_RATE = re.compile(r"([1-9][0-9]{0,8})/([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
 class Settings:
-    """AGENTRUNS_* with defaults; a property where others read what is made of a setting."""
+    """AGENTRUNS_* with defaults; a property where a setting is parsed or imported first."""
 
     DATABASE: str
     DISPATCHER: str
@@ -52,7 +50,6 @@ class Settings:
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
     PAYLOAD_INLINE_MAX: int
-    API_MAX_BODY: int
     API_PING_SECONDS: float
     PAYLOAD_STORAGE: str
     APPROVAL_EXPIRES: timedelta | None
@@ -69,13 +66,13 @@ class Settings:
     WEBHOOK_SECRET: str
 
     def __init__(self) -> None:
-        self._holder: object = None  # what holds Django's settings; `override_settings` puts another there
-        self._unset: set[str] = set()  # what it was asked for in vain
+        self._holder: object = None  # the holder of Django's settings; `override_settings` replaces it
+        self._unset: set[str] = set()  # names that the project does not set
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
             raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
-        # Django raises an error inside for each question about what is not set: a tenth of a step's CPU time.
+        # Django raises an error for each read of an unset name, which took a tenth of a step's CPU time.
         holder, full = object.__getattribute__(django_settings, "_wrapped"), f"AGENTRUNS_{name}"
         if holder is not self._holder:
             self._unset = set()
@@ -96,15 +93,15 @@ class Settings:
 
     @property
     def redact(self) -> Callable[[str], str] | None:
-        """Return what the project makes of each text that is shown, exported or logged, or None."""
+        """Return the project's function that redacts shown, exported and logged texts, or None."""
         path = self.__getattr__("REDACT")
         return import_string(path) if path else None
 
     @property
-    def api_throttle(self) -> dict[str, tuple[int, int]]:
-        """Return how many requests in how many seconds each kind of caller of the API may send.
+    def api_throttle(self) -> dict[str, str]:
+        """Return the rate of each kind of caller of the API, such as "100/m"; without one there is no limit.
 
-        A kind that is not there may send any number. Raises ValueError for what is no such setting.
+        Raises ValueError for a setting of another form.
         """
         rates = self.__getattr__("API_THROTTLE")
         if rates is None:
@@ -113,21 +110,18 @@ class Settings:
             raise ValueError(f"{rates!r} is not a dict")
         if unknown := [name for name in rates if name not in THROTTLED]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(THROTTLED)}")
-        return {name: _rate(rate) for name, rate in rates.items() if rate is not None}
+        limited = {name: rate for name, rate in rates.items() if rate is not None}
+        for rate in limited.values():
+            if not isinstance(rate, str) or not _RATE.fullmatch(rate):
+                raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
+        return limited
 
 
 settings = Settings()
 
 
-def _rate(rate: Any) -> tuple[int, int]:
-    parts = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if parts is None:
-        raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
-    return int(parts[1]), _SECONDS[parts[2]]
-
-
 def unknown_names() -> list[str]:
-    """Return the AGENTRUNS_* names of the project that mean nothing here."""
+    """Return the AGENTRUNS_* names in the project's settings that do not exist."""
     return sorted(
         name
         for name in dir(django_settings)

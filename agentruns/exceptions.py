@@ -18,10 +18,14 @@ class NotDurableError(AgentRunsError):
 
 
 class MemoryStoreNotDurableError(NotDurableError):
-    """A session was combined with a store that forgets everything when the process ends."""
+    """A session was given a store that forgets everything when the process ends."""
 
 
-class DurableRunNotFoundError(AgentRunsError, LookupError):
+class NotFoundError(AgentRunsError, LookupError):
+    """There is no such approval, token or call, or it is not the caller's; both read the same."""
+
+
+class DurableRunNotFoundError(NotFoundError):
     """There is no such run, or it is not the caller's; both read the same."""
 
 
@@ -71,7 +75,7 @@ class LeaseLostError(AgentRunsError):
 
 
 class JournalConflictError(AgentRunsError):
-    """Rows came in that this writer had not seen. Internal: always re-read and retried."""
+    """Other rows were appended first. Internal: always re-read and retried."""
 
 
 class BudgetExceededError(AgentRunsError):
@@ -79,14 +83,14 @@ class BudgetExceededError(AgentRunsError):
 
 
 class PayloadError(AgentRunsError):
-    """What the journal points at is missing or was altered."""
+    """A stored content that the journal refers to is missing or was altered."""
 
 
 class ToolDurabilityError(AgentRunsError):
     """The outcome of a tool call is not known: it may have happened zero or one times.
 
-    Raised by a handler that cannot tell whether its effect happened; the model is told the `kind`, whoever
-    found the call in doubt.
+    Raised by a handler that cannot tell whether its effect happened. The model sees `kind` for any call in
+    doubt.
     """
 
     kind = "tool-durability-error"

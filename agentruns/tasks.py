@@ -1,7 +1,7 @@
-"""Celery: the doorbell as a message. It may be lost, doubled or late; what it is about is in the database.
+"""Celery: workers notified by messages. One may be lost, doubled or late; the database has the truth.
 
-A message is acknowledged as it arrives: recovery rests on leases. A broker that sends one again while the
-first is still worked on (Redis after its visibility time-out) would only find the run leased.
+A message is acknowledged as it arrives, because recovery rests on leases. If a broker delivers one again
+while the run is still driven (Redis after its visibility time-out), the run is found leased.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tasks")
 
-# One byte that a worker shares with the processes it forks: a warm shutdown is told to the worker alone.
+# One byte that a worker shares with the processes it forks: only the worker hears of a warm shutdown.
 _stopping = mmap.mmap(-1, 1)
 
 
 REST_SECONDS = 10.0
-_resting_until = 0.0  # a client may try for seconds to reach a broker that is away: only one caller waits
+_resting_until = 0.0  # a client may try for seconds to reach a broker that is down: only one caller waits
 
 
 class CeleryDispatcher:
-    """Rings by a Celery message. While the broker is away nothing is sent, and the next sweep rings again."""
+    """Notifies by a Celery message. While the broker is down none is sent; the next sweep notifies again."""
 
     def notify(self, run_id: UUID) -> None:
         """Send the message; dropped where tasks run at once, in the process that sends them."""
@@ -50,7 +50,7 @@ class CeleryDispatcher:
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits; one that cannot be claimed now is another's, or the sweep's."""
+    """Drive a run until it ends or waits; do nothing if it cannot be claimed now."""
     alias = settings.DATABASE
     close_stale(alias)
     run = Run.objects.using(alias).runnable().filter(pk=run_id).first()
@@ -61,15 +61,15 @@ def advance_run(run_id: str) -> None:
         advance(run, alias, should_stop=_is_stopping)
     except DurableConfigMismatchError:
         block(run, alias)
-    except Exception:  # given back by now, and a sweep tries again; a retry of Celery's would be one too many
+    except Exception:  # the run is released, and a sweep tries again; so no retry by Celery
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
     if _is_stopping():
-        CeleryDispatcher().notify(run.pk)  # for the other workers; for none of them it is nothing to do
+        CeleryDispatcher().notify(run.pk)  # for the other workers
 
 
 @shared_task(name="agentruns.sweep_runs", ignore_result=True)
 def sweep_runs() -> dict[str, int]:
-    """Do one sweep that rings for each run that can go on: a periodic task for Celery beat."""
+    """Sweep once and notify a worker for each run that can go on: a periodic task for Celery beat."""
     return sweep(name="celery", drives=False).as_dict()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from django.contrib.contenttypes.models import ContentType
@@ -18,7 +19,7 @@ from django.test import TransactionTestCase
 from agentruns.agents.agent import isolated_registry
 from agentruns.models import Message, triggers
 from tests import effects as ledger
-from tests.settings import DATABASE
+from tests.settings import BRIEF, DATABASE
 
 # Child processes start twice as fast from compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -65,9 +66,19 @@ TOGETHER = {
 }  # fmt: skip
 
 
+def is_for_the_other_database(item: pytest.Item) -> bool:
+    """Deal the cases of a product out to the databases, in `make test`; `make test-full` has all on each."""
+    if not BRIEF or item.get_closest_marker("one_database") is None:
+        return False
+    return crc32(item.nodeid.encode()) % 2 != (DATABASE == "postgres")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deal the long tests out to the beginnings of the parts that xdist's worksteal gives each process."""
+    elsewhere = [item for item in items if is_for_the_other_database(item)]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item not in elsewhere]
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long: dict[str, list[pytest.Item]] = {}
     rest: list[pytest.Item] = []

@@ -10,20 +10,15 @@ import os
 from agentruns.engine.driver import Driver
 from agentruns.journal.batch import Batch
 from agentruns.models import Run
-from tests.settings import DATABASE
+from tests.settings import BRIEF
 
 ALWAYS = bool(os.environ.get("AGENTRUNS_TEST_REBUILD"))
 LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 
 
-def examples(usually: int, *, again: int, long: int) -> int:
-    """Return how many examples a property is tried on, and `again`: on PostgreSQL, and in this mode.
-
-    A random life does the same on both databases; what is PostgreSQL's own has tests of its own.
-    """
-    if LONG:
-        return long
-    return again if ALWAYS or DATABASE != "sqlite" else usually
+def examples(usually: int, *, brief: int, long: int) -> int:
+    """Return how many examples a property is tried on; `brief`: in `make test`, and where drivers forget."""
+    return long if LONG else brief if BRIEF or ALWAYS else usually
 
 
 def always() -> None:

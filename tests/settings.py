@@ -11,6 +11,8 @@ from tests import scratch
 PREPARED = {"prepare_threshold": 5, "server_side_binding": True}
 
 DATABASE = os.environ.get("AGENTRUNS_TEST_DATABASE", "sqlite")
+# Set by `make test`: short examples, and each case of a product on one of the databases only.
+BRIEF = bool(os.environ.get("AGENTRUNS_TEST_BRIEF"))
 
 
 def sqlite(name: str) -> dict[str, Any]:

@@ -25,18 +25,11 @@ from agentruns.api import (  # noqa: F401 - importing puts endpoints on the rout
     stream,
 )
 from agentruns.api.auth import SessionAuth
-from agentruns.api.caching import uncached
 from agentruns.api.docs import GUIDE, Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors
-from agentruns.api.limits import limited
-from agentruns.api.routing import refuse_other_methods, router
+from agentruns.api.routing import router
 
 __all__ = ["build_api", "register_errors", "router"]
-
-refuse_other_methods()
-
-router.add_decorator(limited, mode="view")
-router.add_decorator(uncached, mode="view")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The endpoint of agents: what this process knows, and what of it asks a person."""
+"""The endpoint of agents: those that this process knows, with their tools and which of these are gated."""
 
 from __future__ import annotations
 

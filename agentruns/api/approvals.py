@@ -7,15 +7,22 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
-from agentruns.api import conflicts
-from agentruns.api.auth import channel_of, user_of
-from agentruns.api.errors import Problem, documented
+from agentruns.api.auth import channel_of, find_approval, user_of, visible_approvals
+from agentruns.api.errors import Problem, approval_facts, documented
 from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page
-from agentruns.api.parameters import ApprovalId, Cursor, OfApprovalStatus
-from agentruns.api.permissions import find_approval, visible_approvals
 from agentruns.api.routing import router
-from agentruns.api.schemas import Answer, ApprovalOut, ApprovalPage, Approve, Deny, Key
+from agentruns.api.schemas import (
+    Answer,
+    ApprovalId,
+    ApprovalOut,
+    ApprovalPage,
+    Approve,
+    Cursor,
+    Deny,
+    Key,
+    OfApprovalStatus,
+)
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval
 from agentruns.models.querysets import PENDING
@@ -94,4 +101,4 @@ def _decide(request: HttpRequest, approval_id: str, act: Callable[..., Approval]
     try:
         return ApprovalOut.of(act(approval, actor=user, channel=channel_of(request)))
     except ApprovalStateError as error:
-        raise Problem.of(error, **conflicts.of_approval(services.find_approval(approval.pk))) from error
+        raise Problem.of(error, **approval_facts(services.find_approval(approval.pk))) from error

@@ -1,43 +1,62 @@
-"""Who is asking: the owner of a bearer token, or the user of the Django session. Never from the body."""
+"""Authentication, scopes and visibility: a bearer token's owner or the session's user, never the body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from http import HTTPStatus
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from ninja import security
+from ninja.conf import settings as ninja_settings
 from ninja.errors import AuthenticationError
+from ninja.throttling import AnonRateThrottle, UserRateThrottle
 from ninja.utils import check_csrf
 
-from agentruns.api import throttling
-from agentruns.api.errors import URN, Problem
-from agentruns.models import ApiToken
+from agentruns.api.errors import MARK, URN, Problem
+from agentruns.conf import settings
+from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, SessionAccessDeniedError
+from agentruns.models import ApiToken, Approval, Message, Run, Session
+from agentruns.models.querysets import ApprovalQuerySet
 from agentruns.services import api_tokens
+from agentruns.services.runs import NAME_LENGTH
+from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"
-SCOPES = "_agentruns_scopes"
-TOKEN = "_agentruns_token"  # noqa: S105 - the name of an attribute
-ANSWER = "_agentruns_answer"
-COUNTED = "_agentruns_counted"
+SHOWN = 50  # characters of a malformed id
+
+logger = get_logger("agentruns.api.auth")
+
+
+@dataclass(slots=True)
+class Entry:
+    """The router's notes on a request: scopes of which a token needs one, and headers of refusals by status.
+
+    A stream that authenticates again shares them, so that it is counted once.
+    """
+
+    scopes: Sequence[str] = ()
+    headers: dict[int, dict[str, str]] = field(default_factory=dict)
+    is_counted: bool = False
 
 
 class BearerAuth(security.HttpBearer):
-    """A token of `create_api_token`. With an Authorization header nothing else counts, no session either."""
+    """A token of `create_api_token`. A request with an Authorization header is never that of a session."""
 
     openapi_description = "What `manage.py create_api_token` printed: ar_…"
 
     def __call__(self, request: HttpRequest) -> Any | None:
-        _announce(request, HTTPStatus.UNAUTHORIZED, "WWW-Authenticate", "Bearer")
+        _entry(request).headers[401] = {"WWW-Authenticate": "Bearer"}
         return self.authenticate(request, "") if HEADER in request.headers else None
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
-        """Return the token of the header and let its owner act; raise Problem if it does not count here."""
+        """Return the token of the header and let its owner act; raise Problem if it is not valid here."""
         found = token_of(request)
         if found is None:
-            _count(request)
+            _throttle(request)
             raise Problem(
                 401,
                 URN + "not-authenticated",
@@ -45,9 +64,9 @@ class BearerAuth(security.HttpBearer):
                 "The Authorization header is not that of a valid token: mistyped, expired, revoked, or of an "
                 "owner who is not active. Send 'Bearer ' and what manage.py create_api_token printed.",
             )
-        _count(request, found.owner)
-        _require_scope(request, found)
         _act_as(request, found.owner)
+        _throttle(request, found.owner)
+        _require_scope(request, found)
         return found
 
 
@@ -56,7 +75,7 @@ class SessionAuth(security.SessionAuth):
 
     def __call__(self, request: HttpRequest) -> Any | None:
         user = self.authenticate(request, None)
-        _count(request, user)
+        _throttle(request, user)
         if user is not None and check_csrf(request):
             raise Problem(
                 403,
@@ -70,6 +89,20 @@ class SessionAuth(security.SessionAuth):
         """Return the signed-in user, or None."""
         user = request.user
         return user if user.is_authenticated and user.is_active else None
+
+
+class UserThrottle(UserRateThrottle):
+    scope = "agentruns_user"
+
+
+class AnonymousThrottle(AnonRateThrottle):
+    scope = "agentruns_anonymous"
+
+    def get_ident(self, request: HttpRequest) -> str | None:
+        # ninja would believe any X-Forwarded-For; it counts only behind proxies that the project declared.
+        if ninja_settings.NUM_PROXIES is None:
+            return request.META.get("REMOTE_ADDR")
+        return super().get_ident(request)
 
 
 def user_of(request: HttpRequest) -> Any:
@@ -86,21 +119,17 @@ def user_of(request: HttpRequest) -> Any:
 
 def token_of(request: HttpRequest) -> ApiToken | None:
     """Return the valid token of the request's header, also where nobody has to authenticate; else None."""
-    if not hasattr(request, TOKEN):
-        scheme, _, text = request.headers.get(HEADER, "").partition(" ")
-        found = api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
-        setattr(request, TOKEN, found)
-    token: ApiToken | None = getattr(request, TOKEN)
-    return token
+    scheme, _, text = request.headers.get(HEADER, "").partition(" ")
+    return api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
 
 def channel_of(request: HttpRequest) -> str:
-    """Return what the journal keeps of where a decision came from: "api", with a token's prefix if by one."""
+    """Return the channel of a decision: "api", with the prefix of the token if it was made with one."""
     token = getattr(request, "auth", None)
     return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
-def needed(path: str, methods: Sequence[str]) -> list[str]:
+def scopes_for(path: str, methods: Sequence[str]) -> list[str]:
     """Return the scopes of which a token needs one for an operation of the router."""
     reads = set(methods) <= {"GET", "HEAD"}
     if path.startswith("/approvals"):
@@ -109,26 +138,12 @@ def needed(path: str, methods: Sequence[str]) -> list[str]:
     return [ApiToken.Scope.RUNS_READ.value if reads else ApiToken.Scope.RUNS_WRITE.value]
 
 
-def needing(scopes: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a view decorator that says which scopes count, and gives refusals the headers they need."""
-
-    def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
-        def answering(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            setattr(request, SCOPES, scopes)
-            setattr(request, COUNTED, [])  # shared with the copies by which a stream asks who it is again
-            response = run(request, *args, **kwargs)
-            for name, value in getattr(request, ANSWER, {}).get(response.status_code, {}).items():
-                response.headers.setdefault(name, value)
-            return response
-
-        return answering
-
-    return decorate
+def _entry(request: HttpRequest) -> Entry:
+    return getattr(request, MARK, None) or Entry()  # a host may use these classes on routes of its own
 
 
 def _require_scope(request: HttpRequest, token: ApiToken) -> None:
-    scopes: Sequence[str] = getattr(request, SCOPES, ())
+    scopes = _entry(request).scopes
     if not scopes or not set(scopes).isdisjoint(token.scopes):
         return
     raise Problem(
@@ -141,25 +156,25 @@ def _require_scope(request: HttpRequest, token: ApiToken) -> None:
     )
 
 
-def _count(request: HttpRequest, user: Any = None) -> None:
-    counted: list[bool] = getattr(request, COUNTED, [])
-    if counted:
+def _throttle(request: HttpRequest, user: Any = None) -> None:
+    """Count the request under AGENTRUNS_API_THROTTLE; raise Problem (429) if it is one too many."""
+    entry = _entry(request)
+    rate = settings.api_throttle.get("user" if user is not None else "anonymous")
+    if rate is None or entry.is_counted:
         return
-    counted.append(True)
+    entry.is_counted = True
+    throttle = UserThrottle(rate) if user is not None else AnonymousThrottle(rate)
     try:
-        if user is None:
-            throttling.count_anonymous(request)
-        else:
-            throttling.count_user(user)
-    except throttling.Throttled as error:
-        _announce(request, HTTPStatus.TOO_MANY_REQUESTS, "Retry-After", str(error.retry_after))
-        raise
-
-
-def _announce(request: HttpRequest, status: int, name: str, value: str) -> None:
-    """Give the answer a header if it has this status; ninja's exceptions carry none."""
-    answers: dict[int, dict[str, str]] = getattr(request, ANSWER, {})
-    setattr(request, ANSWER, {**answers, int(status): {name: value}})
+        if throttle.allow_request(request):
+            return
+    except Exception:  # whatever a cache's client raises: without a cache nobody is kept out
+        logger.warning("The cache failed, so a request was not counted.", exc_info=True)
+        return
+    seconds = math.ceil(throttle.wait() or throttle.duration or 1)
+    entry.headers[429] = {"Retry-After": str(seconds)}
+    limit = f"At most {throttle.num_requests} requests in {throttle.duration} s."
+    detail = f"{limit} Send the next one in {seconds} s."
+    raise Problem(429, URN + "throttled", "Too many requests", detail, retry_after=seconds)
 
 
 def _act_as(request: HttpRequest, user: Any) -> None:
@@ -168,3 +183,56 @@ def _act_as(request: HttpRequest, user: Any) -> None:
 
     request.user = user
     request.auser = auser
+
+
+# Visibility: "not yours" and "not there" are the same answer. Permissions to act are the services'.
+
+
+def visible_runs(user: Any) -> QuerySet[Run]:
+    """Return the user's own runs; all of them, unowned ones too, with the view permission."""
+    return Run.objects.using(settings.DATABASE).for_user(user).select_related("session")
+
+
+def visible_approvals(user: Any) -> ApprovalQuerySet:
+    """Return the approvals of visible runs; all of them for those who decide."""
+    return Approval.objects.using(settings.DATABASE).for_user(user)
+
+
+def find_run(user: Any, run_id: str, *related: str) -> Run:
+    """Return a run the user may see, read together with `related`, or raise DurableRunNotFoundError."""
+    try:
+        return visible_runs(user).select_related("session", *related).get(pk=UUID(run_id))
+    except (Run.DoesNotExist, ValueError):
+        raise DurableRunNotFoundError(f"There is no run {run_id[:SHOWN]}.") from None
+
+
+def run_of_key(user: Any, key: str | None) -> Run | None:
+    """Return the user's own run of an idempotency key, if there is one."""
+    return visible_runs(user).filter(owner_id=user.pk, idempotency_key=key).first() if key else None
+
+
+def find_approval(user: Any, approval_id: str) -> Approval:
+    """Return an approval the user may see, or raise NotFoundError."""
+    try:
+        return visible_approvals(user).get(pk=UUID(approval_id))
+    except (Approval.DoesNotExist, ValueError):
+        raise NotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
+
+
+def find_session(user: Any, key: str) -> Session:
+    """Return a session the user may see, or raise SessionAccessDeniedError."""
+    # Databases disagree about texts that no key can be, so they are not asked.
+    if len(key) <= NAME_LENGTH and key.isprintable():
+        sessions = Session.objects.using(settings.DATABASE).filter(key=key)
+        if not user.has_perm("agentruns.view_run"):
+            sessions = sessions.filter(owner_id=user.pk)
+        if session := sessions.first():
+            return session
+    raise SessionAccessDeniedError(f"There is no session {key[:NAME_LENGTH]!r}.")
+
+
+def require_call(run: Run, call_id: str) -> None:
+    """Raise NotFoundError unless the run has such a call."""
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
+    if not call_id.isprintable() or not rows.exclude(call_id="").exists():
+        raise NotFoundError(f"Run {run.pk} has no call {call_id[:SHOWN]}.")

@@ -1,15 +1,15 @@
-"""Every error as application/problem+json (RFC 9457): one table from exceptions to problems."""
+"""Errors as application/problem+json (RFC 9457): one table from exceptions to problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
 from http import HTTPStatus
 from http.client import responses
 from typing import Any
+from uuid import UUID
 
-from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, RawPostDataException
 from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
@@ -18,17 +18,21 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from agentruns import exceptions as core
 from agentruns.api.schemas import Problem as Body
 from agentruns.api.schemas import utc
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.models import Approval, Message, Run
+from agentruns.models.querysets import MessageQuerySet
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
-MARK = "_agentruns_api"
+MARK = "_agentruns_entry"  # what the router notes on its requests: `register_errors` leaves others alone
 
-# The nearest class of an exception decides. "Not yours" and "not there" are one type: they look alike.
+# The nearest class of an exception decides. "Not yours" and "not there" are one type.
 PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
-    core.DurableRunNotFoundError: (404, "not-found", "Not found"),
+    core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
     core.PermissionDeniedError: (403, "permission-denied", "Not allowed"),
     core.UnknownAgentError: (422, "unknown-agent", "Unknown agent"),
@@ -47,11 +51,11 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.AgentRunsError: (500, "error", "The request failed"),
 }
 
-# An answer is never much larger than what was wrong.
+# An answer is never much larger than its request.
 MOST_ERRORS = 20
 LONGEST_NAME = 100
 
-# What an exception knows beside its text.
+# Attributes of exceptions that become members.
 FACTS = ("run_id", "lease_expires_at", "parts")
 
 
@@ -66,7 +70,7 @@ class Problem(HttpError):
 
     @classmethod
     def of(cls, error: Exception, **extras: Any) -> Problem:
-        """Return the problem that an exception of agentruns is, with what else is known about it."""
+        """Return the problem of an exception of agentruns, with its attributes and `extras` as members."""
         if isinstance(error.__cause__, InvalidArguments):  # an edit that does not fit is no conflict
             error = error.__cause__
         status, name, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
@@ -75,48 +79,21 @@ class Problem(HttpError):
         return cls(status, URN + name, title, str(error), **{**facts, **extras})
 
     def response(self) -> HttpResponse:
-        """Return the body as a client gets it."""
+        """Return the problem as a response."""
         body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
         }
-        response = JsonResponse(
+        return JsonResponse(
             canonical.legal({**extras, **body}), status=self.status_code, content_type=CONTENT_TYPE
         )
-        if self.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response["Allow"] = ", ".join(self.extras["allowed"])
-        return response
-
-
-def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn what a service raises into a Problem, which any NinjaAPI answers with the right status."""
-
-    @wraps(view)
-    def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return view(request, *args, **kwargs)
-        except core.AgentRunsError as error:
-            raise Problem.of(error) from error
-
-    return translated
-
-
-def marked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark requests of our router, so that `register_errors` leaves the host's own requests alone."""
-
-    @wraps(run)
-    def marking(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        setattr(request, MARK, True)
-        return run(request, *args, **kwargs)
-
-    return marking
 
 
 def register_errors(api: NinjaAPI) -> None:
     """Let `api`, to which our router was added, answer that router's errors as problem+json.
 
-    Call it once, after the API's own exception handlers are registered: what they do for the API's other
-    routes stays as it is. Exceptions of agentruns become problems on every route of the API. Without this
+    Call it once, after the API's own exception handlers are registered: these stay in force for the API's
+    other routes. Exceptions of agentruns become problems on every route of the API. Without this
     call the statuses are the same and the bodies are in the API's own form.
     """
     api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
@@ -129,7 +106,7 @@ def register_errors(api: NinjaAPI) -> None:
         RawPostDataException: _of_bad_request,
     }
     for kind, convert in kinds.items():
-        # ninja has no public way to ask for the handler that is there.
+        # ninja has no public way to get a registered handler.
         handlers = api._exception_handlers
         api.add_exception_handler(kind, _ours_or(handlers.get(kind, handlers[Exception]), convert))
 
@@ -164,8 +141,6 @@ def _of_http_error(error: HttpError) -> Problem:
 
 
 def _of_bad_request(error: Exception) -> Problem:
-    if isinstance(error, RequestDataTooBig):
-        return Problem(413, URN + "too-large", "The request is too large", str(error))
     return Problem(400, URN + "malformed", "The request cannot be read", f"{error}. Send JSON in UTF-8.")
 
 
@@ -179,16 +154,60 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 
 def _where(loc: tuple[Any, ...]) -> list[Any]:
-    """Return the place of an error as the client knows it, without the name of our parameter."""
+    """Return the location of an error without the name of our parameter, which the client does not know."""
     place = [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
     return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
 def documented(*statuses: int) -> dict[str, Any]:
-    """Return what OpenAPI is told of an operation's errors: ninja itself knows one media type only."""
+    """Return the OpenAPI responses of an operation's errors; ninja itself supports one media type only."""
     content = {CONTENT_TYPE: {"schema": Body.model_json_schema()}}
     return {
         "responses": {
             status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
         }
+    }
+
+
+def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
+    """Return a run's state for a 409: who ended or paused it, who resolved the call in doubt, and when."""
+    rows = _rows(run.pk).own()
+    facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
+    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
+    if run.status == Run.Status.PAUSED:
+        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
+    if call_id:
+        verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
+        facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
+    return facts
+
+
+def approval_facts(approval: Approval) -> dict[str, Any]:
+    """Return an approval's state for a 409: who decided, edited or cancelled it last, and when."""
+    rows = _rows(approval.run_id)
+    if approval.status == Approval.Status.CANCELLED:
+        last = rows.filter(kind__in=events.CLOSING).first()
+    else:
+        last = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id).first()
+    return {
+        "approval_id": str(approval.pk),
+        "approval_status": approval.status,
+        "digest": approval.digest,
+        "run_id": str(approval.run_id),
+        **_who_and_when("decided", last),
+    }
+
+
+def _rows(run_id: UUID) -> MessageQuerySet:
+    return Message.objects.using(settings.DATABASE).filter(run_id=run_id).order_by("-seq")
+
+
+def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    actor = row.payload.get("actor") or {}
+    return {
+        f"{done}_by": actor.get("id") or None,
+        f"{done}_by_name": redact(actor.get("name", "")),
+        f"{done}_at": row.created_at,
     }

@@ -5,14 +5,11 @@ from __future__ import annotations
 from django.http import HttpRequest
 from ninja import Status
 
-from agentruns.api import conflicts
-from agentruns.api.auth import user_of
-from agentruns.api.errors import Problem, documented
+from agentruns.api.auth import find_run, run_of_key, user_of
+from agentruns.api.errors import Problem, documented, run_facts
 from agentruns.api.idempotency import KEY, key_of
-from agentruns.api.parameters import RunId
-from agentruns.api.permissions import find_run, run_of_key
 from agentruns.api.routing import router
-from agentruns.api.schemas import ForkRun, Key, RunOut
+from agentruns.api.schemas import ForkRun, Key, RunId, RunOut
 from agentruns.exceptions import RunStateError
 from agentruns.services import forks as services
 
@@ -37,5 +34,5 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
         fork = services.fork_run(origin.pk, actor=user, **{**body.model_dump(), "idempotency_key": key})
     except RunStateError as error:
         about = run_of_key(user, key) or origin
-        raise Problem.of(error, **conflicts.of_run(about)) from error
+        raise Problem.of(error, **run_facts(about)) from error
     return Status(200 if known else 201, RunOut.of(find_run(user, str(fork.pk))))

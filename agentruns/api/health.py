@@ -1,4 +1,4 @@
-"""Whether this process can serve: open to everybody, so it tells others nothing else."""
+"""The health check: open to everybody, with details only for people who may see all runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def health(request: HttpRequest) -> Health:
 def _may_see(request: HttpRequest) -> bool:
     token = token_of(request)
     if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
-        return False  # as everywhere: with that header no session counts
+        return False  # with that header no session counts, as everywhere
     user: Any = token.owner if token else getattr(request, "user", None)
     return bool(user and user.is_active and user.has_perm("agentruns.view_run"))
 

@@ -1,4 +1,4 @@
-"""The same key is the same request: what it did is done once, and what it was answered is answered again."""
+"""Idempotency keys: a request with a known key is not done again, and gets the first answer again."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def once(
     body: Keyed | None,
     act: Callable[[], BaseModel],
 ) -> Any:
-    """Return what `act` answers, or what it answered to this request before, under the same key.
+    """Return the answer of `act`, or its earlier answer to the same request under the same key.
 
-    The record of the answer and what `act` does are one transaction: there is a record exactly if it was
-    done, and whoever comes meanwhile waits for it. An error leaves no record. Raises Problem (409) for a key
-    of another request.
+    `act` and the record of its answer are one transaction: there is a record exactly if it was done, and
+    concurrent requests wait for it. An error leaves no record. Raises Problem (409) for a key of another
+    request.
     """
     key = key_of(header, body)
     if key is None:
@@ -63,13 +63,13 @@ def _once(
     owner: Any, key: str, fingerprint: str, response: HttpResponse, act: Callable[[], BaseModel]
 ) -> Any:
     records = IdempotencyRecord.objects.using(settings.DATABASE)
-    # DO NOTHING waits for whoever is answering this key now, and leaves the caller's transaction usable.
+    # DO NOTHING waits for a concurrent request with this key, and leaves the caller's transaction usable.
     mine = IdempotencyRecord(owner_id=owner, key=key, fingerprint=fingerprint)
     records.bulk_create([mine], ignore_conflicts=True)
     record = records.get(owner_id=owner, key=key)
     if record.fingerprint != fingerprint:
         raise _of_another_request(record)
-    if record.status:  # without one only the transaction that made the record sees it
+    if record.status:  # without one, this transaction made the record
         response[REPLAYED] = "true"
         return Status(record.status, json.loads(record.body))
     answer = act()

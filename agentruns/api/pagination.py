@@ -1,4 +1,4 @@
-"""Cursor pagination, newest first: a row that changes meanwhile moves to the front, never seen twice."""
+"""Cursor pagination, newest first: a row that changes meanwhile moves to the front, and is not seen twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIME = re.compile(r"[0-9T:. +-]{10,32}")
 
 def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:
     """Return the rows after `cursor`, newest `moment` first, and the cursor of the next page or None."""
-    # SQLite compares times as text, and '12:00:00.5' is not '12:00:00.500000': keep what is stored.
+    # SQLite compares times as text, and '12:00:00.5' is not '12:00:00.500000': use the stored text.
     as_text = connections[rows.db].vendor == "sqlite"
     if cursor is not None:
         rows = rows.filter(_after(moment, *_decode(cursor), as_text=as_text))
@@ -40,7 +40,7 @@ def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], s
 
 def _after(moment: str, at: str, pk: UUID, *, as_text: bool) -> Q:
     bound: Any = Value(at, output_field=CharField()) if as_text else _aware(at)
-    # The first condition alone is what an index can use.
+    # Only the first condition can use an index.
     return Q(**{f"{moment}__lte": bound}) & (Q(**{f"{moment}__lt": bound}) | Q(pk__lt=pk))
 
 

@@ -1,29 +1,29 @@
-"""The router that the endpoints are put on, and what every one of them has."""
+"""The router of the endpoints: scopes, documentation, body size, headers and errors of each of them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, NoReturn
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
-from django.http import HttpRequest
+from django.conf import settings as django_settings
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, RawPostDataException
 from ninja import Router
 from ninja.constants import NOT_SET
 from ninja.decorators import decorate_view
-from ninja.params.models import Path
-from ninja.utils import contribute_operation_args
 
-from agentruns.api.auth import BearerAuth, SessionAuth, needed, needing
-from agentruns.api.errors import URN, Problem, as_problem, documented, marked
-from agentruns.api.examples import illustrated
-
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+from agentruns.api.auth import BearerAuth, Entry, SessionAuth, scopes_for
+from agentruns.api.docs import illustrated
+from agentruns.api.errors import MARK, URN, Problem, documented
+from agentruns.exceptions import AgentRunsError
 
 
 class ScopedRouter(Router):
-    """Gives every operation the scopes that a token needs for it, and their refusals to its documentation.
+    """Gives every operation its scopes, by path and method so that none is forgotten, and documents refusals.
 
-    By path and method, so that none can be forgotten; `auth=None` opens an operation to everybody.
+    `auth=None` opens an operation to everybody.
     """
 
     def add_api_operation(
@@ -40,35 +40,64 @@ class ScopedRouter(Router):
         extra = dict(openapi_extra or {})
         if auth is not None:
             extra["responses"] = documented(403, 429)["responses"] | extra.get("responses", {})
-        if options.get("include_in_schema", True):
-            extra = illustrated(view_func.__name__, methods[0], extra)
-            options["operation_id"] = options.get("operation_id") or view_func.__name__
+        options["operation_id"] = options.get("operation_id") or view_func.__name__
+        extra = illustrated(view_func.__name__, methods[0], extra)
         super().add_api_operation(path, methods, view_func, auth=auth, openapi_extra=extra, **options)
-        if auth is not None:
-            decorate_view(needing(needed(path, methods)))(view_func)
+        decorate_view(_entering(scopes_for(path, methods) if auth is not None else ()))(view_func)
 
 
-# One flat router: ninja would not pass a host's own `auth` on to nested ones.
+def _entering(scopes: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the view decorator of an operation: it checks the body's size, and completes the headers."""
+
+    def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
+        operation: Any = inspect.unwrap(run)
+
+        @wraps(run)
+        def enter(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            entry = Entry(scopes)
+            setattr(request, MARK, entry)
+            try:
+                _read_body(request)
+            except (Problem, RawPostDataException) as error:
+                response = operation.__self__.api.on_exception(request, error)
+            else:
+                response = run(request, *args, **kwargs)
+            for name, value in entry.headers.get(response.status_code, {}).items():
+                response.setdefault(name, value)
+            response.setdefault("Cache-Control", "private, no-store")
+            return response
+
+        return enter
+
+    return decorate
+
+
+def _read_body(request: HttpRequest) -> None:
+    """Raise Problem for a body above DATA_UPLOAD_MAX_MEMORY_SIZE, before anything else is done."""
+    try:
+        request.body  # noqa: B018 - reads it
+    except RequestDataTooBig:
+        most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        detail = f"The body has more than {most} bytes. Send less, or ask the operator to raise the limit."
+        raise Problem(413, URN + "too-large", "The request is too large", detail, max_bytes=most) from None
+    except ValueError:
+        detail = "Content-Length is not a number of bytes. Send JSON in UTF-8."
+        raise Problem(400, URN + "malformed", "The request cannot be read", detail) from None
+
+
+def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn what a service raises into a Problem, which any NinjaAPI answers with the right status."""
+
+    @wraps(view)
+    def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return view(request, *args, **kwargs)
+        except AgentRunsError as error:
+            raise Problem.of(error) from error
+
+    return translated
+
+
+# One flat router, because ninja would not pass a host's own `auth` on to nested ones.
 router = ScopedRouter(auth=[BearerAuth(), SessionAuth()], tags=["agent runs"])
-router.add_decorator(marked, mode="view")
 router.add_decorator(as_problem)
-
-
-def refuse_other_methods() -> None:
-    """Answer every other method of the routes so far with a problem; ninja's own answer is plain text."""
-    for path, view in list(router.path_operations.items()):
-        allowed = sorted({method for operation in view.operations for method in operation.methods})
-        others = [method for method in METHODS if method not in allowed]
-        refuse = _refusal(allowed)
-        refuse.__name__ = view.operations[0].view_func.__name__  # one name per URL for reverse()
-        for name in re.findall(r"{(?:\w+:)?(\w+)}", path):
-            contribute_operation_args(refuse, name, str, Path(...))
-        router.api_operation(others, path, auth=None, include_in_schema=False)(refuse)
-
-
-def _refusal(allowed: list[str]) -> Any:
-    def refuse(request: HttpRequest, **kwargs: Any) -> NoReturn:
-        detail = f"{request.method} is not allowed here; use {' or '.join(allowed)}."
-        raise Problem(405, URN + "method-not-allowed", "Method not allowed", detail, allowed=allowed)
-
-    return refuse

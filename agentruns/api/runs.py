@@ -6,40 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
+from django.utils.http import parse_etags
 from ninja import Status
 
+import agentruns
 from agentruns.agents.agent import get_agent
-from agentruns.api import conflicts, pagination
-from agentruns.api.auth import channel_of, user_of
-from agentruns.api.caching import REVALIDATED, is_known, tag_of
-from agentruns.api.errors import Problem, documented
+from agentruns.api import pagination
+from agentruns.api.auth import channel_of, find_run, require_call, run_of_key, user_of, visible_runs
+from agentruns.api.errors import Problem, documented, run_facts
 from agentruns.api.idempotency import KEY, key_of, once
-from agentruns.api.parameters import (
+from agentruns.api.routing import router
+from agentruns.api.schemas import (
     AFTER,
     At,
     CallId,
-    Cursor,
-    OfAgent,
-    OfRunStatus,
-    OfSession,
-    RowSeq,
-    RunId,
-)
-from agentruns.api.permissions import find_run, require_call, run_of_key, visible_runs
-from agentruns.api.routing import router
-from agentruns.api.schemas import (
     CancelRun,
+    Cursor,
     Key,
     MessageOut,
     MessagePage,
+    OfAgent,
+    OfRunStatus,
+    OfSession,
     PauseRun,
     Resolve,
     ResumeRun,
+    RowSeq,
+    RunId,
     RunOut,
     RunPage,
     Seq,
     StartRun,
     legal,
+    utc,
 )
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
@@ -51,8 +50,10 @@ from agentruns.services import runs as services
 from agentruns.services.history import record, state_at
 from agentruns.services.runs import RunRequest, submit
 from agentruns.services.transfer import download, find_content, read_content
+from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 
+REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
 ONE = documented(401, 404)
 ONE["responses"][304] = {"description": "What you have is what it is"}
@@ -73,18 +74,15 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     422 if there is no such agent, 404 if the session is somebody else's.
     """
     user, key = user_of(request), key_of(key, body)
-    order = RunRequest(
-        agent=get_agent(body.agent),
-        text=body.input,
-        session=body.session or str(uuid7()),
-        actor=user,
-        key=key or "",
+    session = body.session or str(uuid7())
+    wanted = RunRequest(
+        agent=get_agent(body.agent), text=body.input, session=session, actor=user, key=key or ""
     )
     try:
-        submission = submit(order)
+        submission = submit(wanted)
     except RunStateError as error:
         owned = run_of_key(user, key)
-        raise Problem.of(error, **(conflicts.of_run(owned) if owned else {})) from error
+        raise Problem.of(error, **(run_facts(owned) if owned else {})) from error
     return Status(201 if submission.is_new else 200, RunOut.of(find_run(user, str(submission.run.pk))))
 
 
@@ -228,5 +226,28 @@ def _change(
     try:
         act(run, user)
     except RunStateError as error:
-        raise Problem.of(error, **conflicts.of_run(find_run(user, run_id), call_id)) from error
+        raise Problem.of(error, **run_facts(find_run(user, run_id), call_id)) from error
     return RunOut.of(find_run(user, run_id))
+
+
+def tag_of(run: Run) -> str:
+    """Return the ETag of a run, read together with its session: weak, as it is not made of the body."""
+    # The lease, the back-off and `blocked_reason` change without a row of the journal.
+    moments = (run.lease_expires_at, run.not_before, run.updated_at)
+    about = [
+        agentruns.__version__,
+        str(run.pk),
+        run.session.next_seq - 1,
+        run.status,
+        run.lease_epoch,
+        run.attempts,
+        run.blocked_reason,
+        *(moment and utc(moment) for moment in moments),
+    ]
+    return f'W/"{canonical.digest(about)[:32]}"'
+
+
+def is_known(request: HttpRequest, tag: str) -> bool:
+    """Return whether the client has the version of `tag` already."""
+    known = parse_etags(request.headers.get("If-None-Match", ""))
+    return "*" in known or tag.removeprefix("W/") in {each.removeprefix("W/") for each in known}

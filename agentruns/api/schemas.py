@@ -1,6 +1,6 @@
-"""What goes over the wire: names are those of the model fields, ids are strings, times are UTC.
+"""Parameters, bodies and answers. Names are those of the model fields, ids are strings, times are UTC.
 
-What a model, a tool or a person wrote goes through `legal`; ids, digests, hashes, statuses and kinds do not.
+Text by a model, a tool or a person goes through `legal`; ids, digests, hashes, statuses and kinds do not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from ninja import Header, Path, Query
+from ninja.params import models as parameters
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from agentruns.agents.agent import Agent
@@ -29,7 +31,7 @@ def utc(moment: datetime) -> str:
 
 
 def _printable(text: str) -> str:
-    # As the services want it: databases disagree about NUL and lone surrogates, people about what they see.
+    # As the services require: databases disagree about NUL and lone surrogates.
     if not text.isprintable():
         raise ValueError("must be printable")
     return text
@@ -57,7 +59,7 @@ def _containers(value: Any) -> list[Any]:
 
 
 def legal(value: Any) -> Any:
-    """Return a value as it is shown: redacted, and what JSON and UTF-8 can say."""
+    """Return a value redacted, and changed to what JSON and UTF-8 can represent."""
     return canonical.legal(redacted(value))
 
 
@@ -73,14 +75,37 @@ Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
-# Their classes have one name, and components of an OpenAPI document are found by theirs.
+# Both classes are named Status, and components of an OpenAPI document are identified by name.
 RunStatus = Annotated[Run.Status, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
 ApprovalStatus = Annotated[
     Approval.Status, WithJsonSchema({"type": "string", "enum": Approval.Status.values})
 ]
-# As shown: a status of newer code, which shares the database during a deploy, is no error.
+# In answers: a status of newer code, which shares the database during a deploy, is not an error.
 ShownRunStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
 ShownApprovalStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Approval.Status.values})]
+
+# Any text is accepted: a malformed id is a 404, like an unknown one.
+_Id = Annotated[str, WithJsonSchema({"type": "string", "format": "uuid"})]
+
+RunId = Annotated[_Id, Path(description="`id` of a run")]
+ApprovalId = Annotated[_Id, Path(description="`id` of an approval")]
+CallId = Annotated[str, Path(description="`call_id` of a row or an approval")]
+SessionKey = Annotated[str, Path(description="the caller's own key, percent-encoded; it may hold slashes")]
+RowSeq = Annotated[Seq, Path(description="`seq` of the row")]
+
+Cursor = Annotated[str | None, Query(description="`next` of the page before; without it the first page")]
+At = Annotated[Seq | None, Query(description="`seq` of the row; without it what the run is now")]
+OfRunStatus = Annotated[RunStatus | None, Query(description="only runs of this status")]
+OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals of this status")]
+OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
+OfSession = Annotated[Key | None, Query(description="only runs of the session of this key")]
+LastEventId = Annotated[
+    Seq | None,
+    Header(
+        alias="Last-Event-ID", description="`id` of the last event that you have; it counts more than `after`"
+    ),
+]
+AFTER: Any = parameters.Query(0, description="only rows with a greater `seq`")
 
 
 class Request(BaseModel):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from agentruns.api.auth import user_of
+from agentruns.api.auth import find_session, user_of, visible_runs
 from agentruns.api.errors import documented
 from agentruns.api.pagination import page
-from agentruns.api.parameters import Cursor, SessionKey
-from agentruns.api.permissions import find_session, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import RunOut, RunPage, SessionOut
+from agentruns.api.schemas import Cursor, RunOut, RunPage, SessionKey, SessionOut
 
 
 @router.get("/sessions/{path:key}", response=SessionOut, openapi_extra=documented(400, 401, 403, 404, 422))

@@ -1,8 +1,8 @@
 """The journal of a run as it grows, as Server-Sent Events.
 
-A stream polls: it works with any database and any server, and holds neither a connection nor, under ASGI, a
-thread from one poll to the next. Rows of a session become visible in the order of their `seq`, so asking for
-those after the last one sent misses none.
+A stream polls: this works with any database and any server, and holds neither a connection nor, under ASGI, a
+thread between two polls. Rows of a session become visible in the order of their `seq`, so a query for those
+after the last one sent misses none.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any
 from uuid import UUID
 
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from django.contrib.auth import SESSION_KEY, get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
@@ -25,13 +25,11 @@ from django.http import HttpRequest, StreamingHttpResponse
 from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError
 
-from agentruns.api.auth import user_of
+from agentruns.api.auth import find_run, user_of, visible_runs
 from agentruns.api.errors import documented
 from agentruns.api.pagination import PAGE
-from agentruns.api.parameters import AFTER, LastEventId, RunId
-from agentruns.api.permissions import find_run, visible_runs
 from agentruns.api.routing import router
-from agentruns.api.schemas import MessageOut, Seq
+from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal.masking import sensitive_in
@@ -77,28 +75,45 @@ logger = get_logger("agentruns.api.stream")
 
 
 class Entrance:
-    """How a request was let in: a long stream asks the same again, of whichever mount it came through."""
+    """A request before its authentication, which a long stream repeats, in any mount of the router."""
 
     def __init__(self, operation: Any, request: HttpRequest) -> None:
         self._operation = operation
         self._kind = type(request)
-        self._facts = dict(request.__dict__)  # before anybody noted who it is
+        self._facts = dict(request.__dict__)  # before authentication
 
     def recheck_auth(self) -> Any:
-        """Return the user, read anew, or raise AuthenticationError: as if the request came only now."""
+        """Return the user, read anew, or raise AuthenticationError, as for a new request."""
         request = self._kind.__new__(self._kind)
         request.__dict__.update(self._facts)
         user, session = getattr(request, "user", None), getattr(request, "session", None)
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
             request.session = type(session)(session.session_key)
             request.user = get_user(request)
-        # ninja has no public way to ask an operation who may use it. None: nothing to object to.
-        if self._operation._run_authentication(request) is not None:
-            raise AuthenticationError
+        self._authenticate(request)
         user, model = user_of(request), get_user_model()
         if isinstance(user, model):
             request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
         return user_of(request)
+
+    def _authenticate(self, request: HttpRequest) -> None:
+        """Raise AuthenticationError unless one of the operation's auth callbacks accepts the request."""
+        for authenticate in self._operation.auth_callbacks:
+            try:
+                found = authenticate(request)
+                if inspect.isawaitable(found):
+                    found = async_to_sync(_awaited)(found)
+            except Error:
+                raise
+            except Exception as error:  # a host's own may raise anything
+                raise AuthenticationError from error
+            if found:
+                return
+        raise AuthenticationError
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +149,7 @@ def stream_events(
 
 
 class Feed:
-    """What one listener has yet to be told of a run, from poll to poll."""
+    """The rows that one listener has not had yet, from poll to poll."""
 
     FIRST_PAUSE = 0.5
     LONGEST_PAUSE = 2.0
@@ -149,13 +164,13 @@ class Feed:
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def poll(self) -> str:
-        """Return what is new, or nothing; no connection of this thread stays open."""
+        """Return the text of new events, or ""; no connection of this thread stays open."""
         try:
             return self._ping() + self._news()
         except (AuthenticationError, DurableRunNotFoundError):
-            logger.info("The stream of run=%s ends: its listener may not see it any more", self._run_id)
+            logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
-            logger.warning("The stream of run=%s ends, to be asked for again: %s", self._run_id, error)
+            logger.warning("The stream of run=%s ends and can be requested again: %s", self._run_id, error)
         finally:
             _let_go_of_connections()
         self.is_over = True
@@ -173,7 +188,7 @@ class Feed:
         return PING
 
     def _news(self) -> str:
-        # The status first: if the run has ended by then, its closing row is among the rows.
+        # The status is read first: if the run has ended by then, its closing row is among the rows.
         status = visible_runs(self._user).filter(pk=self._run_id).values_list("status", flat=True).first()
         if status is None:
             raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
@@ -202,7 +217,7 @@ def _event(message: MessageOut) -> str:
 def _synchronous(feed: Feed) -> Iterator[str]:
     yield f"retry: {RETRY}\n\n"
     while not feed.is_over:
-        # A WSGI server learns that its client is gone by writing, and in no other way.
+        # A WSGI server learns only by writing that its client is gone.
         yield feed.poll() or NOTHING
         if not feed.is_over:
             time.sleep(feed.pause())
@@ -220,15 +235,15 @@ async def _asynchronous(feed: Feed) -> AsyncIterator[str]:
 
 
 def _let_go_of_connections() -> None:
-    # Also those that the view and the middleware opened; a test case keeps those it has a transaction on.
+    # Also those of the view and the middleware; a test case keeps those with an open transaction.
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
 
 
 def _let_go_of_the_thread() -> None:
-    # Django keeps a request's thread until its response is complete. Unless somebody else holds on to it, it
-    # ends when nothing refers to its executor; the next poll gets another.
+    # Django keeps a request's thread until its response is complete. The thread ends when nothing refers to
+    # its executor any more; the next poll gets another one.
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         SyncToAsync.context_to_thread_executor.pop(context, None)

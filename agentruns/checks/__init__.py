@@ -1,7 +1,7 @@
 """System checks: an Error only where the promise is false, each with the fix as its hint.
 
-What asks a database is run by `check --database ALIAS` and by `migrate` only, as Django does it, and asks a
-few quick questions. Importing this registers them.
+Checks that query a database are run by `check --database ALIAS` and by `migrate` only, as Django does it, and
+are quick. Importing this package registers them.
 """
 
 from agentruns.checks.agents import check_agents, check_approvers

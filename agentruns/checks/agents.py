@@ -1,4 +1,4 @@
-"""What agents declare: whether it can be kept, and whether there is anybody to ask."""
+"""Checks of agents: their models and prices, and people who may decide their approvals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentruns.conf import settings
 from agentruns.engine import budgets
 
 DECIDE = "agentruns.decide_approval"
-# With others a permission may come from anywhere, and rows say nothing about who has it.
+# With any other backend, rows do not say who has a permission.
 PLAIN_BACKENDS = {
     f"django.contrib.auth.backends.{name}"
     for name in ("ModelBackend", "AllowAllUsersModelBackend", "RemoteUserBackend")
@@ -28,13 +28,13 @@ PLAIN_BACKENDS = {
 
 @register("agentruns")
 def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that what the agents promise can be kept."""
+    """Check the models of the agents, and that models with a cost budget have a price."""
     agents = registered()
     found: list[CheckMessage] = [
         Warning(
             f"{agent!r}: {agent.model!r} is not the name of a Claude model.",
-            hint="Correct the name; or, if a gateway knows a model by it, silence this check. For a provider "
-            "of another kind give the agent an object with propose().",
+            hint="Correct the name, or silence this check if a gateway knows a model by it. For another "
+            "provider, give the agent an object with propose().",
             id="agentruns.W011",
         )
         for agent in agents
@@ -58,7 +58,7 @@ def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 def check_approvers(
     app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Sequence[CheckMessage]:
-    """Check that for each tool that asks people there is somebody who may answer."""
+    """Check that somebody may decide the approvals of each gated tool."""
     users = get_user_model()
     alias = router.db_for_write(users)  # a replica may not know yet
     gated = _gated()
@@ -72,7 +72,7 @@ def check_approvers(
     for approvers, tools in sorted(gated.items()):
         if approvers and not known.permissions(approvers) and approvers not in known.groups:
             text = f"approvers={approvers!r} of {tools} names neither a permission nor a group."
-            hint = "Correct it, or make the group; until then superusers alone may decide."
+            hint = "Correct it, or make the group; until then only superusers may decide."
         elif known.has_anybody and not known.has_decider(approvers):
             who = f"may decide for {approvers!r}" if approvers else "has the permission to decide approvals"
             text = f"No active user {who}, so calls of {tools} wait for ever."
@@ -84,7 +84,7 @@ def check_approvers(
 
 
 class _Known:
-    """The permissions and groups that are asked for, and who has them; a few questions for all tools."""
+    """Permissions and groups that tools name, and their holders, read with a few queries for all tools."""
 
     def __init__(self, users: Any, alias: str, names: set[str]) -> None:
         codenames = {name.rpartition(".")[2] for name in names}
@@ -96,11 +96,11 @@ class _Known:
 
     @cached_property
     def has_anybody(self) -> bool:
-        """Whether there are users: a project that is being set up has none yet."""
+        """True if there are users: a project that is being set up has none yet."""
         return bool(self._active.exists())
 
     def permissions(self, name: str) -> list[int]:
-        """Return the keys of the permissions that a name means, with its app or without."""
+        """Return the keys of the permissions of a name, given with its app or without."""
         return [
             pk
             for pk, app, codename in self._rows
@@ -108,7 +108,7 @@ class _Known:
         ]
 
     def has_decider(self, approvers: str) -> bool:
-        """Whether an active user may decide what these approvers are asked."""
+        """Return whether an active user may decide for these approvers."""
         if self._has_superuser:
             return True
         deciders = self._active.filter(self._with(DECIDE))
@@ -122,7 +122,7 @@ class _Known:
 
 
 def _gated() -> dict[str, str]:
-    """Return the tools that may ask people, by whom they ask; "" is whoever may decide."""
+    """Return the names of gated tools by their approvers; "" stands for anybody who may decide."""
     gated: dict[str, set[str]] = {}
     for agent in registered():
         for tool in agent.tools.values():

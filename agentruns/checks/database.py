@@ -1,4 +1,4 @@
-"""The journal's database: whether it keeps what it acknowledges, and lets writers queue."""
+"""Checks of the journal's database: it must keep what it acknowledges, and let writers queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS = (
     "OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
     "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'}"
 )
-OF_A_TEST = "file:memorydb_"  # as Django names the database in memory that it makes for tests
+OF_A_TEST = "file:memorydb_"  # Django's name of an in-memory test database
 
 
 @register(Tags.database)
@@ -30,7 +30,7 @@ def check_database(
     if connection.vendor not in ("sqlite", "postgresql"):
         found.append(
             Error(
-                f"The journal cannot live in {connection.vendor}: only SQLite and PostgreSQL can seal it.",
+                f"The journal cannot be stored in {connection.vendor}: use SQLite or PostgreSQL.",
                 hint="Point AGENTRUNS_DATABASE at a PostgreSQL or SQLite database.",
                 id="agentruns.E004",
             )
@@ -53,23 +53,23 @@ def _sqlite(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     if connection.is_in_memory_db() and not str(name).startswith(OF_A_TEST):  # type: ignore[attr-defined]
         return [
             Error(
-                "The journal's database is in memory: it ends with this process, and no other sees it.",
+                "The journal's database is in memory: it ends with this process, and no other can see it.",
                 hint="Give the database a file: 'NAME': BASE_DIR / 'db.sqlite3'.",
                 id="agentruns.E015",
             )
         ]
     found: list[CheckMessage] = []
     if str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", "")).upper() != "IMMEDIATE":
-        text = "SQLite without IMMEDIATE transactions: writers that read first die of 'database is locked'."
+        text = "SQLite without IMMEDIATE transactions: writers that read first get 'database is locked'."
         found.append(Warning(text, hint=OPTIONS, id="agentruns.W002"))
     if _asked(connection, "PRAGMA journal_mode") not in ("wal", "memory"):
-        text = "SQLite without WAL: whoever reads holds up the worker's commits, and they the readers."
+        text = "SQLite without WAL: readers block the worker's commits, and commits block the readers."
         found.append(Warning(text, hint=OPTIONS, id="agentruns.W006"))
     return found
 
 
 def _forgetful(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    """Find settings of the server under which an acknowledged commit may be gone after a power cut."""
+    """Find server settings under which an acknowledged commit may be lost in a power cut."""
     if connection.vendor == "sqlite":
         # With a WAL, NORMAL leaves the last commits to the operating system.
         forgets = ("0", "1") if _asked(connection, "PRAGMA journal_mode") == "wal" else ("0",)
@@ -85,7 +85,7 @@ def _forgetful(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     for question, (forgets, fix) in asked.items():
         if (answer := _asked(connection, question)) in forgets:
             name, value = question.split()[1], {"0": "off", "1": "NORMAL"}.get(answer, answer)
-            text = f"{name} is {value} for the journal's database: what it acknowledges may be lost."
+            text = f"{name} is {value} for the journal's database: acknowledged commits may be lost."
             found.append(Error(text, hint=f"Set {fix}.", id="agentruns.E006"))
     return found
 

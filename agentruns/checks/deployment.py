@@ -1,4 +1,4 @@
-"""What surrounds the app: web requests, the dispatcher, Celery, the sweep."""
+"""Checks of the surroundings: web requests, routers, the dispatcher, Celery, telemetry, the sweep."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_deployment(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns")
 def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that what AGENTRUNS_DISPATCHER names can ring, and that Celery lets it."""
+    """Check that AGENTRUNS_DISPATCHER can be loaded, and the Celery settings that it depends on."""
     path = settings.DISPATCHER
     try:
         dispatcher = import_string(path)()
@@ -67,7 +67,7 @@ def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns")
 def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that what AGENTRUNS_TELEMETRY names is there."""
+    """Check that AGENTRUNS_TELEMETRY can be loaded."""
     path = settings.TELEMETRY
     try:
         if path:
@@ -86,7 +86,7 @@ def _read_from(alias: str) -> str:
 
 
 def _celery(dispatcher: Any) -> list[CheckMessage]:
-    # By its settings in force, whatever the project calls them; where it is not loaded, nothing uses it.
+    # The settings in force, whatever the project calls them. Where Celery is not loaded, nothing uses it.
     celery: Any = sys.modules.get("celery")
     if celery is None or all(one.__module__ != TASKS for one in type(dispatcher).__mro__):
         return []
@@ -94,8 +94,8 @@ def _celery(dispatcher: Any) -> list[CheckMessage]:
     if app.conf.task_always_eager:
         found.append(
             Warning(
-                "Celery's task_always_eager is on, so the doorbell is dropped: no model and no tool is to "
-                "run inside a web request. Runs wait for the next sweep.",
+                "Celery's task_always_eager is on, so workers are not notified: no model and no tool may run "
+                "inside a web request. Runs wait for the next sweep.",
                 hint="Turn it off where workers run; in tests drive runs with run_until_blocked() or "
                 "`manage.py resume_runs`.",
                 id="agentruns.W009",
@@ -105,9 +105,9 @@ def _celery(dispatcher: Any) -> list[CheckMessage]:
     if task is not None and task.acks_late and visible is not None and visible < longest:
         found.append(
             Warning(
-                f"The project makes {TASK} acknowledge late, and after {visible:g} s the broker delivers "
-                f"what is not acknowledged again; a call may take {longest:g} s. Each such delivery finds "
-                "the run taken, and costs a worker's time.",
+                f"{TASK} is set to acknowledge late, and the broker delivers unacknowledged messages again "
+                f"after {visible:g} s; a call may take {longest:g} s. Each such delivery finds the run "
+                "taken, and costs a worker's time.",
                 hint=f"Leave {TASK} out of Celery's task_annotations: it acknowledges early, and the sweep "
                 "finds what a dead worker leaves. Or raise broker_transport_options['visibility_timeout'].",
                 id="agentruns.W008",
@@ -134,7 +134,7 @@ def _longest_call() -> float:
 def check_sweeper(
     app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Sequence[CheckMessage]:
-    """Check that somebody sweeps while there are runs that can go on."""
+    """Check that a worker sweeps while there are runs that can go on."""
     alias = settings.DATABASE
     if alias not in (databases or ()):
         return []
@@ -149,7 +149,7 @@ def check_sweeper(
     return [
         Warning(
             f"{seen}, and runs that can go on wait for one.",
-            hint="Keep `manage.py resume_runs --watch` running, or have it started every minute without.",
+            hint="Keep `manage.py resume_runs --watch` running, or run `manage.py resume_runs` every minute.",
             id="agentruns.W012",
         )
     ]

@@ -1,4 +1,4 @@
-"""AGENTRUNS_* and what of the project's settings the promise rests on."""
+"""Checks of AGENTRUNS_* and of the Django settings that durability depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentruns.journal.outbox import load_notifier
 
 @register("agentruns")
 def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check AGENTRUNS_* and what of the project's settings the promise rests on."""
+    """Check names and values of AGENTRUNS_*, USE_TZ and DATABASES."""
     found: list[CheckMessage] = [
         Warning(
             f"There is no setting {name}.",
@@ -63,7 +63,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns")
 def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that what AGENTRUNS_NOTIFIERS names can be called, and whatever each says of itself."""
+    """Check that the notifiers of AGENTRUNS_NOTIFIERS can be loaded, and run their own checks."""
     found: list[CheckMessage] = []
     paths = settings.NOTIFIERS
     hint = "AGENTRUNS_NOTIFIERS = ['agentruns.contrib.mail.MailNotifier'], a list of dotted paths."
@@ -82,18 +82,18 @@ def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns")
 def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that AGENTRUNS_API_THROTTLE says how many requests are allowed."""
+    """Check the form of AGENTRUNS_API_THROTTLE."""
     try:
         settings.api_throttle  # noqa: B018 - raises
     except ValueError as error:
-        hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; s, m, h and d are known."
+        hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
         return [Error(f"AGENTRUNS_API_THROTTLE cannot be used: {error}.", hint=hint, id="agentruns.E013")]
     return []
 
 
 @register("agentruns")
 def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that AGENTRUNS_PAYLOAD_INLINE_MAX says from how many bytes on a result is large."""
+    """Check that AGENTRUNS_PAYLOAD_INLINE_MAX is a number of bytes."""
     limit = settings.PAYLOAD_INLINE_MAX
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
         return []
@@ -103,7 +103,7 @@ def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 @register("agentruns", deploy=True)
 def check_payload_storage(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that large results have a place outside of the database; a new project needs none yet."""
+    """Check, before a deployment, that large results have a storage outside the database."""
     name = settings.PAYLOAD_STORAGE
     if not name or payloads.is_configured():
         return []

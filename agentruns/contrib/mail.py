@@ -17,7 +17,7 @@ from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
 
-MISSING = "AGENTRUNS_NOTIFY_EMAILS names nobody to write to."
+MISSING = "AGENTRUNS_NOTIFY_EMAILS has no address."
 
 
 class MailNotifier:
@@ -31,11 +31,11 @@ class MailNotifier:
         if not people:
             raise ImproperlyConfigured(MISSING)
         if notice.type == "approval.requested" and notice.status != "pending":
-            return  # decided before this could be sent: nobody is needed any more
+            return  # decided meanwhile
         send_mail(_subject(notice), _body(notice), None, list(people))
 
     def check(self) -> list[CheckMessage]:
-        """Find what keeps the e-mails from being sent, or the sender from going on."""
+        """Find settings with which no e-mail can be sent, or with which a worker may hang."""
         found: list[CheckMessage] = []
         people = settings.NOTIFY_EMAILS
         if not people or not isinstance(people, list | tuple):
@@ -44,7 +44,7 @@ class MailNotifier:
         if _may_hang():
             found.append(
                 Warning(
-                    "The mail server may keep workers waiting for ever: SMTP has no time-out.",
+                    "SMTP has no time-out: a mail server that does not answer blocks a worker for ever.",
                     hint="EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS.",
                     id="agentruns.W004",
                 )
@@ -58,7 +58,7 @@ def _subject(notice: Notice) -> str:
         "run.orphaned": _("A call's outcome is not known"),
         "run.paused": _("A run is paused"),
     }.get(notice.type, notice.type)
-    # On one line whatever a model wrote: a line break would begin another header.
+    # On one line: a line break, which a model may write, would begin another header.
     return one_line(f"[agentruns] {what}: {notice.title or notice.tool or notice.agent}", 150)
 
 
@@ -75,8 +75,8 @@ def _body(notice: Notice) -> str:
         (_("Expires"), f"{notice.expires_at:%Y-%m-%d %H:%M %Z}" if notice.expires_at else ""),
         (_("Decide or look at it here"), notice.url),
     ]
-    told = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
-    return f"{_subject(notice)}\n\n{told}\n"
+    text = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
+    return f"{_subject(notice)}\n\n{text}\n"
 
 
 def _label(choices: type[TextChoices], value: str) -> str:
@@ -90,6 +90,6 @@ def _may_hang() -> bool:
         backend, timeout = default.get("BACKEND", ""), default.get("OPTIONS", {}).get("timeout")
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that 6.1 will stop reading these is for Django to say
+            warnings.simplefilter("ignore")  # Django itself warns that 6.1 stops reading these
             backend, timeout = django_settings.EMAIL_BACKEND, django_settings.EMAIL_TIMEOUT
     return backend.endswith("smtp.EmailBackend") and timeout is None

@@ -1,7 +1,7 @@
 """OpenTelemetry spans and metrics: AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
 
-The names are those of the semantic conventions for generative AI, as strings: the package of their constants
-still changes. Spans hold nothing that was said, asked or returned.
+The names are those of the semantic conventions for generative AI, as strings, because the package of their
+constants still changes. Spans hold no prompt, reply, argument or result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOKENS = tuple(4**power for power in range(14))
 PROVIDERS = {"AnthropicModel": "anthropic"}
 OPERATIONS = {"drive": "invoke_agent", "model": "chat", "tool": "execute_tool"}
 
-# Attribute -> its fact. Metrics are by names and kinds only: each value makes a time series.
+# Attribute -> fact. Metrics have names and kinds only: each value makes a time series.
 RUN = {"agentruns.run.id": "run_id", "agentruns.epoch": "epoch"}
 AGENT = {"gen_ai.agent.name": "agent"}
 TOOL = {"gen_ai.tool.name": "tool"}
@@ -84,7 +84,7 @@ DURATIONS = {
     "model": ("gen_ai.client.operation.duration", "A request to the model"),
     "tool": ("gen_ai.execute_tool.duration", "A tool's handler"),
 }
-# Event -> its counter, what it counts, and by what.
+# Event -> name, description and attributes of its counter.
 COUNTED = {
     "ended": ("agentruns.runs.ended", "Runs that ended", {**AGENT, "agentruns.status": "status"}),
     "decision": ("agentruns.decisions", "Decisions on approvals", {**TOOL, "agentruns.verb": "verb"}),
@@ -99,7 +99,7 @@ DRIVE = contexts.create_key("agentruns-drive")
 
 @dataclass(slots=True)
 class _Drive:
-    """Values of a drive for the spans inside it."""
+    """The drive that inner spans belong to."""
 
     agent: str
     step_began: float | None = None
@@ -168,7 +168,7 @@ class OpenTelemetry:
                 span.end()
 
     def event(self, name: str, facts: Facts) -> None:
-        """Count what happened, and note it in the span it happened in."""
+        """Count an event, and add it to the current span."""
         if name not in COUNTED:
             return
         attributes = _named(COUNTED[name][2], facts)
@@ -176,11 +176,11 @@ class OpenTelemetry:
         trace.get_current_span().add_event(f"agentruns.{name}", {**_named(RUN, facts), **attributes})
 
     def carried(self) -> AbstractContextManager[None]:
-        """Return what makes another thread part of the span open in this one."""
+        """Return a context manager that makes another thread part of the current span."""
         return _within(contexts.get_current())
 
     def _heading(self, name: str, facts: Facts) -> tuple[str, dict[str, Any]]:
-        """Return a span's name and what is known as it begins."""
+        """Return a span's name and its first attributes."""
         attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
         if name == "tool":
             attributes["gen_ai.tool.type"] = "function"
@@ -190,12 +190,12 @@ class OpenTelemetry:
         return f"{OPERATIONS[name]} {of}"[:LONGEST], attributes
 
     def _trace_of(self, run_id: str, title: str, attributes: dict[str, Any]) -> tuple[Context, list[Link]]:
-        """Return the run's own trace to be in, and a link to the span that it was called from."""
+        """Return the context of the run's own trace, and a link to the caller's span."""
         caller = trace.get_current_span().get_span_context()
         links = [Link(caller)] if caller.is_valid else []
         trace_id, span_id = run_trace(run_id)
         provider = self._tracer_provider or trace.get_tracer_provider()
-        # A parent decides for its children; this one is no span, so the project's sampler is asked about it.
+        # A parent decides for its children. This one is no real span, so the project's sampler decides.
         sampler = getattr(provider, "sampler", None)
         sampled = (
             sampler is None
@@ -208,7 +208,7 @@ class OpenTelemetry:
         return trace.set_span_in_context(root), links
 
     def _next_step(self, now: float | None) -> None:
-        """Measure the step that ends here: from one request to the model to the next, or the drive's end."""
+        """Measure the step that ends here, from its request to the model."""
         drive = contexts.get_value(DRIVE)
         if isinstance(drive, _Drive):
             if drive.step_began is not None:
@@ -246,17 +246,17 @@ def _within(context: Context) -> Iterator[None]:
 
 
 def run_trace(run_id: str | UUID) -> tuple[int, int]:
-    """Return the id of a run's trace, and of the span that all its drives are below and that nobody sends."""
-    # Not the run's id itself: it begins with a time, and samplers take a trace's id for evenly spread.
+    """Return the ids of a run's trace and of its root span, which is never sent."""
+    # Not the run's id itself: it begins with a time, and samplers need evenly distributed ids.
     digest = hashlib.sha256(f"agentruns:{run_id}".encode()).digest()
     return int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")
 
 
 def queue_age(options: CallbackOptions) -> Iterable[Observation]:
-    """Observe how long the oldest run that a worker could claim has waited, by the database's clock."""
+    """Observe the waiting time of the oldest run that a worker could claim, by the database's clock."""
     alias = settings.DATABASE
     connection = connections[alias]
-    if connection.in_atomic_block:  # somebody's transaction, which an error here would break
+    if connection.in_atomic_block:  # an error here would break the caller's transaction
         return []
     was_open = connection.connection is not None
     since = Min(
@@ -271,13 +271,13 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
         logger.info("The age of the queue is not known.", exc_info=True)
         return []
     finally:
-        if not was_open:  # the reader's own thread: nobody else would close it
+        if not was_open:  # the reader's own thread, which nobody else closes
             connection.close()
     return [Observation(max(0.0, age.total_seconds()) if age else 0.0)]
 
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
-    """Return the facts that there are, by the names of their attributes."""
+    """Return the known facts under the names of their attributes."""
     found = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]
@@ -286,7 +286,7 @@ def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
 
 
 def _error_type(facts: Facts, error: BaseException | None) -> str:
-    """Return the kind of an error: a provider's own word for it, or the name of a class; never its text."""
+    """Return the kind of an error: the provider's type or the class's name, never its text."""
     if error is None:
         return str(facts.get("error") or "")[:LONGEST]
     if isinstance(error, Interrupted) and error.__cause__ is not None:
@@ -296,7 +296,7 @@ def _error_type(facts: Facts, error: BaseException | None) -> str:
 
 
 def _usage(usage: Any) -> dict[str, int]:
-    """Return tokens as the conventions count them: what the cache gave or took is part of the input."""
+    """Return tokens as the conventions count them: cached ones are part of the input."""
     if not isinstance(usage, dict):
         return {}
     cached = {name: _count(usage, key) for name, key in CACHED.items() if key in usage}

@@ -1,6 +1,6 @@
 """Notifications as signed webhooks: AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
 
-Signed as Standard Webhooks 1.0.0 says (https://www.standardwebhooks.com): any of its libraries verifies them.
+Signed by Standard Webhooks 1.0.0 (https://www.standardwebhooks.com); any of its libraries verifies them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WebhookNotifier:
         request = Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
         try:
             with _opener(url).open(request, timeout=TIMEOUT):
-                pass  # what the receiver says beside its status is of no interest
+                pass  # only the status counts
         except HTTPError as error:
             with error:
                 if error.code == GONE:
@@ -58,7 +58,7 @@ class WebhookNotifier:
                 raise OSError(f"The receiver answered {error.code}.") from None
 
     def check(self) -> list[CheckMessage]:
-        """Find what keeps the webhooks from being sent."""
+        """Find settings with which no webhook can be sent."""
         found: list[CheckMessage] = []
         for read, name, hint in (
             (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
@@ -72,14 +72,14 @@ class WebhookNotifier:
 
 
 def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
-    """Return the signatures of a webhook, one for each of the secrets in `secret`, parted by spaces."""
+    """Return the signatures of a webhook, one for each key in `secret`, separated by spaces."""
     signed = f"{message_id}.{moment}.".encode() + body
     digests = (hmac.digest(key, signed, hashlib.sha256) for key in _keys(secret))
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def _keys(secret: Any) -> list[bytes]:
-    """Return the keys of a setting that may hold several, for rotation; what it says never quotes one."""
+    """Return the keys of the setting, which may hold several for rotation; errors never quote one."""
     keys = []
     for part in str(secret or "").split():
         try:
@@ -87,7 +87,7 @@ def _keys(secret: Any) -> list[bytes]:
                 raise ValueError("no prefix")
             keys.append(base64.b64decode(part.removeprefix(PREFIX), validate=True))
         except (ValueError, binascii.Error):
-            text = f"AGENTRUNS_WEBHOOK_SECRET is not '{PREFIX}' and base64."
+            text = f"AGENTRUNS_WEBHOOK_SECRET must be '{PREFIX}' followed by base64."
             raise ImproperlyConfigured(text) from None
     if not keys:
         raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_SECRET is not set.")
@@ -97,26 +97,26 @@ def _keys(secret: Any) -> list[bytes]:
 
 
 def _address(url: Any) -> str:
-    """Return the address if a webhook may go there: in clear text only to this machine."""
+    """Return the address if it is allowed: https://, or http:// on localhost."""
     try:
         parts = urlsplit(str(url or ""))
         if not parts.hostname:
             raise ValueError("no host")
     except ValueError:
-        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL is not set to an address.") from None
+        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL is not set to a URL.") from None
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL):
-        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL has to begin with https://, but on this machine.")
+        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL must use https:// (http:// only for localhost).")
     return str(url)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A signed message goes to the address it was meant for, and to no other."""
+    """Follows no redirect: a signed message goes to its own address only."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def _opener(url: str) -> OpenerDirector:
-    # A proxy of the environment's is for the way out, not for this machine.
+    # The environment's proxy is not for localhost.
     direct = [ProxyHandler({})] if urlsplit(url).hostname in LOCAL else []
     return build_opener(_NoRedirects, *direct)

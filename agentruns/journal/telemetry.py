@@ -67,61 +67,53 @@ class span:
 
     def __enter__(self) -> Facts:
         attributes: Facts = {}
-        heard = listener()
-        if heard is not None:
-            self._open = _guarded(self._begin, heard, attributes)
+        active = listener()
+        if active is not None:
+            self._open = _guarded(self._begin, active, attributes)
         return attributes
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._open is not None:
             _guarded(self._open.__exit__, *exc_info)
 
-    def _begin(self, heard: Listener, attributes: Facts) -> AbstractContextManager[object]:
+    def _begin(self, active: Listener, attributes: Facts) -> AbstractContextManager[object]:
         attributes.update(self._facts())
-        surrounding = heard.span(self._name, attributes)
-        surrounding.__enter__()
-        return surrounding
+        return _entered(active.span(self._name, attributes))
 
 
 class carried:
     """Make the thread that enters it part of the span open in the thread that made it."""
 
-    __slots__ = ("_driven", "_entered", "_open")
+    __slots__ = ("_driven", "_open")
 
     def __init__(self) -> None:
-        heard = listener()
-        self._open = None if heard is None else _guarded(heard.carried)
+        active = listener()
+        self._open = None if active is None else _guarded(active.carried)
         self._driven = bound(*driven())
-        self._entered = False
 
     def __enter__(self) -> None:
         self._driven.__enter__()
         if self._open is not None:
-            self._entered = _guarded(self._enter) is True
+            self._open = _guarded(_entered, self._open)
 
     def __exit__(self, *exc_info: Any) -> None:
-        if self._open is not None and self._entered:
+        if self._open is not None:
             _guarded(self._open.__exit__, *exc_info)
         self._driven.__exit__(None, None, None)
-
-    def _enter(self) -> bool:
-        if self._open is not None:
-            self._open.__enter__()
-        return True
 
 
 def event(name: str, facts: Facts) -> None:
     """Report an event that is no journal row."""
-    heard = listener()
-    if heard is not None:
-        _guarded(heard.event, name, facts)
+    active = listener()
+    if active is not None:
+        _guarded(active.event, name, facts)
 
 
 def stored(batch: Batch, alias: str | None) -> None:
     """Report the events of a stored batch, once, as soon as it is committed; no `alias`: a stateless run."""
-    heard = listener()
-    if heard is not None:
-        _guarded(_when_committed, heard, batch, alias)
+    active = listener()
+    if active is not None:
+        _guarded(_when_committed, active, batch, alias)
 
 
 def listener() -> Listener | None:
@@ -141,6 +133,11 @@ def _make(path: str) -> Listener:
     return made
 
 
+def _entered(manager: AbstractContextManager[object]) -> AbstractContextManager[object]:
+    manager.__enter__()
+    return manager
+
+
 def _guarded(act: Callable[..., T], *arguments: Any) -> T | None:
     try:
         return act(*arguments)
@@ -148,27 +145,27 @@ def _guarded(act: Callable[..., T], *arguments: Any) -> T | None:
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
         if kind not in _complained:  # it may fail at every step of every run
             _complained.add(kind)
-            logger.exception("AGENTRUNS_TELEMETRY failed; the run goes on. Said once per kind of error.")
+            logger.exception("AGENTRUNS_TELEMETRY failed; the run goes on. Logged once per kind of error.")
         return None
 
 
-def _when_committed(heard: Listener, batch: Batch, alias: str | None) -> None:
+def _when_committed(active: Listener, batch: Batch, alias: str | None) -> None:
     reports = [report for row in batch.rows if (report := _report(row, batch.state.run.agent))]
     if not reports:
         return
-    report_all = partial(_report_all, heard, batch, reports)
+    report_all = partial(_report_all, active, batch, reports)
     if alias is not None and connections[alias].in_atomic_block:
         transaction.on_commit(report_all, using=alias, robust=True)
     else:
         report_all()
 
 
-def _report_all(heard: Listener, batch: Batch, reports: list[tuple[str, Facts]]) -> None:
-    if batch.reported:  # it was stored although its append failed, and was found later
+def _report_all(active: Listener, batch: Batch, reports: list[tuple[str, Facts]]) -> None:
+    if batch.reported:  # its append failed after this, and it was found stored
         return
     batch.reported = True
     for name, facts in reports:
-        _guarded(heard.event, name, facts)
+        _guarded(active.event, name, facts)
 
 
 def _report(row: Row, agent: str) -> tuple[str, Facts] | None:

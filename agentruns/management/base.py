@@ -1,24 +1,31 @@
-"""What every command shares: its database, JSON, errors that become exit codes, text for a terminal."""
+"""The base of all commands: database, JSON, exit codes, users by name, approvals by id, signals."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, Self
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
+from agentruns.models import Approval
 from agentruns.utils import redaction
 
 WRONG, USAGE = 1, 2
+CHANNEL = "terminal"  # of decisions made by a command, in the journal
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class AgentRunsCommand(BaseCommand):
@@ -36,7 +43,7 @@ class AgentRunsCommand(BaseCommand):
                 self.act(**options)
             except AgentRunsError as error:
                 raise CommandError(escaped(error), returncode=WRONG) from _cause(error)
-            except BrokenPipeError:  # such as `list_runs | head`: nobody reads any more
+            except BrokenPipeError:  # such as `list_runs | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(WRONG)
             except CommandError:
@@ -47,11 +54,11 @@ class AgentRunsCommand(BaseCommand):
                 raise CommandError(_traceback(error), returncode=WRONG) from None
 
     def act(self, *args: Any, **options: Any) -> None:
-        """Do what the command is for."""
+        """Do the command's work."""
         raise NotImplementedError
 
     def say(self, text: str = "") -> None:
-        """Print a line, and at once: whoever reads it may be waiting for it."""
+        """Print a line and flush: a reader may be waiting for it."""
         self.stdout.write(escaped(text, self.stdout.encoding))
         self.stdout.flush()
 
@@ -61,8 +68,87 @@ class AgentRunsCommand(BaseCommand):
         self.stdout.flush()
 
 
+class DecidingCommand(AgentRunsCommand):
+    """Decides one approval in the name of a user, by the same service as the console."""
+
+    reason_required = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("approval_id", metavar="ID", help="The approval's id, not that of its call.")
+        parser.add_argument(
+            "--user",
+            required=True,
+            metavar="NAME",
+            help="The user who decides, with the permission to.",
+        )
+        parser.add_argument(
+            "--reason", default="", required=self.reason_required, metavar="TEXT", help="Kept in the journal."
+        )
+        parser.add_argument(
+            "--digest",
+            metavar="D",
+            help="Digest of the arguments you saw: refused if they were edited since.",
+        )
+
+    def act(
+        self, *, approval_id: str, user: str, reason: str, digest: str | None, json: bool, **options: Any
+    ) -> None:
+        approval = self.decide(approval_id, user_named(user), reason, digest)
+        if json:
+            facts = {"id": approval.pk, "run": approval.run_id, "status": approval.status}
+            self.say_json({**facts, "approvals": approval.approved_count, "required": approval.required})
+            return
+        given = f" ({approval.approved_count} of {approval.required} approvals)"
+        so_far = given if approval.required > 1 else ""
+        self.say(f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
+
+    def decide(self, approval_id: str, user: Any, reason: str, digest: str | None) -> Approval:
+        """Decide."""
+        raise NotImplementedError
+
+
+class Stop:
+    """Callable; true after SIGTERM or Ctrl-C, and always false outside the main thread.
+
+    The first signal asks the command to finish its current call, the second ends it at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        for each in SIGNALS:  # the second one does not wait
+            signal.signal(each, signal.SIG_DFL)
+
+
+def user_named(name: str) -> Any:
+    """Return the active user of that name; end the command where there is none."""
+    users = get_user_model()
+    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
+    if user is None:
+        usage(f"There is no user {escaped(name)}.")
+    if not user.is_active:
+        usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")
+    return user
+
+
 def usage(text: str) -> NoReturn:
-    """End the command: it was asked for something that makes no sense."""
+    """End the command because of its arguments."""
     raise CommandError(redaction.redact(text), returncode=USAGE)
 
 
@@ -75,7 +161,7 @@ def count_of(text: str) -> int:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """Return what a traceback may show of an error: nothing of it where AGENTRUNS_REDACT is set."""
+    """Return the error that a traceback may show: none where AGENTRUNS_REDACT is set."""
     return None if redaction.is_on() else error
 
 
@@ -86,7 +172,7 @@ def _traceback(error: Exception) -> str:
 
 @contextmanager
 def journal_in(alias: str | None) -> Iterator[None]:
-    """Let this process work on another journal for a while; every thread of it does."""
+    """Switch all threads of this process to another journal for a block."""
     if alias is None:
         yield
         return

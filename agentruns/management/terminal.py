@@ -1,6 +1,6 @@
-"""What a terminal shows: nothing that a model or a tool wrote may move its cursor or turn its text around.
+"""Text for a terminal, in which nothing that a model or a tool wrote moves the cursor or reverses text.
 
-What AGENTRUNS_REDACT takes out of a text is not in it either; it is applied before a text is cut.
+Texts are redacted by AGENTRUNS_REDACT, before they are cut.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def escaped(text: object, encoding: str | None = None) -> str:
-    """Return `text` redacted, and every character that is not drawn as itself as an escape, line breaks too.
+    """Return `text` redacted, with escapes for characters that are not drawn as themselves, line breaks too.
 
-    With an `encoding`, also what that encoding lacks.
+    With an `encoding`, also for characters that it lacks.
     """
     shown = "".join(
         character.encode("unicode_escape").decode()
@@ -41,7 +41,7 @@ def shortened(text: object, limit: int = 100) -> str:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call as one reads it: `refund(amount_cents=2490, order_number="1002")`."""
+    """Return a call for people to read: `refund(amount_cents=2490, order_number="1002")`."""
     parts = (
         f"{key}={shortened(json.dumps(redacted(value), ensure_ascii=False), 40)}"
         for key, value in arguments.items()
@@ -66,7 +66,7 @@ def as_json(value: Any) -> str:
     """Return `value` as one line of legal JSON in ASCII, times in ISO 8601 UTC, ids as strings."""
     try:
         text = json.dumps(value, cls=_Encoder, allow_nan=False)
-    except ValueError:  # NaN, which JSON cannot say
+    except ValueError:  # NaN, which JSON lacks
         text = json.dumps(canonical.legal(value), cls=_Encoder)
     return text.replace("\x7f", "\\u007f")
 

@@ -1,23 +1,37 @@
-"""The journal as lines of text: one row, one line, for people; one row, one object, for programs."""
+"""A run and its journal as text: one line a row for people, one object a row for programs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
+
+from django.db import DatabaseError, InterfaceError, connections
 
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.payloads import names_in
+from agentruns.journal.read import session_rows
 from agentruns.management.terminal import call_text, escaped, moment, shortened
+from agentruns.models import Run, Session
 from agentruns.utils import json as canonical
-from agentruns.utils.redaction import redact, redacted
+from agentruns.utils.redaction import get_logger, redact, redacted
+
+logger = get_logger("agentruns.management")
+
+PAUSE = 0.1  # seconds between two looks for new rows
+FIELDS = (
+    "agent", "version", "status", "input", "step", "usage", "output", "error", "lease_expires_at",
+    "not_before", "attempts", "blocked_reason", "created_at", "updated_at",
+)  # fmt: skip
+TEXTS = ("input", "output", "error", "blocked_reason")
 
 Payload = dict[str, Any]
 
 
 def line(row: Row) -> str:
-    """Return a row as one line: number, time, kind, tool, and what it says."""
+    """Return a row as one line: number, time, kind, tool, and a summary of its payload."""
     says = _SAYS.get(row.kind, _anything)(row.payload)
     copied = "(copied)" if events.COPIED in row.payload else ""
     tool = (
@@ -28,7 +42,7 @@ def line(row: Row) -> str:
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Return a row under the names of Message's fields, what its texts say redacted."""
+    """Return a row under the names of Message's fields, with redacted texts."""
     values = row._asdict()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
     return {"run": str(values.pop("run_id")), **values, **texts}
@@ -99,7 +113,7 @@ def _content(payload: Payload) -> str:
 
 
 def _size(payload: Payload) -> str:
-    """Return how large a content is that is stored in a file, of which a row has only the beginning."""
+    """Return the size of a content that is stored in a file, of which a row has only the beginning."""
     return f"[{payload['stored'].get('size')} bytes in a file] " if names_in(payload) else ""
 
 
@@ -132,3 +146,59 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,
 }
+
+
+def run_record(run: Run) -> dict[str, Any]:
+    """Return a run as JSON, its texts redacted; `owner` is a name."""
+    return {
+        "id": str(run.pk),
+        "session": redact(run.session.key),
+        "owner": redact(run.owner_name) or None,
+        "definition": run.definition_id,
+        "origin": str(run.origin_id) if run.origin_id else None,
+        "origin_seq": run.origin_seq,
+        **{name: getattr(run, name) for name in FIELDS},
+        **{name: redacted(getattr(run, name)) for name in TEXTS},
+    }
+
+
+class Follower:
+    """Passes every row that is added to a session inside the block to `show`, each once and in order."""
+
+    def __init__(self, alias: str, session_key: str, show: Callable[[Row], None]) -> None:
+        self.alias = alias
+        self.sessions = Session.objects.using(alias).filter(key=session_key)
+        self.show = show
+        self.seq = self.sessions.values_list("next_seq", flat=True).first() or 1
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="agentruns-follower", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show_new()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.wait(PAUSE):
+                try:
+                    self._show_new()
+                except (DatabaseError, InterfaceError):  # rows missed now are shown at the end
+                    logger.info("Journal not readable now", exc_info=True)
+                    connections[self.alias].close()
+                except BrokenPipeError:  # no reader any more; the run goes on anyway
+                    return
+        finally:
+            connections[self.alias].close()
+
+    def _show_new(self) -> None:
+        session_id = self.sessions.values_list("pk", flat=True).first()
+        if session_id is None:
+            return
+        for row in session_rows(self.alias, session_id, after=self.seq - 1):
+            self.seq = row.seq + 1
+            self.show(row)

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
+from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken
 from agentruns.services import permissions
 from agentruns.utils.db import later
@@ -52,7 +52,7 @@ def create_token(
     if len(name) > 100 or not name.isprintable():
         raise ValueError("A token's name is one line of at most 100 characters.")
     if expires_in is not None and not timedelta() < expires_in <= LONGEST:
-        raise ValueError("The lifetime of a token must be positive and at most 36500 days.")
+        raise ValueError("A token's lifetime must be positive and at most 36500 days.")
     prefix = "ar_" + "".join(
         secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX)
     )
@@ -95,7 +95,7 @@ def authenticate(text: str) -> ApiToken | None:
 def revoke(token_id: UUID | str, actor: Any) -> bool:
     """End a token at once and for good; return False if it was revoked before.
 
-    Raises DurableRunNotFoundError if there is no such token, PermissionDeniedError unless it is the actor's
+    Raises NotFoundError if there is no such token, PermissionDeniedError unless it is the actor's
     own or they may revoke everybody's.
     """
     token = find_token(token_id)
@@ -122,11 +122,11 @@ def may_revoke(actor: Any, token: ApiToken) -> bool:
 
 
 def find_token(token_id: UUID | str) -> ApiToken:
-    """Return a token, or raise DurableRunNotFoundError."""
+    """Return a token, or raise NotFoundError."""
     try:
         return ApiToken.objects.using(settings.DATABASE).get(pk=UUID(str(token_id)))
     except (ApiToken.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
+        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:

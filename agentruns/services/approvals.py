@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
-from agentruns.exceptions import ApprovalStateError, DurableRunNotFoundError, PermissionDeniedError
+from agentruns.exceptions import ApprovalStateError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, CallApproval
@@ -187,12 +187,12 @@ def expire_due() -> int:
 
 
 def find_approval(approval_id: UUID | str) -> Approval:
-    """Return an approval with its run, or raise DurableRunNotFoundError."""
+    """Return an approval with its run, or raise NotFoundError."""
     approvals = Approval.objects.using(settings.DATABASE).select_related("run")
     try:
         return approvals.get(pk=UUID(str(approval_id)))
     except (Approval.DoesNotExist, ValueError):
-        raise DurableRunNotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
+        raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
 def _approval_for(actor: Any, approval_id: UUID | str) -> Approval:

@@ -21,10 +21,11 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, Permissi
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, CallApproval, RunState
+from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import definitions_of, stored_rows
+from agentruns.journal.store import new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions
@@ -293,6 +294,20 @@ class _Export:
             raise RunStateError(f"Definition {line['definition']} was altered.")
         self.definitions[line["definition"]] = body
 
+    def _add(self, line: dict[str, Any]) -> None:
+        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
+        row = Row(
+            **{name: line[name] for name in plain},
+            run_id=UUID(line["run"]),
+            payload={},
+            created_at=datetime.fromisoformat(line["created_at"]),
+            consumes=UUID(line["consumes"]) if line["consumes"] else None,
+        )
+        wrong = self.history.add(row, line["payload"])
+        if wrong is not None:
+            raise RunStateError(str(wrong))
+        self.rows.append(row._replace(payload=canonical.loads(line["payload"])))
+
     def _keep(self, line: dict[str, Any]) -> None:
         if "data" not in line:
             raise RunStateError(f"The file of row {line['of']} is left out: {line['left_out']}")
@@ -311,20 +326,6 @@ class _Export:
         for place, length in parts:
             self._files.seek(place)
             yield self._files.read(length)
-
-    def _add(self, line: dict[str, Any]) -> None:
-        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
-        row = Row(
-            **{name: line[name] for name in plain},
-            run_id=UUID(line["run"]),
-            payload={},
-            created_at=datetime.fromisoformat(line["created_at"]),
-            consumes=UUID(line["consumes"]) if line["consumes"] else None,
-        )
-        wrong = self.history.add(row, line["payload"])
-        if wrong is not None:
-            raise RunStateError(str(wrong))
-        self.rows.append(row._replace(payload=canonical.loads(line["payload"])))
 
 
 def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -> Run:
@@ -415,29 +416,6 @@ def _approvals(found: _Export) -> Iterator[Approval]:
         if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload:
             call = found.history.calls[row.run_id][row.call_id]
             if call.approval is not None:
-                yield _approval(call, call.approval, row)
-
-
-def _approval(call: Call, approval: CallApproval, row: Row) -> Approval:
-    decided = approval.status != "pending"
-    payload: events.ApprovalRequested = row.payload
-    return Approval(
-        id=approval.id,
-        run_id=row.run_id,
-        call_id=call.id,
-        tool_name=call.tool,
-        arguments=call.arguments,
-        digest=approval.digest,
-        title=approval.title,
-        why=payload["why"],
-        risk=approval.risk,
-        status=approval.status,
-        approvers=approval.approvers,
-        required=approval.required,
-        approved_count=len(approval.given),
-        requested_at=row.created_at,
-        expires_at=approval.expires_at,
-        decided_at=approval.decided_at if decided else None,
-        decided_by_name=approval.actor["name"] if decided and approval.actor else "",
-        reason=approval.reason if decided else "",
-    )
+                approval = new_approval(call, call.approval, row)
+                approval.decided_by_id = None  # users of this database are others
+                yield approval

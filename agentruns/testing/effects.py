@@ -1,4 +1,4 @@
-"""The world outside, for tests: how often each effect happened, whatever the database says."""
+"""A ledger of outside effects for tests: how often each one happened, whatever the database says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EffectsLedger:
         return cls(path)
 
     def record(self, key: str, **facts: Any) -> None:
-        """Let the effect `key` happen, once more."""
+        """Record that the effect `key` happened once more."""
         line = json.dumps({"key": key, **facts}, default=str) + "\n"
         ledger = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -49,7 +49,7 @@ class EffectsLedger:
         return dict(Counter(line["key"] for line in self.lines()))
 
     def count(self, key: str | None = None) -> int:
-        """Return how often `key` happened; without it, how many effects there were."""
+        """Return how often `key` happened, or the number of all effects."""
         return self.counts().get(key, 0) if key is not None else len(self.lines())
 
     def repeated(self) -> list[str]:

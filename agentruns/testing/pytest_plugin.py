@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for projects that test their tools and agents, and a flush that works."""
+"""The pytest plugin: fixtures to test tools and agents, and a flush that empties the journal."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The modules come in when a fixture is used: most tests of most projects use none of them.
+# Modules are imported when a fixture is used: most tests of most projects use none of them.
 if TYPE_CHECKING:
     import subprocess
 
     from agentruns import RunResult
     from agentruns.agents.agent import Agent
-    from agentruns.testing import DatabaseClock, EffectsLedger, FakeAnthropic, Script
+    from agentruns.testing import DatabaseClock, EffectsLedger, Script
     from agentruns.testing.crash import CrashingStore
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _agentruns_flush() -> Iterator[None]:
-    """Let the flush after a transactional test empty the journal, which refuses it at all other times."""
-    conf = sys.modules.get("django.conf")  # nobody has imported Django: nothing to flush, and no reason to
+    """Let the flush after a transactional test empty the journal, which is append-only at all other times."""
+    conf = sys.modules.get("django.conf")  # without Django there is nothing to flush
     if conf is None or not conf.settings.configured:
         yield
         return
-    from agentruns.testing.flush import flushable_journal
+    from agentruns.testing.database import flushable_journal
 
     with flushable_journal():
         yield
@@ -35,7 +35,7 @@ def _agentruns_flush() -> Iterator[None]:
 
 @pytest.fixture
 def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]:
-    """`scripted_model(agent, turns)`: a script in the place of the agent's model, until the test ends."""
+    """`scripted_model(agent, turns)`: a script in place of the agent's model, until the test ends."""
     from agentruns.testing import scripted_model
 
     with ExitStack() as stack:
@@ -44,25 +44,6 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
             return stack.enter_context(scripted_model(agent, turns))
 
         yield play
-
-
-@pytest.fixture
-def fake_anthropic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeAnthropic]]:
-    """`fake_anthropic(turns)`: a strict Messages API on this machine, which agents by model name then ask."""
-    from agentruns.providers.registry import forget_clients
-    from agentruns.testing import FakeAnthropic
-
-    with ExitStack() as stack:
-
-        def serve(script: Any = (), **options: Any) -> FakeAnthropic:
-            fake = stack.enter_context(FakeAnthropic(script, **options))
-            for name, value in fake.environment().items():
-                monkeypatch.setenv(name, value)
-            forget_clients()  # those made before know another address
-            stack.callback(forget_clients)
-            return fake
-
-        yield serve
 
 
 @pytest.fixture
@@ -101,7 +82,7 @@ def crash_after_tool_results() -> Callable[..., CrashingStore]:
 
 @pytest.fixture
 def expire_leases() -> Callable[..., int]:
-    """`expire_leases()`: the leases of dead workers run out now."""
+    """`expire_leases()`: make the leases of dead workers expire now."""
     from agentruns.testing import expire_leases
 
     return expire_leases

@@ -1,4 +1,4 @@
-"""Driving runs in a test: everything that can go on goes on, now and in this process."""
+"""Driving runs in a test, at once and in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # agents.py may import this package before the models can be
 
 
 class StillRunning(AssertionError):
-    """Something could still go on; the text says what, and why it did not."""
+    """A run could still go on; the text says which one, and why it did not."""
 
 
 def run_until_blocked(
@@ -25,15 +25,14 @@ def run_until_blocked(
     """Sweep until every run has ended or waits: for a person, a back-off, or code that serves it.
 
     `run` restricts it to one run, whose result is then the only one; otherwise the results are those of the
-    runs that were driven, in the order in which they were started. `fast_forward` lets the time pass that
-    runs wait for by themselves: `frozen_clock` is moved to the end of each back-off (deadlines and expiries
-    see that time too). Raises StillRunning for a run held by the lease of a worker, dead or alive, and for
-    one that goes on and on.
+    driven runs, in the order in which they were started. `fast_forward` moves `frozen_clock` to the end of
+    each back-off (deadlines and expiries see that time too). Raises StillRunning for a run that a worker has
+    leased, dead or alive, and for one that goes on and on.
     """
     from agentruns.services.approvals import expire_due
     from agentruns.services.runs import result_of
     from agentruns.services.sweep import candidates, sweep
-    from agentruns.testing.clock import frozen_clock
+    from agentruns.testing.database import frozen_clock
 
     run_id = _id(run)
     driven = {run_id} if run_id else set()
@@ -56,9 +55,9 @@ def run_until_blocked(
 
 
 def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
-    """Let the leases of workers that died run out now; return of how many runs.
+    """Make the leases of dead workers expire now; return the number of runs.
 
-    A worker that is alive loses its run by this, as if it had slept for that long.
+    A living worker loses its run by this, as if it had slept for that long.
     """
     from django.db.models.functions import Now
 

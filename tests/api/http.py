@@ -35,6 +35,9 @@ class Api:
 
     def _answer(self, response: Any) -> tuple[int, Any]:
         self.response = response
+        if response.status_code == 405:  # Django's own
+            assert response["Allow"]
+            return 405, None
         body = strict_json(response.content) if response.content else None
         if response.status_code >= 400:
             assert response["Content-Type"] == "application/problem+json", response.content

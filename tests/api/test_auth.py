@@ -1,4 +1,4 @@
-"""Who may do what: no credentials, no CSRF token, not yours, not allowed."""
+"""Refusals: no credentials, no CSRF token, not yours, not allowed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_credentials_everything_is_401(pending: Pending, csrf: bool) -> 
         assert (status, problem["type"]) == (401, "urn:agentruns:not-authenticated"), path
     nobody.client.cookies[django_settings.SESSION_COOKIE_NAME] = "made-up"
     assert nobody.get("/runs")[0] == 401
-    # What is bad about a request is not told to strangers.
+    # Strangers learn nothing about errors in a request.
     assert nobody.post("/runs", "{")[0] == 401
     assert Run.objects.count() == 1
 

@@ -1,4 +1,4 @@
-"""What a program may do about runs and approvals beyond start, cancel and approve; and what it is told of."""
+"""Operations on runs and approvals beyond start, cancel and approve, and their conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a client sends: never a 500, always problem+json."""
+"""Malformed requests: never a 500, always problem+json."""
 
 from __future__ import annotations
 

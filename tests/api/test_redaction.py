@@ -22,7 +22,7 @@ def everybody(db: None) -> Any:
 
 
 @pytest.fixture
-def told(everybody: Any, settings: Any, effects: Effects, agents: None) -> Story:
+def case(everybody: Any, settings: Any, effects: Effects, agents: None) -> Story:
     settings.AGENTRUNS_REDACT = HIDE
     return story(everybody)
 
@@ -32,12 +32,12 @@ def client(everybody: Any) -> Api:
     return Api(everybody)
 
 
-def reads(told: Story) -> list[str]:
+def reads(case: Story) -> list[str]:
     """Return the path of everything that can be read about the story."""
     found = ["/runs", "/runs?status=failed", f"/runs?session=talk {CARD}", "/approvals"]
     found += [f"/approvals?status={status}" for status in Approval.Status.values]
     found += [f"/approvals/{approval.pk}" for approval in Approval.objects.all()]
-    for run in told.runs:
+    for run in case.runs:
         found += [f"/runs/{run.pk}", f"/runs/{run.pk}/messages"]
     return found
 
@@ -52,13 +52,13 @@ def answers(client: Api, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def test_nothing_that_is_read_holds_a_secret(told: Story, client: Api) -> None:
-    found = answers(client, reads(told))
+def test_nothing_that_is_read_holds_a_secret(case: Story, client: Api) -> None:
+    found = answers(client, reads(case))
     assert {path: leaks(text) for path, text in found.items() if leaks(text)} == {}
 
 
-def test_ids_digests_hashes_and_statuses_are_the_true_ones(told: Story, client: Api) -> None:
-    approval = told.waiting
+def test_ids_digests_hashes_and_statuses_are_the_true_ones(case: Story, client: Api) -> None:
+    approval = case.waiting
     _, shown = client.get(f"/approvals/{approval.pk}")
     true = (str(approval.pk), str(approval.run_id), approval.digest, "pending", approval.call_id)
     assert (shown["id"], shown["run"], shown["digest"], shown["status"], shown["call_id"]) == true
@@ -66,83 +66,87 @@ def test_ids_digests_hashes_and_statuses_are_the_true_ones(told: Story, client: 
         "card": "[card]", "number": "[card]", "note": {"[key]": ["line\n[card]\nline"]}, "pin": PIN,
     }  # fmt: skip
     assert shown["title"] == "Charge [card]"
-    _, page = client.get(f"/runs/{told.done.pk}/messages")
-    rows = told.done.messages.order_by("seq")
+    _, page = client.get(f"/runs/{case.done.pk}/messages")
+    rows = case.done.messages.order_by("seq")
     assert [row["hash"] for row in page["items"]] == [row.hash for row in rows]
     assert [row["kind"] for row in page["items"]] == [row.kind for row in rows]
-    _, run = client.get(f"/runs/{told.done.pk}")
+    _, run = client.get(f"/runs/{case.done.pk}")
     assert (run["output"], run["session"]) == ("done with [card]\nand [key]", "talk [card]")
-    assert (run["definition"], run["usage"]) == (told.done.definition_id, told.done.usage)
+    assert (run["definition"], run["usage"]) == (case.done.definition_id, case.done.usage)
     assert [one["id"] for one in client.get(f"/runs?session=talk {CARD}")[1]["items"]] == [run["id"]]
 
 
-def test_sensitive_arguments_are_on_the_card_alone(told: Story, client: Api) -> None:
-    found = answers(client, reads(told))
+def test_sensitive_arguments_are_on_the_card_alone(case: Story, client: Api) -> None:
+    found = answers(client, reads(case))
     assert [path for path, text in found.items() if PIN in text and not path.startswith("/approvals")] == []
-    assert PIN in found[f"/approvals/{told.waiting.pk}"]
-    assert '"pin": "***"' in found[f"/runs/{told.done.pk}/messages"]
+    assert PIN in found[f"/approvals/{case.waiting.pk}"]
+    assert '"pin": "***"' in found[f"/runs/{case.done.pk}/messages"]
 
 
-def test_errors_and_changes_hold_no_secret(told: Story, client: Api) -> None:
+def test_errors_and_changes_hold_no_secret(case: Story, client: Api) -> None:
     decided = Approval.objects.get(status="denied")
-    true = told.waiting.arguments
-    shown = client.get(f"/approvals/{told.waiting.pk}")[1]["arguments"]
-    edits = {"digest": told.waiting.digest, "arguments": {**true, "card": shown["card"]}}
+    true = case.waiting.arguments
+    shown = client.get(f"/approvals/{case.waiting.pk}")[1]["arguments"]
+    edits = {"digest": case.waiting.digest, "arguments": {**true, "card": shown["card"]}}
     posts: list[tuple[str, Any, int]] = [
         ("/runs", {"agent": "keeper", "input": "other", "session": f"waits {CARD}"}, 409),
         ("/runs", {"agent": KEY, "input": "go"}, 422),
         ("/runs", {"agent": "keeper", "input": "go", CARD: 1}, 422),
         ("/runs", {"agent": "keeper", "input": f"later {CARD}", "session": f"queued {CARD}"}, 200),
-        (f"/runs/{told.done.pk}/resume", None, 409),
+        (f"/runs/{case.done.pk}/resume", None, 409),
         (f"/approvals/{decided.pk}/deny", {"digest": decided.digest, "reason": "again"}, 409),
-        (f"/approvals/{told.waiting.pk}/approve", edits, 409),
-        (f"/approvals/{told.waiting.pk}/deny", {"digest": told.waiting.digest, "reason": f"no {KEY}"}, 200),
-        (f"/runs/{told.queued.pk}/cancel", {"reason": f"not {CARD}"}, 200),
+        (f"/approvals/{case.waiting.pk}/approve", edits, 409),
+        (
+            f"/approvals/{case.waiting.pk}/deny",
+            {"digest": case.waiting.digest, "reason": f"no {KEY}"},
+            200,
+        ),
+        (f"/runs/{case.queued.pk}/cancel", {"reason": f"not {CARD}"}, 200),
     ]
     for path, body, status in posts:
         code, answer = client.post(path, body)
         assert code == status, (path, answer)
         assert leaks(client.response.content.decode()) == [], path
-    assert Approval.objects.get(pk=told.waiting.pk).reason == f"no {KEY}"
-    assert leaks("".join(answers(client, reads(told)).values())) == []
+    assert Approval.objects.get(pk=case.waiting.pk).reason == f"no {KEY}"
+    assert leaks("".join(answers(client, reads(case)).values())) == []
 
 
-def test_an_edit_with_what_was_shown_is_refused_and_names_the_argument(told: Story, client: Api) -> None:
-    _, shown = client.get(f"/approvals/{told.waiting.pk}")
-    arguments = {**told.waiting.arguments, "card": shown["arguments"]["card"]}
+def test_an_edit_with_what_was_shown_is_refused_and_names_the_argument(case: Story, client: Api) -> None:
+    _, shown = client.get(f"/approvals/{case.waiting.pk}")
+    arguments = {**case.waiting.arguments, "card": shown["arguments"]["card"]}
     code, problem = client.post(
-        f"/approvals/{told.waiting.pk}/approve", {"digest": shown["digest"], "arguments": arguments}
+        f"/approvals/{case.waiting.pk}/approve", {"digest": shown["digest"], "arguments": arguments}
     )
     assert (code, problem["type"]) == (409, "urn:agentruns:approval-state")
     assert "The edited card holds the mask" in problem["detail"]
-    assert Approval.objects.get(pk=told.waiting.pk).status == "pending"
+    assert Approval.objects.get(pk=case.waiting.pk).status == "pending"
 
 
-def test_an_approval_of_redacted_arguments_is_of_the_true_ones(told: Story, client: Api) -> None:
-    code, shown = client.post(f"/approvals/{told.waiting.pk}/approve", {"digest": told.waiting.digest})
+def test_an_approval_of_redacted_arguments_is_of_the_true_ones(case: Story, client: Api) -> None:
+    code, shown = client.post(f"/approvals/{case.waiting.pk}/approve", {"digest": case.waiting.digest})
     assert (code, shown["status"], shown["arguments"]["card"]) == (200, "approved", "[card]")
-    assert Approval.objects.get(pk=told.waiting.pk).arguments["card"] == CARD
+    assert Approval.objects.get(pk=case.waiting.pk).arguments["card"] == CARD
 
 
 def test_a_function_that_fails_hides_the_texts_and_leaves_the_rest(
-    told: Story, client: Api, settings: Any
+    case: Story, client: Api, settings: Any
 ) -> None:
     settings.AGENTRUNS_REDACT = FAIL
-    found = answers(client, reads(told))
+    found = answers(client, reads(case))
     assert leaks("".join(found.values())) == []
-    _, run = client.get(f"/runs/{told.done.pk}")
-    assert (run["input"], run["output"], run["id"]) == (FAILED, FAILED, str(told.done.pk))
-    _, page = client.get(f"/runs/{told.done.pk}/messages")
-    assert [row["kind"] for row in page["items"]] == [row.kind for row in told.done.messages.order_by("seq")]
+    _, run = client.get(f"/runs/{case.done.pk}")
+    assert (run["input"], run["output"], run["id"]) == (FAILED, FAILED, str(case.done.pk))
+    _, page = client.get(f"/runs/{case.done.pk}/messages")
+    assert [row["kind"] for row in page["items"]] == [row.kind for row in case.done.messages.order_by("seq")]
 
 
-def test_without_the_setting_texts_are_as_they_are(told: Story, client: Api, settings: Any) -> None:
+def test_without_the_setting_texts_are_as_they_are(case: Story, client: Api, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = None
-    _, run = client.get(f"/runs/{told.done.pk}")
-    assert (run["input"], run["output"]) == (told.done.input, told.done.output)
-    _, page = client.get(f"/runs/{told.failed.pk}/messages")
+    _, run = client.get(f"/runs/{case.done.pk}")
+    assert (run["input"], run["output"]) == (case.done.input, case.done.output)
+    _, page = client.get(f"/runs/{case.failed.pk}/messages")
     assert [row["payload"] for row in page["items"]] == [
-        row.payload for row in Run.objects.get(pk=told.failed.pk).messages.order_by("seq")
+        row.payload for row in Run.objects.get(pk=case.failed.pk).messages.order_by("seq")
     ]
-    _, approval = client.get(f"/approvals/{told.waiting.pk}")
-    assert approval["arguments"] == told.waiting.arguments
+    _, approval = client.get(f"/approvals/{case.waiting.pk}")
+    assert approval["arguments"] == case.waiting.arguments

@@ -146,7 +146,6 @@ def test_odd_text_is_stored_as_it_is_and_answered_as_legal_json(api: Api, shop: 
 
 
 def test_a_large_input_and_one_too_large(api: Api, shop: Agent, settings: Any) -> None:
-    settings.AGENTRUNS_API_MAX_BODY = 2_100_000
     assert api.post("/runs", {"agent": "shop", "input": "x" * 2_000_000})[0] == 201
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     status, problem = api.post("/runs", {"agent": "shop", "input": "x" * 2000})

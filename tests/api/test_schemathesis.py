@@ -23,13 +23,14 @@ from tests.admin.people import user
 from tests.api.snapshot import FILE
 from tests.effects import Effects
 from tests.files import fetched, folder
+from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 __all__ = ["folder"]  # a fixture
 
-EXAMPLES = 6
+EXAMPLES = 2 if BRIEF else 6
 DOCUMENT = json.loads(FILE.read_text())
 OPERATIONS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
 

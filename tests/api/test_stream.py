@@ -78,8 +78,7 @@ def test_an_ended_run_is_its_journal_and_an_end(
     api: Api, owner: Any, settings: Any, effects: Effects
 ) -> None:
     settings.AGENTRUNS_REDACT = HIDE
-    told = story(make_user("everybody", "view_run", "decide_approval"))
-    run = told.done
+    run = story(make_user("everybody", "view_run", "decide_approval")).done
     watcher = Api(make_user("watcher", "view_run"))
     response = watcher.client.get(url(run))
     assert response["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -149,10 +148,10 @@ def test_rows_that_commit_between_polls_and_nobody_elses(shop: Agent, owner: Any
     earlier = start_run(shop, "first", "s1", actor=owner)
     cancel_run(earlier.pk, owner)
     run = start_run(shop, "second", "s1", actor=owner)
-    stream, told = Stream(owner, run), Stream(owner, earlier)
+    stream, ended = Stream(owner, run), Stream(owner, earlier)
     assert stream.poll() == journal(run)
-    assert told.poll() == journal(earlier)
-    assert told.events[-1].name == "end"
+    assert ended.poll() == journal(earlier)
+    assert ended.events[-1].name == "end"
     seen = len(journal(run))
     with transaction.atomic():
         cancel_run(run.pk, owner)
@@ -324,7 +323,7 @@ def in_use(pooled: bool) -> int:
 
 
 class Endless:
-    """A model that has something to do until it is told that it is enough."""
+    """A model that goes on until `enough` is set."""
 
     def __init__(self) -> None:
         self.enough = threading.Event()

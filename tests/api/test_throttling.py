@@ -1,20 +1,17 @@
-"""AGENTRUNS_API_THROTTLE: how many requests are answered, and what is said of the others."""
+"""AGENTRUNS_API_THROTTLE: requests up to the rate are answered, others are 429 with Retry-After."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from copy import copy
 from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 from django.urls import path
 
-from agentruns.api import throttling
-from agentruns.api.auth import BearerAuth, needing
+from agentruns.api import auth
+from agentruns.api.stream import Feed
 from agentruns.checks import check_throttle
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
@@ -67,7 +64,7 @@ def test_who_is_not_let_in_is_counted_by_address(owner: Any, settings: Any) -> N
 
 def test_behind_a_proxy_the_address_is_the_one_it_saw(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.AGENTRUNS_API_THROTTLE = {"anonymous": "1/h"}
-    monkeypatch.setattr(throttling.ninja_settings, "NUM_PROXIES", 1)
+    monkeypatch.setattr(auth.ninja_settings, "NUM_PROXIES", 1)
     client, statuses = Api().client, []
     for seen in ("made-up, 192.0.2.7", "other, 192.0.2.7", "made-up, 192.0.2.8"):
         statuses.append(client.get("/api/runs", headers={"X-Forwarded-For": seen}).status_code)
@@ -91,16 +88,19 @@ def test_in_somebody_elses_api(urlconf: Any, owner: Any, settings: Any) -> None:
     assert int(answers[1]["Retry-After"]) > 0
 
 
-def test_a_stream_that_asks_again_who_it_is_counts_once(owner: Any, settings: Any) -> None:
-    settings.AGENTRUNS_API_THROTTLE = {"user": "1/d"}
-    header = {"Authorization": f"Bearer {create_token(owner, ['runs:read'])[1]}"}
-
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse([BearerAuth()(copy(request)) for _again in range(3)])
-
-    assert needing(["runs:read"])(view)(RequestFactory().get("/", headers=header)).status_code == 200
-    with pytest.raises(throttling.Throttled):
-        needing(["runs:read"])(view)(RequestFactory().get("/", headers=header))
+def test_a_stream_that_authenticates_again_counts_once(
+    pending: Any, owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pending().run
+    settings.AGENTRUNS_API_THROTTLE, settings.AGENTRUNS_API_PING_SECONDS = {"user": "1/d"}, 0
+    monkeypatch.setattr(Feed, "FIRST_PAUSE", 0)
+    program = Program(create_token(owner, ["runs:read"])[1])
+    response = program.client.get(f"/api/runs/{run.pk}/events")
+    stream = iter(response.streaming_content)
+    pings = [next(stream) for _poll in range(4)]
+    assert [b": ping" in each for each in pings] == [False, True, True, True]
+    response.close()
+    assert program.get(f"/runs/{run.pk}")[0] == 429
 
 
 def test_without_a_cache_nobody_is_kept_out(
@@ -119,7 +119,7 @@ class Gone:
 
     def close(self) -> None: ...
 
-    def add(self, *args: Any, **kwargs: Any) -> None:
+    def get(self, *args: Any, **kwargs: Any) -> None:
         raise ConnectionError("the cache is gone")
 
 

@@ -16,7 +16,7 @@ from django.urls import include, path
 from agentruns import start_run
 from agentruns.agents.agent import Agent
 from agentruns.api.auth import channel_of, token_of
-from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
+from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken, Approval, Run
 from agentruns.services.api_tokens import authenticate, create_token, revoke
 from agentruns.testing import frozen_clock
@@ -209,7 +209,7 @@ def test_who_may_revoke(owner: Any, decider: Any) -> None:
         revoke(token.pk, owner)
     assert revoke(str(token.pk), make_user("guard", "revoke_api_token"))
     assert revoke(create_token(owner, [READ])[0].pk, None)  # the program itself
-    with pytest.raises(DurableRunNotFoundError):
+    with pytest.raises(NotFoundError):
         revoke("x", None)
 
 

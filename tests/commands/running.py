@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 @dataclass
 class Outcome:
-    """What became of a command."""
+    """The result of a command."""
 
     code: int
     out: str

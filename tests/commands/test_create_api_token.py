@@ -21,13 +21,13 @@ def ann() -> User:
 def test_the_last_line_is_the_token_alone(ann: User) -> None:
     outcome = run("create_api_token", "ann", "--scope", "runs:read", "approvals:decide", "--name=inbox")
     assert outcome.code == 0
-    *told, text = outcome.out.splitlines()
+    *lines, text = outcome.out.splitlines()
     token = authenticate(text)
     assert token is not None
     assert (token.owner, token.name, token.scopes) == (ann, "inbox", ["runs:read", "approvals:decide"])
     assert token.expires_at is None
-    assert told[0] == f"Token {token.prefix} acts as ann: runs:read, approvals:decide; never expires."
-    assert not any(text in line for line in told)
+    assert lines[0] == f"Token {token.prefix} acts as ann: runs:read, approvals:decide; never expires."
+    assert not any(text in line for line in lines)
 
 
 def test_it_expires_after_the_days_asked_for() -> None:

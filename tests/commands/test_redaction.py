@@ -22,13 +22,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def told(settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture) -> Story:
+def case(settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture) -> Story:
     settings.AGENTRUNS_REDACT = HIDE
     caplog.set_level(logging.DEBUG)
     return story()
 
 
-def commands(told: Story) -> list[tuple[str, ...]]:
+def commands(case: Story) -> list[tuple[str, ...]]:
     """Return every command that prints something of the story, each also as JSON."""
     waits = ("--session", f"waits {CARD}")
     plain: list[tuple[str, ...]] = [
@@ -42,31 +42,31 @@ def commands(told: Story) -> list[tuple[str, ...]]:
         ("run_agent", "keeper", f"new {CARD}", "--session", f"new {CARD}"),
         ("run_agent", "refused", f"bad {CARD}", "--session", f"bad {CARD}"),
         ("run_agent", "keeper", "hi", "--user", KEY),
-        *[("show_run", str(one.pk)) for one in told.runs],
+        *[("show_run", str(one.pk)) for one in case.runs],
         ("show_run", KEY),
         ("verify_journal", "--session", KEY),
     ]  # fmt: skip
     return [command + more for command in plain for more in ((), ("--json",))]
 
 
-def test_no_command_prints_a_secret(told: Story) -> None:
-    for command in commands(told):
+def test_no_command_prints_a_secret(case: Story) -> None:
+    for command in commands(case):
         outcome = run(*command)
         assert outcome.out or outcome.err, command
         assert leaks(outcome.out) == [], command
         assert leaks(outcome.err) == [], command
         assert PIN not in outcome.out, command
-    shown = run("show_run", str(told.done.pk)).out
+    shown = run("show_run", str(case.done.pk)).out
     for text in ("talk [card]", "done with [card]", "no access with [key]", "[key] leaked", 'pin="***"'):
         assert text in shown
-    failed = run("show_run", str(told.failed.pk)).out
+    failed = run("show_run", str(case.failed.pk)).out
     assert "[key] is not valid for [card]" in failed
 
 
-def test_what_json_names_is_true_and_what_it_says_is_redacted(told: Story) -> None:
-    shown = run("show_run", str(told.done.pk), "--json").lines[0]
-    rows = list(Message.objects.filter(run=told.done).order_by("seq"))
-    assert (shown["id"], shown["definition"]) == (str(told.done.pk), told.done.definition_id)
+def test_what_json_names_is_true_and_what_it_says_is_redacted(case: Story) -> None:
+    shown = run("show_run", str(case.done.pk), "--json").lines[0]
+    rows = list(Message.objects.filter(run=case.done).order_by("seq"))
+    assert (shown["id"], shown["definition"]) == (str(case.done.pk), case.done.definition_id)
     assert [row["hash"] for row in shown["messages"]] == [row.hash for row in rows]
     assert (shown["session"], shown["output"]) == ("talk [card]", "done with [card]\nand [key]")
     replies = [row for row in shown["messages"] if row["kind"] == "assistant"]
@@ -75,27 +75,27 @@ def test_what_json_names_is_true_and_what_it_says_is_redacted(told: Story) -> No
     assert asked["payload"]["content"][1]["input"]["pin"] == "***"
 
 
-def test_sensitive_arguments_are_masked_without_the_setting_too(told: Story, settings: Any) -> None:
+def test_sensitive_arguments_are_masked_without_the_setting_too(case: Story, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = None
-    for command in commands(told):
+    for command in commands(case):
         assert PIN not in run(*command).out, command
-    assert f"talk {CARD}" in run("show_run", str(told.done.pk)).out
+    assert f"talk {CARD}" in run("show_run", str(case.done.pk)).out
 
 
-def test_a_repair_prints_no_secret(told: Story) -> None:
+def test_a_repair_prints_no_secret(case: Story) -> None:
     # Said with at most 100 characters: half of the card would be left of it.
-    Run.objects.filter(pk=told.done.pk).update(output=f"{'x' * 88} {CARD}", error=KEY)
+    Run.objects.filter(pk=case.done.pk).update(output=f"{'x' * 88} {CARD}", error=KEY)
     told_of = {"": "is 'xx", "--json": "is 'xx", "--repair": "rewritten from 'xx"}
     for option, words in told_of.items():
         command = ["verify_journal", *([option] if option else [])]
         outcome = run(*command)
         assert f"output {words}" in outcome.out, outcome.out
         assert leaks(outcome.out) == [], command
-    assert Run.objects.get(pk=told.done.pk).output == f"done with {CARD}\nand {KEY}"
+    assert Run.objects.get(pk=case.done.pk).output == f"done with {CARD}\nand {KEY}"
 
 
-def test_no_log_holds_a_secret(told: Story, caplog: pytest.LogCaptureFixture) -> None:
-    approve(told.waiting.pk, None)
+def test_no_log_holds_a_secret(case: Story, caplog: pytest.LogCaptureFixture) -> None:
+    approve(case.waiting.pk, None)
     run("resume_runs")
     assert "Tool failed" in caplog.text
     assert "ValueError: no access with [key]" in caplog.text
@@ -108,7 +108,7 @@ def breaks(request: Any) -> Any:
 
 
 def test_an_unexpected_error_is_printed_without_the_secret(
-    told: Story, settings: Any, caplog: pytest.LogCaptureFixture
+    case: Story, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     Agent("breaking", instructions="Break.", model=ScriptedModel([breaks]))
     with pytest.raises(CommandError) as caught:
@@ -123,13 +123,13 @@ def test_an_unexpected_error_is_printed_without_the_secret(
         call_command("run_agent", "breaking", "go")
 
 
-def test_a_function_that_fails_hides_the_texts(told: Story, settings: Any) -> None:
+def test_a_function_that_fails_hides_the_texts(case: Story, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = FAIL
-    for command in commands(told):
+    for command in commands(case):
         outcome = run(*command)
         assert leaks(outcome.out + outcome.err) == [], command
-    shown = run("show_run", str(told.done.pk), "--json").lines[0]
-    assert (shown["id"], shown["status"], shown["input"]) == (str(told.done.pk), "completed", FAILED)
+    shown = run("show_run", str(case.done.pk), "--json").lines[0]
+    assert (shown["id"], shown["status"], shown["input"]) == (str(case.done.pk), "completed", FAILED)
 
 
 def test_the_handler_of_a_failing_tool_is_logged_as_ever_without_the_setting(

@@ -94,9 +94,9 @@ def test_what_is_known_when_nothing_can_go_on(effects: Effects, agents: None, ru
         f"is taken over then. 2 runs wait for a person ({PEOPLE}).\n",
     }[runs]
     assert run("resume_runs").out == run("resume_runs", "--dry-run").out == f"Nothing can go on now. {said}"
-    told = run("resume_runs", "--json").lines[0]
-    assert (told["found"], told["leased"], told["for_people"]) == (0, runs, runs)
-    assert datetime.fromisoformat(told["leased_until"]) == until
+    printed = run("resume_runs", "--json").lines[0]
+    assert (printed["found"], printed["leased"], printed["for_people"]) == (0, runs, runs)
+    assert datetime.fromisoformat(printed["leased_until"]) == until
     assert run("resume_runs", f"--run={queued[0].pk}", "--json").lines[0]["leased"] == 1
 
 

@@ -104,7 +104,7 @@ def test_columns_are_repaired_but_not_those_of_a_broken_journal() -> None:
             f"Session s1: approval {card.pk}: arguments rewritten.",
             f"Session s1: approval {card.pk}: approved_count rewritten from '5' to '0'.",
             "Session s2: seq 4 (tool_started) was altered.",
-            "Session s2: not repaired: its journal itself is wrong, and nothing can be folded from it.",
+            "Session s2: not repaired: the journal itself is wrong, so nothing can be folded from it.",
             "Sessions checked: 4. Repaired: 3. Problems: 1.",
         ],
     )
@@ -121,7 +121,7 @@ def test_missing_triggers_are_found_and_installed_again() -> None:
     try:
         outcome = run("verify_journal")
         assert (outcome.code, outcome.out.splitlines()[0]) == (
-            1, "The database has lost triggers of the journal: it would let its rows be changed.",
+            1, "Triggers of the journal are missing in the database: its rows could be changed.",
         )  # fmt: skip
         outcome = run("verify_journal", "--repair")
         assert (outcome.code, outcome.out.splitlines()) == (

@@ -28,7 +28,7 @@ from tests.crash.processes import LEASE, ROOT, expire_lease
 from tests.db.helpers import payloads
 from tests.effects import Effects
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 GIVEN: dict[str, Any] = {
     "price": "1.10",

@@ -36,7 +36,7 @@ from tests.db.racing import Click, decide, drive, end, nothing_lost, order
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 WHENS = ("before", "after")
 ASKED = {"cancel": "run_cancel_requested", "pause": "run_pause_requested"}

@@ -23,7 +23,7 @@ from tests.db.helpers import forget_backoff, kill, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 
 class Orphan(NamedTuple):

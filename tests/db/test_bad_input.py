@@ -24,6 +24,7 @@ from agentruns.exceptions import (
     DurableRunNotFoundError,
     MemoryStoreNotDurableError,
     NotDurableError,
+    NotFoundError,
     PermissionDeniedError,
     RunStateError,
     SessionAccessDeniedError,
@@ -59,7 +60,7 @@ def test_unknown_run(run_id: str) -> None:
     for service in (get_run, resume_run):
         with pytest.raises(DurableRunNotFoundError, match="There is no run"):
             service(run_id)
-    with pytest.raises(DurableRunNotFoundError):
+    with pytest.raises(NotFoundError):
         approve(run_id, None)
 
 

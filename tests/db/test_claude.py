@@ -17,9 +17,9 @@ from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases, run_until_blocked
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
+from tests.fake_anthropic import FakeAnthropic
 from tests.shop.agents import TOOLS, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("agents")]

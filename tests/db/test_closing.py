@@ -21,6 +21,7 @@ from agentruns.testing import Crash, ScriptedModel, check_messages
 from agentruns.testing.crash import CrashingStore
 from tests.db.helpers import kill, payloads
 from tests.effects import Effects
+from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, call
 from tests.shop.models import Order
 
@@ -240,8 +241,8 @@ ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-# Each prefix with two of the ends, or with all of them.
-SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0, 2)
+# Each prefix with two of the ends, in `make test` with one, or with all of them.
+SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0,) if BRIEF else (0, 2)
 
 
 @pytest.mark.parametrize("shift", SHIFTS)

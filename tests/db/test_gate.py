@@ -13,7 +13,7 @@ from django.core.management import call_command
 
 from agentruns import answer, approve, deny, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError, DurableRunNotFoundError
+from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError, NotFoundError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
@@ -221,7 +221,7 @@ def test_a_person_answers_what_the_model_asks(effects: Effects, agents: None) ->
     result = run_agent(agent, "sell a lamp", "s1", idempotency_key="k")
     (card,) = result.pending
     assert card.arguments == {"question": "Which lamp?"}
-    with pytest.raises(DurableRunNotFoundError):
+    with pytest.raises(NotFoundError):
         answer(uuid4(), None, "the red one")
     assert Approval.objects.get().status == "pending"
     answer(card.pk, user("ann", "decide_approval"), "The green one.", digest=card.digest)

@@ -13,7 +13,7 @@ from agentruns import approve, run_agent, start_run
 from agentruns.exceptions import NotDurableError
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
-from agentruns.testing.flush import JournalFlushMixin
+from agentruns.testing.database import JournalFlushMixin
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

@@ -22,9 +22,9 @@ from agentruns import Agent, ToolContext, resume_run, run_agent, tool
 from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.testing import check_messages
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
+from tests.fake_anthropic import FakeAnthropic
 from tests.shop.agents import act
 from tests.shop.models import Order
 

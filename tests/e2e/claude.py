@@ -1,4 +1,4 @@
-"""What the Messages API says in the tests: the transcripts, through FakeAnthropic."""
+"""The transcripts of the demo as replies of FakeAnthropic."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def script(body: dict[str, Any]) -> dict[str, Any]:
     """Return the next turn of the ticket that the conversation begins with."""
     found = re.search(r"ticket (\d+)", json.dumps(body["messages"][0]), re.IGNORECASE)
     assert found is not None
-    told, replies = transcript(int(found[1])), 0
+    ticket, replies = transcript(int(found[1])), 0
     for message in body["messages"]:
         replies += message["role"] == "assistant"
         for sign, path in SIDE_PATHS.items():
-            if path in told and message["role"] == "user" and sign in json.dumps(message):
-                told["turns"] = [*told["turns"][:replies], *told[path]]
-    return dict(told["turns"][replies])
+            if path in ticket and message["role"] == "user" and sign in json.dumps(message):
+                ticket["turns"] = [*ticket["turns"][:replies], *ticket[path]]
+    return dict(ticket["turns"][replies])

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.e2e import claude
+from tests.fake_anthropic import FakeAnthropic
 
 FAULTS: dict[str, dict[str, Any]] = {
     "429 with Retry-After": {"kind": 429, "retry_after_ms": 20},

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.e2e import claude
 from tests.e2e.demo_project import ROOT, Project
 from tests.e2e.faulty import FATAL, FAULTS, HARMLESS, met
 from tests.e2e.test_demo import EFFECTS, STATUSES
+from tests.fake_anthropic import FakeAnthropic
 
 REFUND, EMAIL = "refund", "email"
 DOES = {1: [EMAIL], 2: [REFUND, EMAIL], 3: [REFUND, EMAIL], 4: [REFUND, EMAIL], 5: [EMAIL]}

@@ -1,4 +1,4 @@
-"""What `make console` starts: a web server and a worker that come and go together."""
+"""`make console`: a web server and a worker that start and stop together."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ APPROVED = CARD + 'agentruns.approve(card.pk, user, digest=card.digest, reason="
 DENIED = CARD + 'agentruns.deny(card.pk, user, "repair it", digest=card.digest)\n'
 VERDICT = 'held = run("ticket-5"); agentruns.resolve_orphan(held.pk, held.pending_calls[0], "{}", user)\n'
 
-Told = tuple[Project, subprocess.CompletedProcess[str]]
+Ended = tuple[Project, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def journals(told: Told) -> dict[str, list[dict[str, Any]]]:
+def journals(ended: Ended) -> dict[str, list[dict[str, Any]]]:
     """The journal of each ticket that something happens to."""
-    project, runs = told[0], told[0].runs()
+    project, runs = ended[0], ended[0].runs()
     return {session: project.journal(runs[session]) for session in ("ticket-2", "ticket-3", "ticket-5")}
 
 
@@ -44,32 +44,32 @@ def of_tool(rows: list[dict[str, Any]], tool: str) -> dict[str, dict[str, Any]]:
     return {row["kind"]: row for row in rows if row["tool_name"] == tool}
 
 
-def test_it_ends_well_and_says_how_to_go_on(told: Told) -> None:
-    _, demo = told
+def test_it_ends_well_and_says_how_to_go_on(ended: Ended) -> None:
+    _, demo = ended
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stderr == ""
     for text in ("kill -9", "make console", "http://127.0.0.1:8000/admin/", "user demo, password demo"):
         assert text in demo.stdout
 
 
-def test_every_effect_happened_once(told: Told) -> None:
-    ledger = told[0].ledger()
+def test_every_effect_happened_once(ended: Ended) -> None:
+    ledger = ended[0].ledger()
     assert [(line["session"], line["kind"]) for line in ledger] == EFFECTS
     assert set(Counter(line["key"] for line in ledger).values()) == {1}
 
 
-def test_where_the_tickets_stand(told: Told) -> None:
-    assert {session: run["status"] for session, run in told[0].runs().items()} == STATUSES
+def test_where_the_tickets_stand(ended: Ended) -> None:
+    assert {session: run["status"] for session, run in ended[0].runs().items()} == STATUSES
 
 
-def test_the_refund_was_found_by_its_key(told: Told, journals: dict[str, list[dict[str, Any]]]) -> None:
-    refund, mail = [line for line in told[0].ledger() if line["session"] == "ticket-2"]
+def test_the_refund_was_found_by_its_key(ended: Ended, journals: dict[str, list[dict[str, Any]]]) -> None:
+    refund, mail = [line for line in ended[0].ledger() if line["session"] == "ticket-2"]
     rows = of_tool(journals["ticket-2"], "refund")
     assert list(rows) == ["tool_started", "orphan_found", "orphan_resolved", "tool_result"]
     assert rows["tool_started"]["payload"]["key"] == refund["key"]
     assert rows["orphan_resolved"]["payload"]["verdict"] == "occurred"
     assert rows["tool_result"]["epoch"] > rows["tool_started"]["epoch"]
-    assert refund["pid"] != mail["pid"], "a second process finished the ticket"
+    assert refund["pid"] != mail["pid"], "a second process ended the ticket"
 
 
 def test_the_mail_waits_for_a_person(journals: dict[str, list[dict[str, Any]]]) -> None:

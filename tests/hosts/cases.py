@@ -10,7 +10,7 @@ from agentruns import run_agent, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, triggers
 from agentruns.services.sweep import sweep
-from agentruns.testing.flush import JournalFlushMixin
+from agentruns.testing.database import JournalFlushMixin
 from tests.shop.models import Order
 
 

@@ -145,9 +145,7 @@ def test_the_table_of_errors_has_every_type() -> None:
     documented = re.findall(
         rf'"type": "{URN}([\w-]+)",\s+"title": "[^"]*",\s+"status": (\d+)', FILE.read_text()
     )
-    assert rows == known | {(int(status), name) for name, status in documented} | {
-        (405, "method-not-allowed")
-    }
+    assert rows == known | {(int(status), name) for name, status in documented}
 
 
 def test_the_api_of_the_page_is_mounted(urlconf: Any, client: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -65,10 +66,28 @@ def test_models_do_not_know_agents_even_for_annotations() -> None:
     assert not graph.find_shortest_chains("agentruns.models", "agentruns.agents", as_packages=True)
 
 
-def test_make_test_knows_every_folder_of_tests() -> None:
-    """It names what it runs, so a new folder would be run nowhere."""
-    folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert folders <= set(re.findall(r"tests/\w+", (ROOT / "Makefile").read_text()))
+def files_of(target: str) -> set[str]:
+    """Return the files of tests that a target of the Makefile runs."""
+    told = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/test_*.py")}
+    found = set()
+    for line in told.replace("\\\n", "").splitlines():
+        if "pytest" in line:
+            left_out = re.findall(r"--(?:ignore|deselect)=(\S+)", line)
+            named = re.findall(r" (tests/[\w/.]+)", line) or ["tests"]
+            assert all((ROOT / path.partition("::")[0]).exists() for path in [*named, *left_out])
+            found |= {
+                file
+                for file in files
+                if file.startswith(tuple(named)) and not file.startswith(tuple(left_out))
+            }
+    return found
+
+
+def test_make_test_runs_each_file_of_tests_or_leaves_it_to_make_test_full() -> None:
+    everything = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/test_*.py")}
+    rest = everything - files_of("test")
+    assert rest == {"tests/workers/test_soak.py", "tests/workers/test_deploys.py"} <= files_of("test-full")
 
 
 def test_nothing_is_written_twice() -> None:

@@ -17,7 +17,7 @@ from agentruns.engine.loop import MAX_PAUSE_TURNS
 from agentruns.providers import anthropic as provider
 from agentruns.providers import window
 from agentruns.providers.base import ModelRequest, call_model
-from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import HELLO
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from agentruns.testing import (
     manage_py,
     run_until_blocked,
 )
-from agentruns.testing.clock import READERS
+from agentruns.testing.database import READERS
 from tests.db.helpers import outcomes, the_run
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent

@@ -150,7 +150,7 @@ def move(runs: list[Run], folder: Path) -> None:
 
 
 @settings(
-    max_examples=examples(20, again=10, long=500),
+    max_examples=examples(20, brief=6, long=500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -119,7 +119,7 @@ NUMBER = itertools.count()
 
 
 @settings(
-    max_examples=examples(60, again=30, long=1000),
+    max_examples=examples(60, brief=20, long=1000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -387,7 +387,7 @@ def test_whatever_happens_every_promise_is_kept(
     run_state_machine_as_test(
         partial(Machine, World(monkeypatch, effects), workers, people),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=examples(20, again=8, long=300),
+            max_examples=examples(20, brief=6, long=300),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -96,7 +96,7 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
     st.sampled_from([None, f"{__name__}.below_fifty"]),
 )
 @settings(
-    max_examples=examples(40, again=40, long=1000),
+    max_examples=examples(40, brief=20, long=1000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model
-from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic import FakeAnthropic
 
 NAME = "claude-sonnet-5-5"
 KEY = "sk-ant-very-secret-0123456789"

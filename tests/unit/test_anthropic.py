@@ -15,9 +15,9 @@ from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelRequest, call_model
 from agentruns.signals import text_streamed
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
+from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent, went_on
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])

@@ -16,8 +16,8 @@ from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import call_model
 from agentruns.testing import ScriptedModel
-from agentruns.testing.fake_anthropic import FakeAnthropic
 from tests.db.helpers import payloads, the_run
+from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import FIND, HELLO, KEY, NAME, claude, failure, request, sent, went_on
 
 TOKEN = "ya29.of-another-platform"

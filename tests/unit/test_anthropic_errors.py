@@ -14,7 +14,7 @@ import pytest
 
 from agentruns.providers.anthropic import AnthropicModel, classify, retry_after
 from agentruns.providers.base import ProviderError, call_model
-from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import FIND, KEY, NAME, claude, failure, request, sent
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])

@@ -10,7 +10,7 @@ import pytest
 
 from agentruns.providers.base import call_model
 from agentruns.providers.caching import marked
-from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import FIND, HELLO, claude, request, sent, went_on
 
 MARK = {"cache_control": {"type": "ephemeral"}}

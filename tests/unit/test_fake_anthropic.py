@@ -15,9 +15,9 @@ import httpx2
 import pytest
 
 from agentruns.providers.scripted import ScriptedModel
-from agentruns.testing.fake_anthropic import FakeAnthropic, Fault
-from agentruns.testing.fake_anthropic.http import Server
-from agentruns.testing.fake_anthropic.tokens import PromptCache
+from tests.fake_anthropic import FakeAnthropic, Fault
+from tests.fake_anthropic.http import Server
+from tests.fake_anthropic.tokens import PromptCache
 from tests.unit import sdk
 
 HELLO = {"role": "user", "content": "hi"}
@@ -513,7 +513,7 @@ def test_the_sdk_finds_it_in_its_environment(fake: FakeAnthropic, monkeypatch: p
 def test_it_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
     script, log = tmp_path / "script.json", tmp_path / "calls.jsonl"
     script.write_text(json.dumps({"turns": TURNS, "faults": {"2": {"kind": 529, "retry_after": 3}}}))
-    command = [sys.executable, "-m", "agentruns.testing.fake_anthropic", str(script), "--log", str(log)]
+    command = [sys.executable, "-m", "tests.fake_anthropic", str(script), "--log", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(2)]
@@ -531,7 +531,7 @@ def test_it_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
 
 def test_importing_it_imports_neither_the_sdk_nor_django() -> None:
     code = (
-        "import sys, agentruns.testing.fake_anthropic;"
+        "import sys, tests.fake_anthropic;"
         "print([m for m in ('anthropic', 'httpx2', 'django') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

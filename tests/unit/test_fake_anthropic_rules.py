@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from agentruns.testing.fake_anthropic import FakeAnthropic
-from agentruns.testing.fake_anthropic.replies import sign
-from agentruns.testing.fake_anthropic.rules import VERSION
-from agentruns.testing.fake_anthropic.server import COUNT_TOKENS
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic.replies import sign
+from tests.fake_anthropic.rules import VERSION
+from tests.fake_anthropic.server import COUNT_TOKENS
 from tests.unit import sdk
 from tests.unit.test_fake_anthropic import ASK, HELLO, STRANGE, create, stream, went_on, wire
 
@@ -51,7 +51,7 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 
 
 def refusal(fake: FakeAnthropic, **changes: Any) -> str:
-    """What a request is refused with; fields the SDK does not know go beside it."""
+    """Return the refusal of a request; fields that the SDK does not know are added to its body."""
     extra = {name: changes.pop(name) for name in list(changes) if name in ("temperature", "top_k", "colour")}
     with pytest.raises(sdk.BadRequestError) as caught:
         create(fake, **changes, extra_body=extra)

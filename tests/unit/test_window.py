@@ -14,8 +14,8 @@ import pytest
 from agentruns.providers import window
 from agentruns.providers.base import ProviderError, call_model
 from agentruns.testing import check_messages
-from agentruns.testing.fake_anthropic import FakeAnthropic
-from agentruns.testing.fake_anthropic.tokens import count_request
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic.tokens import count_request
 from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent
 
 COUNT = "/v1/messages/count_tokens"

@@ -6,8 +6,7 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.people import user_named
+from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import LONGEST, create_token
@@ -16,22 +15,22 @@ from agentruns.services.api_tokens import LONGEST, create_token
 class Command(AgentRunsCommand):
     help = (
         "Make a token with which a program acts as a user in the JSON API, within scopes. The token is the "
-        "last line that is printed; it is stored nowhere and cannot be printed again."
+        "last line of the output; it is stored nowhere and cannot be printed again."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("user", metavar="USER", help="The user whose permissions count, its owner.")
+        parser.add_argument("user", metavar="USER", help="The token's owner, whose permissions count.")
         parser.add_argument(
             "--scope",
             nargs="+",
             action="extend",
             required=True,
             choices=ApiToken.Scope.values,
-            help="What it may be used for.",
+            help="Scopes of the token.",
         )
-        parser.add_argument("--name", default="", help="What people know it by, in the admin.")
-        parser.add_argument("--days", type=int, help="It expires after so many days (never).")
+        parser.add_argument("--name", default="", help="A name for people, in the admin.")
+        parser.add_argument("--days", type=int, help="Expire after this many days (never).")
 
     def act(
         self, *, user: str, scope: list[str], name: str, days: int | None, json: bool, **options: Any
@@ -52,4 +51,4 @@ class Command(AgentRunsCommand):
         until = f"expires {moment(token.expires_at)} UTC" if token.expires_at else "never expires"
         self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")
         self.say("Keep it where secrets are kept. It cannot be shown again:")
-        self.stdout.write(text)  # as it is: AGENTRUNS_REDACT would make it a token that opens nothing
+        self.stdout.write(text)  # not redacted: AGENTRUNS_REDACT would make it useless

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentruns.management.deciding import CHANNEL, DecidingCommand
+from agentruns.management.base import CHANNEL, DecidingCommand
 from agentruns.models import Approval
 from agentruns.services.approvals import deny
 

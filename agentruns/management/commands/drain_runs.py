@@ -1,4 +1,4 @@
-"""`manage.py drain_runs`: before a deploy, workers finish their call, give the run back and claim no more."""
+"""`manage.py drain_runs`: before a deploy, let workers finish their call, release it and claim no more."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.management.base import WRONG, AgentRunsCommand
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop
 
-PAUSE = 0.2  # seconds between two looks
-SETTLES = 1.0  # seconds in which a claim that was under way as the stamp was written gets through
+PAUSE = 0.2  # seconds between two checks
+SETTLES = 1.0  # seconds in which a claim that had begun before the stamp completes
 
 
 class Command(AgentRunsCommand):
-    help = "Before a deploy: let every process that runs now stop at its next boundary and claim no more."
+    help = "Before a deploy: make every running process stop at its next boundary and claim no more runs."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
@@ -26,14 +25,14 @@ class Command(AgentRunsCommand):
             type=float,
             default=60.0,
             metavar="S",
-            help="Seconds to wait for the calls that are under way (60).",
+            help="Seconds to wait for calls in progress (60).",
         )
 
     def act(self, *, timeout: float, json: bool, **options: Any) -> None:
         alias = settings.DATABASE
         leases.drain(alias)
         if not json:
-            self.say("Draining: no process that is running now claims a run any more.")
+            self.say("Draining: processes that are running now claim no more runs.")
         with Stop() as stop:
             left = _wait(alias, timeout, stop)
         if json:
@@ -43,24 +42,22 @@ class Command(AgentRunsCommand):
             self.say(f"After {timeout:g} s {runs} still in a call:")
             for run_id in left:
                 self.say(f"  {run_id}")
-            self.say(
-                "Stop their workers all the same: once a lease has run out, recovery takes its run over."
-            )
+            self.say("Stop their workers anyway: once a lease has expired, recovery takes over its run.")
         else:
             self.say(
-                "Drained: nothing of the old code drives a run. Stop its workers and start the new ones."
+                "Drained: no process of the old code drives a run. Stop its workers and start the new ones."
             )
         if left:
             raise SystemExit(WRONG)
 
 
 def _wait(alias: str, timeout: float, stop: Stop) -> list[UUID]:
-    """Wait until what was driven at the stamp is driven no more; return what still is."""
+    """Wait until the runs that were driven at the stamp are released; return those that are not."""
     began = time.monotonic()
     watched: dict[UUID, int] = {}
     while True:
         driven, passed = leases.driven_runs(alias), time.monotonic() - began
-        if passed <= SETTLES:  # later ones are of processes that were started since
+        if passed <= SETTLES:  # later ones belong to processes started since
             watched |= driven
         left = [run_id for run_id, epoch in watched.items() if driven.get(run_id) == epoch]
         if stop() or passed >= max(timeout, SETTLES) or (not left and passed > SETTLES):

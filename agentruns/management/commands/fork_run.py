@@ -1,4 +1,4 @@
-"""`manage.py fork_run ID --at SEQ`: a new run that goes on from a row of another's journal."""
+"""`manage.py fork_run ID --at SEQ`: queue a new run that goes on from a row of another run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.records import run_record
+from agentruns.management.timeline import run_record
 from agentruns.services.forks import fork_run
 
 
@@ -20,10 +20,10 @@ class Command(AgentRunsCommand):
         super().add_arguments(parser)
         parser.add_argument("run_id", metavar="ID", help="The run's id.")
         parser.add_argument("--at", type=int, required=True, metavar="SEQ", help="The last row to copy.")
-        parser.add_argument("--text", help="What the agent is told then; needed where nothing is left to do.")
-        parser.add_argument("--agent", help="Another agent to go on with.")
-        parser.add_argument("--session", metavar="KEY", help="The new session's key, if not one made for it.")
-        parser.add_argument("--idempotency-key", metavar="K", help="The same key again is the same fork.")
+        parser.add_argument("--text", help="Next message to the agent; required if nothing is left to do.")
+        parser.add_argument("--agent", help="Go on with another agent.")
+        parser.add_argument("--session", metavar="KEY", help="The new session's key (generated).")
+        parser.add_argument("--idempotency-key", metavar="K", help="The same key stands for the same fork.")
 
     def act(self, *, run_id: str, at: int, json: bool, **options: Any) -> None:
         given = {name: options[name] for name in ("text", "agent", "session", "idempotency_key")}

@@ -1,4 +1,4 @@
-"""`manage.py import_run FILE`: a run's export into this database, with the same hashes."""
+"""`manage.py import_run FILE`: store an exported run in this database, with the same hashes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.records import run_record
+from agentruns.management.timeline import run_record
 from agentruns.services.transfer import import_run
 
 
 class Command(AgentRunsCommand):
     help = (
-        "Store a run, with its session's whole journal, from what export_run --true-values printed. Refused "
-        "unless each row is intact. A run that has not ended is paused: it may go on where it came from."
+        "Store a run, with its session's whole journal, from the output of export_run --true-values. Refused "
+        "unless each row is intact. A run that has not ended is paused: it may still go on at its origin."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("file", metavar="FILE", help="The export; - reads it from standard input.")
+        parser.add_argument("file", metavar="FILE", help="The export, or - for standard input.")
 
     def act(self, *, file: str, json: bool, **options: Any) -> None:
         try:

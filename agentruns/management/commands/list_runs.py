@@ -1,4 +1,4 @@
-"""`manage.py list_runs`: the runs, newest first."""
+"""`manage.py list_runs`: list runs, newest first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from agentruns import list_runs
 from agentruns.management.base import AgentRunsCommand
-from agentruns.management.records import run_record
 from agentruns.management.terminal import moment, shortened, table
+from agentruns.management.timeline import run_record
 from agentruns.models import Run
 
 

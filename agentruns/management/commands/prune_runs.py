@@ -7,8 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 
@@ -28,15 +27,15 @@ class Command(AgentRunsCommand):
             "--older-than",
             type=_days,
             metavar="DAYS",
-            help="Sessions in which nothing has happened for so many days.",
+            help="Sessions unchanged for this many days.",
         )
-        which.add_argument("--session", metavar="KEY", help="This session, now: for who asks to be erased.")
-        parser.add_argument("--limit", type=count_of, metavar="N", help="At most N sessions, the oldest.")
-        parser.add_argument("--dry-run", action="store_true", help="Only count what is due.")
+        which.add_argument("--session", metavar="KEY", help="This session, now: for a request of erasure.")
+        parser.add_argument("--limit", type=count_of, metavar="N", help="At most N sessions, oldest first.")
+        parser.add_argument("--dry-run", action="store_true", help="Only count the sessions to delete.")
         parser.add_argument(
             "--forget-key",
             action="store_true",
-            help="With --session: keep a hash in place of the session's key and of its idempotency keys.",
+            help="With --session: keep hashes in place of the session's key and its idempotency keys.",
         )
 
     def act(

@@ -1,4 +1,4 @@
-"""`manage.py replay_run ID`: a run gone through again on what was recorded."""
+"""`manage.py replay_run ID`: go through a run again on its recorded replies and results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from agentruns.utils.redaction import redacted
 
 class Command(AgentRunsCommand):
     help = (
-        "Compare each request that a run's agent would send now with what was sent, up to the first "
-        "difference. With --model that model is asked instead, until it decides otherwise. Nothing is "
-        "executed or stored. Exit 1 if something differs."
+        "Compare each request that a run's agent would send now with the recorded one, up to the first "
+        "difference. With --model, ask that model until its reply differs. Nothing is executed or stored. "
+        "Exit 1 if something differs."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument(
-            "--model", metavar="M", help="Ask this model; 'own' is that of the agent as it is now."
-        )
+        parser.add_argument("--model", metavar="M", help="Ask this model; 'own' is the agent's current one.")
 
     def act(self, *, run_id: str, model: str | None, json: bool, **options: Any) -> None:
         report = replay_run(run_id, model=model)

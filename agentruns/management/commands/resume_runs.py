@@ -1,4 +1,4 @@
-"""`manage.py resume_runs`: one sweep, or with --watch a worker that goes on until it is told to stop."""
+"""`manage.py resume_runs`: one sweep, or with --watch a worker that runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.management import waiting
-from agentruns.management.base import WRONG, AgentRunsCommand, count_of, usage
-from agentruns.management.stopping import Stop
+from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
 
-EAGER = 8  # how much sooner a sweep follows one that found something
-ROUND = 10.0  # seconds after which a sweep looks again at what else is due
-MOMENT = 0.1  # seconds until a signal is noticed while nothing is to do
+EAGER = 8  # a sweep that found something is followed by the next one so many times sooner
+ROUND = 10.0  # seconds after which a sweep looks again for other runs
+MOMENT = 0.1  # seconds until an idle worker notices a signal
 
 
 class Command(AgentRunsCommand):
@@ -31,15 +30,15 @@ class Command(AgentRunsCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--watch", action="store_true", help="Keep on until SIGTERM or Ctrl-C.")
+        parser.add_argument("--watch", action="store_true", help="Keep sweeping until SIGTERM or Ctrl-C.")
         parser.add_argument(
             "--interval",
             type=_seconds,
             default=1.0,
             metavar="S",
-            help="At most so many seconds between sweeps that find nothing (1).",
+            help="Maximum seconds between sweeps that find nothing (1).",
         )
-        parser.add_argument("--limit", type=count_of, metavar="N", help="At most N runs a sweep.")
+        parser.add_argument("--limit", type=count_of, metavar="N", help="Drive at most N runs per sweep.")
         parser.add_argument("--run", metavar="ID", help="Only this run.")
         parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
         parser.add_argument(
@@ -48,7 +47,7 @@ class Command(AgentRunsCommand):
         parser.add_argument(
             "--surface-orphans",
             action="store_true",
-            help="Also take runs held for staff: tell the model that the outcome is unknown.",
+            help="Also take runs with calls in doubt: tell the model that the outcome is unknown.",
         )
         parser.add_argument(
             "--hold-all",
@@ -78,8 +77,8 @@ class Command(AgentRunsCommand):
                 self._watch(which, stop, options["interval"], json=json)
                 return
             swept = sweep(**which, should_stop=stop)
-        told = json or not any(swept.as_dict().values())  # otherwise nobody is told where the rest stands
-        stands = waiting.standing(settings.DATABASE, options["run"]) if told else {}
+        shows_rest = json or not any(swept.as_dict().values())
+        stands = waiting.standing(settings.DATABASE, options["run"]) if shows_rest else {}
         self._report(swept, stands, options["run"], json=json)
         if swept.errors:
             raise SystemExit(WRONG)
@@ -94,13 +93,11 @@ class Command(AgentRunsCommand):
             if not said and (said := self._is_drained()):
                 logger.warning("Draining pid=%s: claims no run any more", os.getpid())
                 if not json:
-                    self.say(
-                        "Draining: this process claims no run any more. Stop it when the new code is up."
-                    )
+                    self.say("Draining: this process claims no more runs. Stop it when the new code is up.")
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, {}, which["run_id"], json=json)
             if swept.driven:
-                pause = interval / EAGER  # more may be on its way
+                pause = interval / EAGER  # more may follow
             else:
                 _wait(pause, stop)
                 pause = min(2 * pause, interval)
@@ -114,7 +111,7 @@ class Command(AgentRunsCommand):
             return False
 
     def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
-        """Sweep once; a database that is away now is asked again at the next sweep."""
+        """Sweep once; if the database is down, the next sweep tries again."""
         close_old_connections()
         try:
             return sweep(**which, should_stop=stop)
@@ -138,7 +135,7 @@ class Command(AgentRunsCommand):
             left = [*waiting.lines(alias, swept.left)] if swept.left else []
             says = swept.blocked or stands.get("unserved")
             return [*left, *waiting.unserved(alias, run_id)] if says else left
-        except (DatabaseError, InterfaceError):  # what is only said must not end a worker
+        except (DatabaseError, InterfaceError):  # a mere report must not end a worker
             return []
 
     def _list(self, which: dict[str, Any], *, json: bool) -> None:

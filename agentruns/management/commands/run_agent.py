@@ -1,4 +1,4 @@
-"""`manage.py run_agent AGENT "text"`: drive one run here, and print its journal as it is written."""
+"""`manage.py run_agent AGENT "text"`: drive one run in this process, and print its journal as it grows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import masked, sensitive_of
 from agentruns.management import timeline, waiting
-from agentruns.management.base import AgentRunsCommand, usage
-from agentruns.management.following import Follower
-from agentruns.management.people import user_named
+from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped
+from agentruns.management.timeline import Follower
 from agentruns.models import Run
 from agentruns.services.runs import RunResult
 from agentruns.utils.ids import uuid7
@@ -40,20 +39,22 @@ BUSY, INTERRUPTED = 4, 130
 class Command(AgentRunsCommand):
     help = (
         "Run an agent until the run ends or waits. Exit code: 0 completed, 1 failed, 3 waiting for a person, "
-        "4 queued or live elsewhere, 5 cancelled. The same command again is the same run. After a crash it "
-        "tells the model that the outcome of a call in doubt is unknown, and goes on; resume_runs would hold "
-        "the run for a person."
+        "4 queued or live elsewhere, 5 cancelled. The same command again continues the same run. After a "
+        "crash it tells the model that the outcome of a call in doubt is unknown, and goes on; resume_runs "
+        "would leave the call to a person."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("agent", metavar="AGENT", help="The agent's name.")
-        parser.add_argument("text", help="What it is to do.")
-        parser.add_argument("--session", metavar="KEY", help="The conversation (a new one).")
+        parser.add_argument("text", help="The task.")
+        parser.add_argument("--session", metavar="KEY", help="The session's key (a new one).")
         parser.add_argument(
-            "--idempotency-key", metavar="K", help="Makes the task one run, also after it completed."
+            "--idempotency-key",
+            metavar="K",
+            help="The same key is the same run, also after it completed.",
         )
-        parser.add_argument("--user", metavar="NAME", help="Run it for this user, who then owns it.")
+        parser.add_argument("--user", metavar="NAME", help="The user who owns the run.")
 
     def act(self, *, agent: str, text: str, json: bool, **options: Any) -> None:
         if not text.strip():
@@ -87,7 +88,7 @@ class Command(AgentRunsCommand):
         self.say_json(timeline.as_dict(masked(row, self.sensitive)))
 
     def _end(self, result: RunResult, *, json: bool) -> None:
-        """Print where the run stands, with what a person has to know to let it go on."""
+        """Print the run's status, and the steps by which a person lets it go on."""
         if json:
             texts = {"session": result.session_key, "output": shown(result.output), "error": result.error}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})

@@ -1,4 +1,4 @@
-"""`manage.py show_run ID`: where a run stands, and everything that happened to it."""
+"""`manage.py show_run ID`: show a run's status and its journal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agentruns.journal.masking import masked, sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
-from agentruns.management.records import run_record
 from agentruns.management.terminal import moment
+from agentruns.management.timeline import run_record
 from agentruns.models import Approval, Run
 from agentruns.services.history import record, state_at
 from agentruns.utils.redaction import redact, redacted
@@ -25,7 +25,7 @@ class Command(AgentRunsCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument("--at", type=int, metavar="SEQ", help="What the run was after this row, as JSON.")
+        parser.add_argument("--at", type=int, metavar="SEQ", help="The run's state after this row, as JSON.")
 
     def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
@@ -46,7 +46,7 @@ class Command(AgentRunsCommand):
 
 
 def _header(run: Run) -> Iterator[tuple[str, object]]:
-    """Yield what is worth saying of a run; what is empty is left out."""
+    """Yield the labels and values of a run's heading, without empty ones."""
     facts = {
         "run": run.pk,
         "status": run.status,

@@ -1,4 +1,4 @@
-"""`manage.py verify_journal`: is the journal intact, and are the columns folded from it what it says?"""
+"""`manage.py verify_journal`: check the journal, and the columns folded from it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from agentruns.services.retention import revived
 from agentruns.utils.redaction import is_on, redact, redacted
 
 PAGE = 200
-NO_TRIGGERS = "The database has lost triggers of the journal: it would let its rows be changed."
+NO_TRIGGERS = "Triggers of the journal are missing in the database: its rows could be changed."
 INSTALLED = "The triggers of the journal were installed again."
 REVIVED = "was pruned and is there again: the database would let its rows be deleted."
-REFUSED = "not repaired: its journal itself is wrong, and nothing can be folded from it."
+REFUSED = "not repaired: the journal itself is wrong, so nothing can be folded from it."
 
 
 class Command(AgentRunsCommand):
-    help = "Check the journal and what is folded from it; exit 1 if anything is wrong, or still is."
+    help = "Check the journal and the columns folded from it; exit 1 if anything is, or stays, wrong."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
@@ -112,7 +112,7 @@ def _one(alias: str, key: str) -> UUID:
 
 
 def _every(alias: str) -> Iterator[UUID]:
-    # In pages: on SQLite one open cursor over all of them would keep what repairs a session from writing.
+    # In pages: on SQLite one cursor over all of them would block the writes of a repair.
     sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
     page = list(sessions[:PAGE])
     while page:
@@ -132,7 +132,7 @@ def _names(problem: Problem) -> dict[str, Any]:
 
 
 def _redacted(problem: Problem) -> Problem:
-    """Return a problem whose values are redacted before they are cut: a part of a secret is not found."""
+    """Return a problem whose values are redacted before they are cut, as a part of a secret is not found."""
     if not is_on() or problem.column in ("", "arguments"):
         return problem
     model, row = _row(problem)
@@ -147,7 +147,7 @@ def _row(problem: Problem) -> tuple[type[Model], str]:
 def _change(problem: Problem) -> str:
     model, row = _row(problem)
     text = f"{row}: {problem.column} rewritten"
-    if problem.column == "arguments":  # may hold what is not to be shown
+    if problem.column == "arguments":  # may hold secrets
         return f"{text}."
     stored, value = redacted([problem.stored, stored_form(model, problem.column, value_of(problem))])
     return f"{text} from {shown(stored)} to {shown(value)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from agentruns.testing.fake_anthropic.errors import Refused
+from tests.fake_anthropic.errors import Refused
 
 MAX_BREAKPOINTS = 4
 _JSON_NAMES = {str: "string", bool: "boolean", dict: "dictionary", list: "list"}

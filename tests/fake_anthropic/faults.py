@@ -1,4 +1,4 @@
-"""What can go wrong on the way: the plan of injected faults, by request number."""
+"""The plan of injected faults, by request number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentruns.testing.fake_anthropic.errors import STATUSES, TEXTS, Refused
+from tests.fake_anthropic.errors import STATUSES, TEXTS, Refused
 
 KINDS = ("error", "drop", "truncate", "corrupt", "empty", "slow")
 

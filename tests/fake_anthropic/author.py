@@ -9,9 +9,9 @@ from typing import Any
 
 from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.providers.scripted import ScriptedModel, Turn
-from agentruns.testing.fake_anthropic.errors import Refused
-from agentruns.testing.fake_anthropic.replies import Replies, signed
-from agentruns.testing.fake_anthropic.tokens import PromptCache, count_content
+from tests.fake_anthropic.errors import Refused
+from tests.fake_anthropic.replies import Replies, signed
+from tests.fake_anthropic.tokens import PromptCache, count_content
 
 Body = dict[str, Any]
 Script = Iterable[Turn] | ScriptedModel | Callable[[Body], Any]

@@ -1,4 +1,4 @@
-"""`python -m agentruns.testing.fake_anthropic script.json`: the fake for programs in any language."""
+"""`python -m tests.fake_anthropic script.json`: the fake for programs in any language."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
-from agentruns.testing.fake_anthropic import FakeAnthropic
+from tests.fake_anthropic import FakeAnthropic
 
 
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m agentruns.testing.fake_anthropic")
+    parser = argparse.ArgumentParser(prog="python -m tests.fake_anthropic")
     parser.add_argument("script", type=Path, help="a list of turns, or an object with turns and faults")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log", type=Path, help="gets every call as a line of JSON")

@@ -1,13 +1,13 @@
-"""What the API refuses in a request, apart from its conversation."""
+"""Rules for a request, apart from its conversation."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from agentruns.testing.fake_anthropic import shape
-from agentruns.testing.fake_anthropic.errors import Refused
-from agentruns.testing.fake_anthropic.tokens import markers
+from tests.fake_anthropic import shape
+from tests.fake_anthropic.errors import Refused
+from tests.fake_anthropic.tokens import markers
 
 VERSION = "2026-10-21"  # of the API: without sampling parameters
 

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it: the database's, Django's and the engine's."""
+"""The test database: a clock that stands still until a test moves it, and a flush of the journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-# Where the engine asks Python for the time; a test looks that none is missing.
+# Modules in which the engine asks Python for the time; a test makes sure that none is missing.
 READERS = (
     "agentruns.engine.budgets",
     "agentruns.services.control",
@@ -23,7 +23,7 @@ _current: list[DatabaseClock] = []
 
 
 class DatabaseClock:
-    """What time it is for leases, back-offs, approvals and deadlines, in this process."""
+    """The time of leases, back-offs, approvals and deadlines, in this process."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
@@ -37,7 +37,7 @@ class DatabaseClock:
 
     def move_to(self, moment: datetime) -> None:
         """Let time pass until just after a moment."""
-        # Just after: SQLite compares texts, and one without a fraction is less than the same with zeros.
+        # Just after, because SQLite compares texts: one without a fraction is less than the same with zeros.
         self.now = max(self.now, moment) + timedelta(milliseconds=1)
 
 
@@ -65,7 +65,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from django.utils import timezone
 
     from agentruns.engine import leases
-    from agentruns.journal import append
+    from agentruns.journal import store
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
@@ -85,8 +85,44 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     for name in {"as_sql", *vars(Now)}:
         if name.startswith("as_"):
             yield Now, name, as_sql
-    yield append, "clock", append_clock
+    yield store, "clock", append_clock
     yield timezone, "now", lambda: clock.now
     yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
     for name in READERS:
         yield import_module(name), "datetime", Frozen
+
+
+class JournalFlushMixin:
+    """For a TransactionTestCase outside pytest: `class Test(JournalFlushMixin, TransactionTestCase)`."""
+
+    def _fixture_teardown(self) -> None:
+        with ExitStack() as stack:
+            for alias in self._databases_names(include_mirrors=False):  # type: ignore[attr-defined]
+                stack.enter_context(_lifted(alias))
+            super()._fixture_teardown()  # type: ignore[misc]
+
+
+@contextmanager
+def flushable_journal() -> Iterator[None]:
+    """Let `manage.py flush` and the end of a TransactionTestCase, which calls it, empty the journal."""
+    from django.core.management.commands.flush import Command
+
+    flush = Command.handle
+
+    def handle(self: Command, **options: Any) -> str | None:
+        with _lifted(options["database"]):
+            return flush(self, **options)
+
+    with patch.object(Command, "handle", handle):
+        yield
+
+
+@contextmanager
+def _lifted(alias: str) -> Iterator[None]:
+    from django.apps import apps
+    from django.db import connections
+
+    from agentruns.models.triggers import lifted
+
+    with lifted(connections[alias]) if apps.is_installed("agentruns") else ExitStack():
+        yield

@@ -1,14 +1,14 @@
-"""What the API refuses in the messages of a request: shape, pairing, and thinking that was touched."""
+"""Rules for the messages of a request: shape, pairing, and unaltered thinking."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from agentruns.testing.fake_anthropic import shape
-from agentruns.testing.fake_anthropic.errors import Refused
-from agentruns.testing.fake_anthropic.replies import THINKING, Replies
-from agentruns.testing.messages import InvalidMessages, check_messages
+from agentruns.testing.script import InvalidMessages, check_messages
+from tests.fake_anthropic import shape
+from tests.fake_anthropic.errors import Refused
+from tests.fake_anthropic.replies import THINKING, Replies
 
 _TEXT = ("type", "text")
 _FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -1,4 +1,4 @@
-"""What goes over the wire: a whole answer or a stream of events, as it should be or spoilt by a fault."""
+"""Answers on the wire: in one piece or as a stream of events, intact or spoilt by a fault."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentruns.testing.fake_anthropic.faults import Fault
-from agentruns.testing.fake_anthropic.stream import Event, encode, encode_json
+from tests.fake_anthropic.faults import Fault
+from tests.fake_anthropic.stream import Event, encode, encode_json
 
 _DEFAULT_AFTER = 3
 _BROKEN = b'event: content_block_delta\ndata: {"type": "content_block_delta", "ind\n\n'

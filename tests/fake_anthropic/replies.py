@@ -1,4 +1,4 @@
-"""What was said before: signatures of thinking, and a memory to compare with what is sent back."""
+"""Earlier replies: signatures of thinking, and a memory to compare with messages sent back."""
 
 from __future__ import annotations
 

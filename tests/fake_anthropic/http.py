@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from agentruns.testing.fake_anthropic.answers import Answer
+from tests.fake_anthropic.answers import Answer
 
 # (method, path, headers with names in lower case, body) -> answer
 Respond = Callable[[str, str, dict[str, str], bytes], Answer]

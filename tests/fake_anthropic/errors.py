@@ -1,4 +1,4 @@
-"""How the Messages API says no: one exception, one body."""
+"""Errors of the Messages API: one exception, one body."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from agentruns.testing.fake_anthropic.answers import DROPPED, Answer, plain, streamed
-from agentruns.testing.fake_anthropic.author import Author, Script, whole
-from agentruns.testing.fake_anthropic.calls import Call, CallLog, masked
-from agentruns.testing.fake_anthropic.conversation import check_conversation
-from agentruns.testing.fake_anthropic.errors import Refused
-from agentruns.testing.fake_anthropic.faults import Fault, Faults
-from agentruns.testing.fake_anthropic.http import Server
-from agentruns.testing.fake_anthropic.rules import VERSION, check_breakpoints, check_request
-from agentruns.testing.fake_anthropic.stream import events
-from agentruns.testing.fake_anthropic.tokens import PromptCache, count_request
+from tests.fake_anthropic.answers import DROPPED, Answer, plain, streamed
+from tests.fake_anthropic.author import Author, Script, whole
+from tests.fake_anthropic.calls import Call, CallLog, masked
+from tests.fake_anthropic.conversation import check_conversation
+from tests.fake_anthropic.errors import Refused
+from tests.fake_anthropic.faults import Fault, Faults
+from tests.fake_anthropic.http import Server
+from tests.fake_anthropic.rules import VERSION, check_breakpoints, check_request
+from tests.fake_anthropic.stream import events
+from tests.fake_anthropic.tokens import PromptCache, count_request
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -184,7 +184,7 @@ class FakeAnthropic:
 
 
 class _NotJson(str):
-    """What is wrong with a body, where its value would be."""
+    """The error of a body, in place of its value."""
 
 
 def _parsed(raw: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""What a request costs: tokens by a fixed rule, and a prompt cache that remembers prefixes."""
+"""The cost of a request: tokens by a fixed rule, and a prompt cache that remembers prefixes."""
 
 from __future__ import annotations
 
