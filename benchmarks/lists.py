@@ -61,7 +61,7 @@ def prepare(url: str, runs: int) -> tuple[Any, dict[str, str]]:
     from django.contrib.auth import get_user_model
     from django.test import Client
 
-    from agentruns.admin.readonly import ReadOnlyAdmin
+    from agentruns.admin.base import ReadOnlyAdmin
     from agentruns.api import pagination
     from agentruns.models import Run
 

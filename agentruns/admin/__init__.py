@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from agentruns.admin.approvals import ApprovalAdmin
-from agentruns.admin.runs import RunAdmin
+from agentruns.admin.approvals.admin import ApprovalAdmin
+from agentruns.admin.runs.admin import RunAdmin
 from agentruns.admin.tokens import TokenAdmin
 from agentruns.conf import settings
 from agentruns.models import ApiToken, Approval, Run

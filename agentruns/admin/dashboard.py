@@ -1,4 +1,4 @@
-"""What an operator has to know first, on the index of the admin: a few figures, each by one small query."""
+"""The figures on the index of the admin that an operator needs first, each by one small query."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin import mine
-from agentruns.admin.advice import SILENT_AFTER
-from agentruns.admin.filters import STALLED, failed_lately
-from agentruns.admin.paginator import Bounded, CountOf, counted, of
-from agentruns.admin.readonly import may_view
-from agentruns.admin.search import first_id
-from agentruns.admin.text import plain, visible
-from agentruns.admin.times import age, words
-from agentruns.admin.waiting import sweeper_seen
+from agentruns.admin.base import Bounded, CountOf, bounded, counted, may_view
+from agentruns.admin.filters import STALLED, failed_lately, first_id
+from agentruns.admin.html import age, plain, visible, words
+from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.conf import settings
 from agentruns.journal import outbox
 from agentruns.models import Approval, Notification, Run
+from agentruns.services import permissions
+from agentruns.services.waiting import sweeper_seen
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
@@ -40,6 +37,7 @@ MOST = 1000  # rows that any of the figures looks at
 PERIOD = timedelta(days=30)
 TOOLS = 15
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)
+PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
 
 
@@ -64,7 +62,7 @@ class Oldest:
 
 @dataclass(frozen=True, slots=True)
 class Sweeper:
-    """When a worker was last seen, and whether that is too long ago."""
+    """The last time a worker was seen, and whether that is too long ago."""
 
     seen: SafeString | str
     is_silent: bool
@@ -72,7 +70,7 @@ class Sweeper:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """How one tool's calls were decided."""
+    """The decisions on one tool's calls."""
 
     tool: str
     url: str
@@ -82,13 +80,13 @@ class Decisions:
 
     @property
     def rate(self) -> str:
-        """How many of a hundred were approved."""
+        """The share that was approved, in percent."""
         return f"{100 * self.approved // self.count} %"
 
 
 @dataclass(slots=True)
 class Dashboard:
-    """What this user may see of it; `failed` where it could not be read."""
+    """The figures that this user may see; `failed` where they could not be read."""
 
     figures: list[Figure]
     oldest: Oldest | None = None
@@ -99,7 +97,7 @@ class Dashboard:
 
 
 def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
-    """Return what a user may see on a site, None if that is nothing; what fails is logged and told."""
+    """Return what a user may see on a site, None if that is nothing; a failure is logged and shown."""
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
@@ -122,20 +120,20 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
 
 def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     pending = Approval.objects.using(alias).pending().order_by("requested_at", "id")
-    open_to = mine.open_to(request.user, pending)
+    open_to = permissions.open_to(request.user, pending)
     row: Any = (
         pending.annotate(
             waiting=CountOf(pending, MOST),
             open=CountOf(open_to, MOST),
-            partly=Exists(open_to.filter(mine.PARTLY)),
+            partly=Exists(open_to.filter(PARTLY)),
         )
         .values_list("pk", "title", "requested_at", "waiting", "open", "partly", named=True)
         .first()
     )
-    if request.user.has_perm(mine.DECIDES):
-        count = _mine(request.user, open_to, row) if row else of(0, MOST)
+    if request.user.has_perm(permissions.DECIDES):
+        count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
         found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
-    waiting = of(row.waiting if row else 0, MOST)
+    waiting = bounded(row.waiting if row else 0, MOST)
     found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
     if row:
         name = "admin:agentruns_approval_change"
@@ -146,8 +144,13 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
 def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     more = row.open > MOST
     if settings.can_decide is not None:
-        return Bounded(len(mine.allowed(user, open_to)), more)
-    return Bounded(min(row.open, MOST) - (len(mine.given(user, open_to)) if row.partly else 0), more)
+        candidates = list(open_to.select_related("run").defer(*permissions.HEAVY)[:MOST])
+        return Bounded(len(permissions.decidable(user, candidates)), more)
+    given: set[Any] = set()
+    if row.partly:
+        partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
+        given = permissions.already_given(user, list(partly[:MOST]))
+    return Bounded(min(row.open, MOST) - len(given), more)
 
 
 def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:

@@ -1,33 +1,99 @@
-"""Filters of the lists. Each asks the admin's own queryset, so the journal's database is the one read."""
+"""Filters and search of the lists. Each asks the admin's own queryset, so it reads the journal's database."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
+from django.db import connections
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.admin.names import names
-from agentruns.admin.search import first_id
-from agentruns.admin.text import plain
+from agentruns.admin.base import MOST
+from agentruns.admin.html import plain
 from agentruns.engine.leases import FREE
 from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING
+from agentruns.services.waiting import FOR_PEOPLE
 
-NEEDS_A_PERSON = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 STALLED = Q(status=Run.Status.RUNNING) & FREE
 LATELY = timedelta(hours=24)
 SKEW = timedelta(days=1)  # between the clock an id was made by and the one of its row
+_ID = re.compile(r"[0-9a-f]{4,32}")
+# DISTINCT would read each row. What is left by now is the name after the one found last.
+_NAMES = """
+WITH RECURSIVE names(name) AS (
+    SELECT MIN({column}) FROM {table}
+    UNION ALL
+    SELECT (SELECT MIN({column}) FROM {table} WHERE {column} > names.name) FROM names WHERE name IS NOT NULL
+)
+SELECT name FROM names WHERE name IS NOT NULL
+"""
+
+
+def matching(term: str, run: str = "") -> Q:
+    """Return the condition for the runs that `term` may mean; `run` is the lookup that leads to Run."""
+    term = term.strip().replace("\x00", "")
+    ids = _beginning(term)
+    if ids is None:
+        return _named(term, run)
+    # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
+    first, second = (Run.objects.filter(pk__in=_newest(which)) for which in (ids, _named(term)))
+    return Q(**{f"{run}pk__in": first.values("pk").union(second.values("pk"))})
+
+
+def _newest(which: Q) -> QuerySet[Any]:
+    return Run.objects.filter(which).order_by("-pk").values("pk")[: MOST + 1]
+
+
+def _named(term: str, run: str = "") -> Q:
+    """Return the condition for runs by their session, whose requester is that of its runs."""
+    key, requester = f"{run}session__key__istartswith", f"{run}session__owner_name__istartswith"
+    return Q(**{key: term}) | Q(**{requester: term})
+
+
+def _beginning(term: str) -> Q | None:
+    """Return the condition for ids by their beginning: a range, which an index serves; None for no id."""
+    digits = term.lower().replace("-", "")
+    if not _ID.fullmatch(digits):
+        return None
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    return Q(pk__gte=first, pk__lte=last)
+
+
+def first_id(moment: datetime) -> UUID:
+    """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
+
+
+def is_uuid(text: str) -> bool:
+    """Return whether a text is an id of ours."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def names(alias: str, model: type[Model], column: str) -> list[str]:
+    """Return the names that occur in a text column which an index begins with, in its order."""
+    connection = connections[alias]
+    quote = connection.ops.quote_name
+    sql = _NAMES.format(table=quote(model._meta.db_table), column=quote(column))
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return [name for (name,) in cursor.fetchall()]
 
 
 class KnownValues(admin.SimpleListFilter):
-    """Finds nothing for a value that was not offered: it came from a URL and may be anything."""
+    """A filter that finds nothing for a value that it did not offer: URLs may hold anything."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows chosen."""
@@ -43,7 +109,7 @@ class KnownValues(admin.SimpleListFilter):
 
 
 class RunStatusFilter(KnownValues):
-    """By status, and by what matters first: who waits for a person, who stalled, who failed lately."""
+    """By status, and by what matters first: runs that need a person, stalled or failed lately."""
 
     title = _("status")
     parameter_name = "status"
@@ -61,7 +127,7 @@ class RunStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
         if value == "person":
-            return queryset.filter(status__in=NEEDS_A_PERSON)
+            return queryset.filter(status__in=FOR_PEOPLE)
         if value == "stalled":
             return queryset.filter(STALLED)
         if value == "failed-lately":
@@ -70,7 +136,7 @@ class RunStatusFilter(KnownValues):
 
 
 def failed_lately() -> Q:
-    """Return what finds the runs that failed in the last 24 hours."""
+    """Return the condition for the runs that failed in the last 24 hours."""
     return Q(status=Run.Status.FAILED, updated_at__gte=timezone.now() - LATELY)
 
 
@@ -93,11 +159,11 @@ class StartedFilter(admin.ListFilter):
         ]
 
     def expected_parameters(self) -> list[str | None]:
-        """Return the parameters of the URL that are this filter's."""
+        """Return this filter's parameters of the URL."""
         return [self.first, self.last]
 
     def has_output(self) -> bool:
-        """Whether there is something to choose: always."""
+        """Return whether there is something to choose: always."""
         return True
 
     def values(self) -> dict[str, str]:
@@ -137,7 +203,7 @@ def _midnight(day: date) -> datetime:
 
 
 class ApprovalStatusFilter(KnownValues):
-    """By status; what is pending is shown without asking."""
+    """By status; those that are pending are the default."""
 
     title = _("status")
     parameter_name = "status"

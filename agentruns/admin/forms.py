@@ -1,15 +1,24 @@
-"""What people may send: a decision on a card, a resume, a cancel, a verdict."""
+"""The forms of decisions, buttons and verdicts, and the one in which a person edits a call's arguments."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Collection
 from typing import Any
 
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.admin.html import plain
+from agentruns.utils import json as canonical
+
 REASON_LENGTH = 2000
 RESULT_LENGTH = 100_000
 ANSWER_LENGTH = 20_000
+PREFIX = "argument-"  # of the fields of an edit
+SHORT = 60  # characters of a text that fits on one line
+MOST_ROWS = 12
 WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask again.")
 
 
@@ -34,7 +43,7 @@ class ApproveForm(forms.Form):
 
 
 class DenyForm(forms.Form):
-    """Deny what was shown; the model is told why."""
+    """Deny what was shown; the model reads why."""
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
     reason = _reason(
@@ -50,7 +59,7 @@ class BulkApproveForm(forms.Form):
 
 
 class BulkDenyForm(forms.Form):
-    """Deny each of several; the models are told why."""
+    """Deny each of several; the models read why."""
 
     reason = _reason(_("Reason, told to the model of each"), error_messages={"required": WHY_DENIED})
 
@@ -94,7 +103,7 @@ class CancelForm(forms.Form):
 
 
 class VerdictForm(forms.Form):
-    """What became of a call in doubt; `seq` is the last journal row of the call that the page knew."""
+    """A verdict on a call in doubt; `seq` is the last journal row of the call that the page knew."""
 
     seq = forms.IntegerField(widget=forms.HiddenInput)
     verdict = forms.ChoiceField(
@@ -112,14 +121,16 @@ class VerdictForm(forms.Form):
         widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
     )
 
-    def __init__(self, *args: Any, is_told: bool = False, needs_result: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, is_uncleared: bool = False, needs_result: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         verdict = self.initial.get("verdict")
         self.fields["result"].label = _("Kept in the journal as its result (optional)")
-        if not is_told:
+        if not is_uncleared:
             self.fields["result"].label = _("Result, told to the model")
         self.fields["result"].required = needs_result and verdict == "occurred"
-        self.fields["evidence"].required = is_told or verdict != "unknown"
+        self.fields["evidence"].required = is_uncleared or verdict != "unknown"
         if not self.fields["evidence"].required:
             self.fields["evidence"].label = _("Note, kept in the journal (optional)")
 
@@ -136,3 +147,138 @@ class AdoptForm(forms.Form):
     hash = forms.CharField(max_length=64, widget=forms.HiddenInput)
     seq = forms.IntegerField(widget=forms.HiddenInput)
     reason = _reason(_("Reason, kept in the journal (optional)"), required=False)
+
+
+class EditForm(ApproveForm):
+    """Approve with other arguments. Those in `hidden` are masked on the page, and stay what they are."""
+
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        original: dict[str, Any],
+        *args: Any,
+        hidden: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.original = original
+        reason = self.fields.pop("reason")
+        for name, value in original.items():
+            if name not in hidden:
+                self.fields[PREFIX + name] = _field(name, _resolved(schema, name), value)
+        self.fields["reason"] = reason
+
+    @property
+    def rows(self) -> list[forms.BoundField]:
+        """The fields of the arguments."""
+        return [self[name] for name in self.fields if name.startswith(PREFIX)]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as they were sent; those without a field as they were."""
+        sent = {name for name in self.original if PREFIX + name in self.data}
+        return {
+            name: self.cleaned_data.get(PREFIX + name, value) if name in sent else value
+            for name, value in self.original.items()
+        }
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse an edit of what is masked, and one that changes nothing: that is an approval."""
+        if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
+            raise forms.ValidationError(
+                _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
+            )
+        if not self.errors and canonical.dumps(self.arguments) == canonical.dumps(self.original):
+            raise forms.ValidationError(
+                _("You changed nothing. To approve the call as it is, use Approve."), code="unchanged"
+            )
+        return self.cleaned_data
+
+
+class ValueField(forms.JSONField):
+    """Any JSON value. Where it holds characters that are not shown, all but ASCII is written as \\u...."""
+
+    default_error_messages = {"invalid": _("This is not JSON.")}
+
+    def to_python(self, value: Any) -> Any:
+        """Return the value that the text says."""
+        try:
+            return super().to_python(value)
+        except (ValueError, RecursionError):  # a number too long or brackets too deep: Django lets these out
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        """Return what is shown again of a text that was sent."""
+        try:
+            return super().bound_data(data, initial)
+        except (ValueError, RecursionError):
+            return forms.fields.InvalidJSONInput(data)
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return the value as JSON, on several lines."""
+        if isinstance(value, forms.fields.InvalidJSONInput):
+            return value
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        return text if plain(text) == text else json.dumps(value, indent=2)
+
+
+def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
+    options: dict[str, Any] = {
+        "label": plain(name),
+        "initial": value,
+        "required": False,
+        "help_text": plain(schema.get("description", "")),
+    }
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    optional = len(kinds) < len(schema.get("anyOf", [schema]))
+    kind = kinds[0] if len(kinds) == 1 else {}
+    if not optional and value in kind.get("enum", []) and all(isinstance(e, str) for e in kind["enum"]):
+        return forms.ChoiceField(choices=[(each, plain(each)) for each in kind["enum"]], **options)
+    if kind.get("type") == "boolean" and isinstance(value, bool) and not optional:
+        return _yes_or_no(options)
+    if kind.get("type") in ("integer", "number") and _is_number(value, optional):
+        field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
+        return field(
+            min_value=kind.get("minimum"),
+            max_value=kind.get("maximum"),
+            **{**options, "required": not optional},
+        )
+    if isinstance(value, str) and not optional and "\r" not in value and plain(value) == value:
+        return TypedField(strip=False, widget=_text_widget(value), **options)
+    lines = ValueField().prepare_value(value).count("\n") + 1
+    area = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
+    return ValueField(widget=area, **options)
+
+
+def _is_number(value: Any, optional: bool) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(value)
+    return value is None and optional
+
+
+def _yes_or_no(options: dict[str, Any]) -> forms.Field:
+    return forms.TypedChoiceField(
+        choices=[("true", _("yes")), ("false", _("no"))],
+        coerce=lambda text: text == "true",
+        **{**options, "initial": "true" if options["initial"] else "false"},
+    )
+
+
+def _text_widget(value: str) -> forms.Widget:
+    if len(value) <= SHORT and "\n" not in value:
+        return forms.TextInput(attrs={"class": "vTextField"})
+    rows = min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1)
+    return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows})
+
+
+def _resolved(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of one argument, its references followed once."""
+    found: dict[str, Any] = schema.get("properties", {}).get(name, {})
+    if "anyOf" in found:
+        return {**found, "anyOf": [_followed(schema, kind) for kind in found["anyOf"]]}
+    return {**_followed(schema, found), **{key: found[key] for key in ("description",) if key in found}}
+
+
+def _followed(schema: dict[str, Any], kind: dict[str, Any]) -> dict[str, Any]:
+    defined: dict[str, Any] = schema.get("$defs", {}).get(kind.get("$ref", "").rpartition("/")[2], kind)
+    return defined

@@ -1,4 +1,4 @@
-"""API tokens in the console: whose they are, what they may do, when they were used; and the Revoke button."""
+"""API tokens in the console: their owners, scopes and last use, and the Revoke button."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.advice import Action, missing
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.filters import KnownValues
-from agentruns.admin.readonly import LeanChangeList, ReadOnlyAdmin
-from agentruns.admin.text import Fact, plain, two_lines, visible
-from agentruns.admin.times import EMPTY, ago, dated, exact, remaining
+from agentruns.admin.html import EMPTY, Fact, ago, dated, exact, plain, remaining, two_lines, visible
+from agentruns.admin.runs.actions import Action, missing
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import PERMISSION, may_revoke, owners, revoke
@@ -43,7 +41,7 @@ class TokenList(LeanChangeList):
 
 
 class StateFilter(KnownValues):
-    """By what the badge says of the token itself."""
+    """By the state of the token itself."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -61,8 +59,24 @@ class StateFilter(KnownValues):
         return lasting.filter(over) if value == "expired" else lasting.exclude(over)
 
 
+def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
+    """End the token."""
+    try:
+        revoked = revoke(token.pk, request.user)
+    except PermissionDeniedError as error:
+        text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
+        return model_admin.page(request, token, status=403, refusal=text)
+    if revoked:
+        model_admin.log_change(request, token, _("Revoked."))
+        done = _("Revoked. From now on no request with it is let in.")
+        model_admin.message_user(request, done, messages.SUCCESS)
+    else:  # a double click, or somebody was faster
+        model_admin.message_user(request, _("It was revoked already."), messages.INFO)
+    return model_admin.back(request, token)
+
+
 class TokenAdmin(ReadOnlyAdmin):
-    """What programs show instead of a session. The token itself is kept nowhere, so nobody sees it here."""
+    """The tokens by which programs are let in. A token itself is kept nowhere, so nobody sees it here."""
 
     list_display = ("beginning", "where", "person", "may", "used")
     list_display_links = ("beginning",)
@@ -73,11 +87,12 @@ class TokenAdmin(ReadOnlyAdmin):
     search_help_text = gettext_lazy("Beginning of a token, or part of its name")
     page_template = "agentruns/admin/token.html"
     change_list_template = "agentruns/admin/tokens.html"
+    views = (View("revoke", revoke_view, acts=True),)
 
     # Who sees which
 
     def sees_all(self, request: HttpRequest) -> bool:
-        """Whether the user sees everybody's tokens; who may revoke has to see."""
+        """Return whether the user sees everybody's tokens; who may revoke has to see."""
         return request.user.has_perm(PERMISSION) or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -94,11 +109,6 @@ class TokenAdmin(ReadOnlyAdmin):
         rows = super().get_queryset(request)
         return rows if self.sees_all(request) else rows.filter(owner_id=request.user.pk)
 
-    def get_urls(self) -> list[URLPattern]:
-        """Add the button's target."""
-        target = self.admin_site.admin_view(self.revoke_view)
-        return [path("<str:object_id>/revoke/", target, name=self.name("revoke")), *super().get_urls()]
-
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -107,12 +117,12 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
     def beginning(self, token: ApiToken) -> SafeString:
-        """How the token begins, which a program's settings can be compared with; and what it is for."""
+        """The beginning of the token, to compare with a program's settings; and its name."""
         return two_lines(_beginning(token), visible(token.name) if token.name else "")
 
     @admin.display(description=gettext_lazy("state, expires"), ordering="expires_at")
     def where(self, token: Any) -> SafeString:
-        """Whether it is let in, and until when or since when not."""
+        """Return whether it is let in, and until when or since when not."""
         if token.revoked_at is not None:
             return two_lines(badge(token, token.person), _when(token.revoked_at))
         if token.expires_at is None:
@@ -124,17 +134,17 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
-        """Whose permissions count."""
+        """The owner, whose permissions count."""
         return _name(token.person)
 
     @admin.display(description=gettext_lazy("scopes"))
     def may(self, token: ApiToken) -> SafeString:
-        """What it may be used for."""
+        """The scopes it may be used for."""
         return format_html_join("", '<span class="ar-id">{}</span><br>', ((scope,) for scope in token.scopes))
 
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
     def used(self, token: ApiToken) -> SafeString:
-        """How long ago it was used, and made."""
+        """The times since it was used, and made."""
         last = _when(token.last_used_at) if token.last_used_at else _("never used")
         return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
 
@@ -168,24 +178,6 @@ class TokenAdmin(ReadOnlyAdmin):
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
         return self.render(request, obj, title=title, status=status, **{**shown, **context})
-
-    def revoke_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """End the token."""
-        token = self.find(request, object_id)
-        if request.method != "POST":
-            return self.back(request, token)
-        try:
-            revoked = revoke(token.pk, request.user)
-        except PermissionDeniedError as error:
-            text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
-            return self.page(request, token, status=403, refusal=text)
-        if revoked:
-            self.log_change(request, token, _("Revoked."))
-            done = _("Revoked. From now on no request with it is let in.")
-            self.message_user(request, done, messages.SUCCESS)
-        else:  # a double click, or somebody was faster
-            self.message_user(request, _("It was revoked already."), messages.INFO)
-        return self.back(request, token)
 
 
 def badge(token: ApiToken, owner: Any) -> SafeString:

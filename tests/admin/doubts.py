@@ -40,16 +40,16 @@ def start(*turns: Any, session: str = "s1", key: str = "", tools: Any = (), **op
     return Run.objects.get(pk=result.run_id)
 
 
-def held(*later: Any, session: str = "s1", text: str = "x", **options: Any) -> Run:
+def in_doubt(*later: Any, session: str = "s1", text: str = "x", **options: Any) -> Run:
     """A run whose wire is in doubt, and that waits for staff."""
     run = start({"tools": [call("wire", text=text), *later]}, session=session, **options)
     assert run.status == "orphaned"
     return run
 
 
-def told(session: str = "s1") -> Run:
+def uncleared(session: str = "s1") -> Run:
     """A run that ended after its model was told that the outcome of a wire is unknown."""
-    run = held(session=session)
+    run = in_doubt(session=session)
     assert resume_run(run.pk).status == "completed"
     run.refresh_from_db()
     return run

@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 from django.utils import timezone
 
-from agentruns.admin import advice
-from agentruns.admin.drift import Drift
-from agentruns.admin.waiting import Reason
+from agentruns.admin.runs import actions
+from agentruns.admin.runs.limits import Drift, adopt
 from agentruns.conf import settings
 from agentruns.models import Run
+from agentruns.services.waiting import APPROVAL, ORPHAN, Wait
 
 
 @pytest.mark.parametrize(("leases", "offered"), [(0.5, False), (1.5, True)])
@@ -21,16 +21,19 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
     now = timezone.now()
     run = Run(status="running", lease_expires_at=now + timedelta(seconds=30))
     asked = now - timedelta(seconds=settings.LEASE_SECONDS * leases)
-    situation = advice.Situation(run=run, reasons=[], cancel_requested=("ann", asked), may_cancel=True)
-    action = advice.cancel(situation)
+    situation = actions.Situation(run=run, waits=[], cancel_requested=("ann", asked), may_cancel=True)
+    action = actions.cancel(situation)
     assert (not action.why_not) == offered
     assert any("kept as evidence" in line for line in action.effect) == offered
 
 
 def test_of_several_calls_in_doubt_each_is_named() -> None:
-    doubts = [Reason("in doubt", call=name, tool=name, attempt=1, evidence="It died.") for name in "ab"]
-    other = Reason("Waits for approval", approval=UUID(int=1), call="c")
-    notes = advice.notes(advice.Situation(run=Run(status="orphaned"), reasons=[*doubts, other]))
+    run = UUID(int=2)
+    doubts = [
+        Wait(kind=ORPHAN, run_id=run, call_id=name, tool=name, attempt=1, text="It died.") for name in "ab"
+    ]
+    other = Wait(kind=APPROVAL, run_id=run, approval_id=UUID(int=1), call_id="c")
+    notes = actions.notes(actions.Situation(run=Run(status="orphaned"), waits=[*doubts, other]))
     assert [note[:20] for note in notes] == ["a, attempt 1: It die", "b, attempt 1: It die"]
 
 
@@ -43,8 +46,8 @@ def test_of_several_calls_in_doubt_each_is_named() -> None:
     ],
 )
 def test_an_ended_run_says_what_is_left_to_do(status: str, uncleared: int, said: str) -> None:
-    situation = advice.Situation(run=Run(status=status), reasons=[], uncleared=uncleared)
-    assert advice.headline(situation) == said
+    situation = actions.Situation(run=Run(status=status), waits=[], uncleared=uncleared)
+    assert actions.headline(situation) == said
 
 
 @pytest.mark.parametrize(
@@ -59,15 +62,15 @@ def test_an_ended_run_says_what_is_left_to_do(status: str, uncleared: int, said:
     ],
 )
 def test_why_a_run_cannot_be_paused(known: dict[str, Any], why: str) -> None:
-    situation = advice.Situation(
-        **{"run": Run(status="paused"), "reasons": [], "may_pause": True, **known}  # type: ignore[arg-type]
+    situation = actions.Situation(
+        **{"run": Run(status="paused"), "waits": [], "may_pause": True, **known}  # type: ignore[arg-type]
     )
-    action = advice.pause(situation)
+    action = actions.pause(situation)
     assert (action.why_not, action.forbidden) == (why, known.get("may_pause") is False)
 
 
 def test_adopting_says_that_a_paused_run_stays_paused() -> None:
-    situation = advice.Situation(run=Run(status="paused"), reasons=[], is_paused=True)
-    nothing = advice.adopt(situation, Drift(None, is_served=False, parts=[]))
+    situation = actions.Situation(run=Run(status="paused"), waits=[], is_paused=True)
+    nothing = adopt(situation, Drift(None, is_served=False, parts=[]))
     assert "It stays paused until somebody resumes it." in nothing.effect
     assert nothing.why_not == "This process does not know the agent: there is nothing to adopt."

@@ -23,8 +23,8 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.admin.edit import ValueField
-from agentruns.admin.preview import preview
+from agentruns.admin.approvals.card import preview
+from agentruns.admin.forms import ValueField
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from agentruns.admin.journal import PAYLOAD_LIMIT, card
+from agentruns.admin.runs.steps import PAYLOAD_LIMIT, row_card
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import masked, sensitive_of
@@ -47,16 +47,16 @@ def test_there_are_kinds() -> None:
     ],
 )
 def test_no_payload_breaks_a_card(kind: str, payload: dict[str, Any]) -> None:
-    shown = card(masked(row(kind, payload), {"refund": ("cents",)}))
+    shown = row_card(masked(row(kind, payload), {"refund": ("cents",)}))
     assert shown.title
     assert "\u202e" not in shown.title
     assert shown.payload.text
 
 
 def test_who_did_it() -> None:
-    assert card(row(events.RUN_PAUSED, {"actor": {"id": "1", "name": "ann"}})).who == "ann"
-    assert card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker (epoch 3)"
-    assert card(row(events.RUN_PAUSED, {})).who == "the program"
+    assert row_card(row(events.RUN_PAUSED, {"actor": {"id": "1", "name": "ann"}})).who == "ann"
+    assert row_card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker (epoch 3)"
+    assert row_card(row(events.RUN_PAUSED, {})).who == "the program"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_who_did_it() -> None:
     ],
 )
 def test_titles(kind: str, payload: dict[str, Any], title: str) -> None:
-    shown = card(row(kind, payload))
+    shown = row_card(row(kind, payload))
     assert shown.title == title
     assert shown.facts or shown.bodies
 
@@ -95,20 +95,20 @@ def test_titles(kind: str, payload: dict[str, Any], title: str) -> None:
 def test_the_cost_is_told_apart_from_the_tokens() -> None:
     reply = {"calls": [], "content": [], "usage": {"input_tokens": 3}, "cost": "0.0002"}
     failed = {"error": {"type": "T", "text": "x"}, "usage": {"input_tokens": 3}, "cost": "0.0001"}
-    assert [(fact.label, fact.value) for fact in card(row(events.ASSISTANT, reply)).facts] == [
+    assert [(fact.label, fact.value) for fact in row_card(row(events.ASSISTANT, reply)).facts] == [
         ("Tokens", "input_tokens 3"),
         ("Cost", "0.0002"),
     ]
     assert ("Cost", "0.0001") in [
-        (fact.label, fact.value) for fact in card(row(events.MODEL_FAILED, failed)).facts
+        (fact.label, fact.value) for fact in row_card(row(events.MODEL_FAILED, failed)).facts
     ]
 
 
 def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:
     long = row(events.TOOL_RESULT, {"outcome": "ok", "content": "x" * 3 * PAYLOAD_LIMIT})
-    assert card(long).payload.left_out > 0
-    assert card(long).bodies[0].left_out > 0
-    assert card(long, whole=True).payload.left_out == card(long, whole=True).bodies[0].left_out == 0
+    assert row_card(long).payload.left_out > 0
+    assert row_card(long).bodies[0].left_out > 0
+    assert row_card(long, whole=True).payload.left_out == row_card(long, whole=True).bodies[0].left_out == 0
 
 
 def test_sensitive_arguments_are_masked_wherever_they_are() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentruns import Agent, run_agent, start_run
-from agentruns.admin.meters import judgement, meters
+from agentruns.admin.runs.limits import judgement, meters
 from agentruns.agents.agent import get_agent, isolated_registry
 from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import claim

@@ -12,11 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from agentruns import approve, run_agent, tool
-from agentruns.admin import paginator, search
-from agentruns.admin.mine import mine
-from agentruns.admin.names import names
+from agentruns.admin import base, filters
+from agentruns.admin.filters import names
 from agentruns.models import Approval, Run, Session
-from agentruns.services.permissions import decidable
+from agentruns.services.permissions import decidable, decidable_by
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
@@ -110,7 +109,7 @@ def test_digits_may_be_of_an_id_of_a_key_or_of_a_requester(
     Run.objects.filter(pk=other.pk).update(session=keyed.session_id, owner_name="")
 
     def found(term: str, model: Any = Run, prefix: str = "") -> set[Any]:
-        return set(model.objects.filter(search.matching(term, prefix)).values_list("pk", flat=True))
+        return set(model.objects.filter(filters.matching(term, prefix)).values_list("pk", flat=True))
 
     assert found("beef") == {keyed.pk, other.pk, named.pk}
     assert found("beef-4") == {keyed.pk, other.pk}
@@ -119,14 +118,14 @@ def test_digits_may_be_of_an_id_of_a_key_or_of_a_requester(
     assert found(str(keyed.pk)[:4]) == {keyed.pk, other.pk, named.pk}
     assert found(str(keyed.pk)[:4], Approval, "run__") == {card.pk}
     assert found("beefy") == found("dead") == set()
-    monkeypatch.setattr(search, "MOST", 1)
+    monkeypatch.setattr(filters, "MOST", 1)
     assert found("beef") == {named.pk, other.pk}, "of more than are counted, those started last"
 
 
 def test_a_long_list_of_approvals_is_not_counted_to_its_end(
     many: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paginator.counted, "__defaults__", (100,))
+    monkeypatch.setattr(base.counted, "__defaults__", (100,))
     text = " ".join(asked("approval", "status=all")[0].text.split())
     assert "100+ approvals" in text
     assert "Only 100 are counted and paged through." in text
@@ -175,7 +174,7 @@ def test_mine_are_those_that_people_says(
     for role in ("decider", "revealer", "superuser", "viewer", "staff"):
         who, pending = user(role), Approval.objects.pending()
         expected = {card.tool_name for card in decidable(who, list(pending.select_related("run")))}
-        assert {card.tool_name for card in mine(who, pending)} == expected, role
+        assert {card.tool_name for card in decidable_by(who, pending)} == expected, role
         told[role] = len(expected)
         if role != "staff" and role != "viewer":
             figures = " ".join(read(browser(role).get(reverse("admin:index"))).text.split())

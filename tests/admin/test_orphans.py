@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.html import escape
 
 from agentruns import ToolContext, Unknown, approve, tool
-from agentruns.admin.times import exact
+from agentruns.admin.html import exact
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
@@ -24,7 +24,7 @@ from tests.admin.doubts import (
     doubtful,
     finish,
     give,
-    held,
+    in_doubt,
     last,
     payload,
     start,
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @ONCE
 def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effects: Effects) -> None:
-    run = held(call("post", text="later"))
+    run = in_doubt(call("post", text="later"))
     page = card(run)
     started = payload(run, "tool_started")
     began = run.messages.get(kind="tool_started").created_at
@@ -49,7 +49,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effec
         "wire(text='x')", "It may have happened zero or one times.", "exactly these arguments",
         started["key"], "Attempt1", "epoch 1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The handler says that its outcome is unknown: no answer to x",
-        "held for a person", f"Started{exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
+        "waits for a person", f"Started{exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post(text='later')", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
     ):  # fmt: skip
@@ -59,7 +59,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effec
         "zero or one times",
         "exactly these arguments",
         started["key"],
-        "held for a person",
+        "waits for a person",
         "It happened",
     ]
     places = [below.index(text) for text in order]
@@ -109,7 +109,7 @@ def test_a_call_that_was_approved_says_by_whom_and_has_its_title(world: World) -
 
 @ONCE
 def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
-    run = held()
+    run = in_doubt()
     target = url(run, "call", doubtful(run))
     page = read(browser("superuser").get(url(run)))
     assert target in page.links
@@ -132,7 +132,7 @@ def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
 
     turns = [{"tools": [call("post", text=str(number))]} for number in range(9)]
     later = [call("refund", cents=5000 + number) for number in range(5)]
-    short = cost(held(session="short"))
+    short = cost(in_doubt(session="short"))
     long = start(*turns, {"tools": [call("wire", text="x"), *later]}, session="long")
     assert long.status == "orphaned"
     assert cost(long) == short <= 14
@@ -162,7 +162,7 @@ def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> Non
 
 @ONCE
 def test_looking_changes_nothing(world: World) -> None:
-    run, client = held(), browser("superuser")
+    run, client = in_doubt(), browser("superuser")
     before = snapshot()
     for action in ("call", "resolve"):
         assert client.get(url(run, action, doubtful(run))).status_code in (200, 302)
@@ -174,14 +174,14 @@ def test_looking_changes_nothing(world: World) -> None:
 @ONCE
 @pytest.mark.parametrize("call_id", ["x", "018f0000-0000-7000-8000-000000000000", "a\x00b", "9" * 99, "'--"])
 def test_a_call_that_is_not_there(world: World, call_id: str) -> None:
-    run = held()
+    run = in_doubt()
     for action in ("call", "resolve"):
         assert browser("superuser").post(url(run, action, call_id), {}).status_code == 404
 
 
 @ONCE
 def test_a_call_of_another_run_is_not_there(world: World) -> None:
-    run, other = held(), held(session="s2")
+    run, other = in_doubt(), in_doubt(session="s2")
     assert browser("superuser").get(url(other, "call", doubtful(run))).status_code == 404
 
 
@@ -210,7 +210,7 @@ def test_a_call_that_waits_for_approval_has_a_page_too(world: World) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_roles(world: World, effects: Effects, role: str) -> None:
-    run, client = held(), browser(role)
+    run, client = in_doubt(), browser(role)
     sees = role in ("viewer", "operator", "resolver", "superuser")
     may = role in ("resolver", "superuser")
     before = snapshot()
@@ -236,7 +236,7 @@ def test_roles(world: World, effects: Effects, role: str) -> None:
 
 
 def test_a_verdict_needs_the_token_of_the_page(world: World, effects: Effects) -> None:
-    run, client = held(), browser("superuser", enforce_csrf_checks=True)
+    run, client = in_doubt(), browser("superuser", enforce_csrf_checks=True)
     target, before = url(run, "resolve", doubtful(run)), snapshot()
     form = read(client.get(url(run, "call", doubtful(run)))).forms[target]
     data = {**form, "verdict": "occurred", "result": "sent", "evidence": EVIDENCE}

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from agentruns import approve
-from agentruns.admin.text import body, plain, pretty, visible
+from agentruns.admin.html import body, plain, pretty, visible
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
 from agentruns.utils.redaction import FAILED, redacted

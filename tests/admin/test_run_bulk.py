@@ -121,7 +121,7 @@ def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFi
             raise DatabaseError("disk full")
         return execute(sql, params, many, context)
 
-    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.run_bulk"):
+    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.runs.bulk"):
         page = confirm("cancel", page, *runs, reason="")
     assert "Refused: The database failed; the log says how." in " ".join(page.text.split())
     assert failing in caplog.text

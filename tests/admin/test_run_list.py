@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from agentruns.admin import paginator
-from agentruns.admin.listing import cost, short, tokens
+from agentruns.admin import base
+from agentruns.admin.runs.list import cost, short, tokens
 from agentruns.engine.leases import claim
 from agentruns.models import Run, Session
 from agentruns.services.sweep import sweep
@@ -118,8 +118,8 @@ def test_a_long_list_is_not_counted_to_its_end(world: World, monkeypatch: pytest
     many(world.completed(), 60)
     assert "61 runs" in listed().text
     assert "counted and paged through" not in listed().text
-    monkeypatch.setattr(paginator, "MOST", 55)
-    monkeypatch.setattr(paginator.counted, "__defaults__", (55,))
+    monkeypatch.setattr(base, "MOST", 55)
+    monkeypatch.setattr(base.counted, "__defaults__", (55,))
     for number in ("1", "2"):
         with CaptureQueriesContext(connection) as queries:
             page = listed(p=number)
@@ -133,7 +133,7 @@ def test_a_long_list_is_not_counted_to_its_end(world: World, monkeypatch: pytest
         assert "ORDER BY" not in counts[0]
     assert len(keys(page)) == 5
     assert browser("superuser").get(reverse(LIST), {"p": "3"}).status_code == 302
-    assert str(paginator.Bounded(10_000, more=True)) == "10,000+"
+    assert str(base.Bounded(10_000, more=True)) == "10,000+"
 
 
 def test_a_hundred_runs_cost_no_more_queries_than_one(world: World) -> None:

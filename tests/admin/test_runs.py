@@ -227,7 +227,7 @@ def test_the_journal_says_who_decided(world: World) -> None:
 
 @ONCE
 def test_the_journal_comes_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentruns.admin.paging.page.__defaults__", (4,))
+    monkeypatch.setattr("agentruns.admin.runs.page.journal_rows.__defaults__", (4,))
     run = world.completed()  # seven rows
     latest = page(run)
     assert "Rows 4 to 7" in latest.text

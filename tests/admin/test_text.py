@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentruns.admin.text import arguments, body, plain, pretty, visible
+from agentruns.admin.html import arguments, body, plain, pretty, visible
 
 
 @pytest.mark.parametrize(

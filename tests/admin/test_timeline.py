@@ -61,11 +61,11 @@ def test_each_bar_leads_to_its_row(world: World) -> None:
 def test_of_a_long_run_the_last_rows_are_drawn_and_that_is_said(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentruns.admin.timeline.ROWS", 4)
+    monkeypatch.setattr("agentruns.admin.runs.timeline.ROWS", 4)
     shown = page(world.completed())  # seven rows
     assert "Only the last rows are drawn, from row 4 on; the journal has all of them." in shown.text
     assert len(shown.cells(LINES)) == 3
-    monkeypatch.setattr("agentruns.admin.timeline.ROWS", 7)
+    monkeypatch.setattr("agentruns.admin.runs.timeline.ROWS", 7)
     assert "Only the last rows" not in page(world.completed("other")).text
 
 

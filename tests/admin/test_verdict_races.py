@@ -18,10 +18,10 @@ from tests.admin.doubts import (
     doubtful,
     finish,
     give,
-    held,
+    in_doubt,
     last,
     payload,
-    told,
+    uncleared,
 )
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> None:
-    run = held()
+    run = in_doubt()
     target, seen = url(run, "resolve", doubtful(run)), last(run, doubtful(run))
     clients = {"occurred": browser("resolver"), "not_occurred": browser("superuser")}
     start, answers = threading.Barrier(2), {}
@@ -65,7 +65,7 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
 def test_a_double_click_is_told_that_it_is_done(
     world: World, effects: Effects, verdict: str, driven: bool
 ) -> None:
-    run = held()
+    run = in_doubt()
     seen = last(run, doubtful(run))
     give(run, verdict, seq=seen, result='{"a": 1}')
     if driven:
@@ -88,7 +88,7 @@ def test_a_double_click_is_told_that_it_is_done(
 
 
 def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects) -> None:
-    first, second = held(), held(session="s2")
+    first, second = in_doubt(), in_doubt(session="s2")
     seen = {run.pk: last(run, doubtful(run)) for run in (first, second)}
     resume_run(first.pk, user("superuser"))
     cancel_run(second.pk, user("superuser"))
@@ -109,15 +109,15 @@ def test_browsers_ask_for_what_the_server_requires(world: World) -> None:
         return {name: needed for name, needed in found.items() if not name.startswith("cancel")}
 
     happened = {"occurred_result": True, "occurred_evidence": True}
-    assert asked(held()) == {**happened, "not_occurred_evidence": True, "unknown_evidence": False}
+    assert asked(in_doubt()) == {**happened, "not_occurred_evidence": True, "unknown_evidence": False}
     told_already = {"not_occurred_evidence": True, "unknown_evidence": True}
-    assert asked(told("s2")) == {**happened, "occurred_result": False, **told_already}
+    assert asked(uncleared("s2")) == {**happened, "occurred_result": False, **told_already}
 
 
 @ONCE
 @pytest.mark.parametrize("seen", [0, -1, "", "x", "٣", 10**30])
 def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) -> None:
-    run, before = held(), snapshot()
+    run, before = in_doubt(), snapshot()
     response = give(run, "occurred", seq=seen, result="sent")
     assert response.status_code == 409
     assert "The call moved on since you looked." in read(response).text
@@ -141,7 +141,7 @@ def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) 
 def test_what_is_missing_is_said_and_what_was_typed_is_kept(
     world: World, verdict: str, changed: dict[str, str], said: str
 ) -> None:
-    run, before = held(), snapshot()
+    run, before = in_doubt(), snapshot()
     typed = {"evidence": "I asked Ann", "result": "sent", **changed}
     response = give(run, verdict, **typed)
     assert response.status_code == 400

@@ -16,10 +16,10 @@ from tests.admin.doubts import (
     doubtful,
     finish,
     give,
-    held,
+    in_doubt,
     payload,
     start,
-    told,
+    uncleared,
 )
 from tests.admin.pages import read, url
 from tests.admin.people import browser
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, effects: Effects) -> None:
-    run = held()
+    run = in_doubt()
     page = read(give(run, "occurred", result='{"wire": 7}'))
     assert (
         "Recorded: it happened. The result is stored as a JSON object. A worker takes the run up."
@@ -68,13 +68,13 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     ],
 )
 def test_what_is_typed_is_json_or_text(world: World, typed: str, stored: Any) -> None:
-    run = held()
+    run = in_doubt()
     assert give(run, "occurred", result=typed).status_code == 200
     assert payload(run, "tool_result")["content"] == stored
 
 
 def test_it_did_not_happen_runs_it_once_more_with_the_same_key(world: World, effects: Effects) -> None:
-    run = held()
+    run = in_doubt()
     page = read(give(run, "not_occurred", "resolver"))
     assert "Recorded: it did not happen. A worker takes the run up." in page.text
     assert "A worker runs it again, with the same key." in card(run).text
@@ -88,7 +88,7 @@ def test_it_did_not_happen_runs_it_once_more_with_the_same_key(world: World, eff
 
 
 def test_unknown_is_told_to_the_model_and_what_follows_is_not_run(world: World, effects: Effects) -> None:
-    run = held(call("post", text="later"))
+    run = in_doubt(call("post", text="later"))
     assert read(give(run, "unknown", evidence="")).text.count("Recorded: unknown.") == 1
     assert finish(run).status == "completed"
     first, second = payload(run, "tool_result"), payload(run, "tool_result", 1)
@@ -103,7 +103,7 @@ def test_unknown_is_told_to_the_model_and_what_follows_is_not_run(world: World, 
 
 
 def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -> None:
-    run = held()
+    run = in_doubt()
     assert url(run, "cancel") in card(run).forms
     browser("superuser").post(url(run, "cancel"), {"reason": "enough"})
     run.refresh_from_db()
@@ -117,7 +117,7 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
 def test_a_paused_run_stays_paused_and_says_so(world: World, effects: Effects) -> None:
     from agentruns import pause_run
 
-    run = held()
+    run = in_doubt()
     pause_run(run.pk, None, reason="audit")
     assert "The run stays paused until somebody resumes it." in card(run).text
     page = read(give(run, "occurred", result="sent"))
@@ -130,7 +130,7 @@ def test_a_paused_run_stays_paused_and_says_so(world: World, effects: Effects) -
 def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     world: World, effects: Effects, verdict: str
 ) -> None:
-    run = told()
+    run = uncleared()
     assert "nothing is run, and what the model was told stays" in card(run).text
     shown = read(browser("superuser").get(url(run)))
     assert "Completed. What is left to do is to say what became of a call:" in shown.text
@@ -154,7 +154,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
 
 
 def test_still_unknown_keeps_a_note_and_the_doubt(world: World, effects: Effects) -> None:
-    run = told()
+    run = uncleared()
     assert give(run, "unknown", evidence="").status_code == 400
     page = read(give(run, "unknown", evidence="the bank does not know either"))
     assert "Recorded: unknown. The doubt stays." in page.text
@@ -165,7 +165,7 @@ def test_still_unknown_keeps_a_note_and_the_doubt(world: World, effects: Effects
 
 
 def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World, effects: Effects) -> None:
-    first = told()
+    first = uncleared()
     second = start({"tools": [call("post", text="hi")]}, key="second")
     assert second.pk != first.pk
     page = read(browser("superuser").get(url(second)))

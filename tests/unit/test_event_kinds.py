@@ -92,22 +92,22 @@ TABLES: dict[str, dict[str, str]] = {
             events.LATE_RESULT,
         ),
     },
-    "agentruns.admin.journal:_DESCRIBE": {},
-    "agentruns.admin.spans:_READ": {
+    "agentruns.admin.runs.steps:_DESCRIBE": {},
+    "agentruns.admin.runs.spans:_READ": {
         **because("only begins what the next row ends", events.RUN_STARTED, events.USER),
         **because("the wait for people goes on", events.APPROVAL_EXTENDED),
     },
-    "agentruns.admin.effects:KINDS": {
+    "agentruns.admin.runs.steps:CALLED": {
         **because("runs no tool", *ENDS | OF_A_RUN - {events.ASSISTANT}),
         **because("an effect shows the decision, not the request", events.APPROVAL_REQUESTED),
         **because("an effect shows the decision, not its term", events.APPROVAL_EXTENDED),
         **because("the result shows the verdict", events.ORPHAN_FOUND, events.ORPHAN_RESOLVED),
     },
-    "agentruns.admin.orphans:_FOLDED": {
+    "agentruns.admin.runs.calls:_FOLDED": {
         **ABOUT_THE_RUN,
         **because("says nothing about what became of the call", events.APPROVAL_EXTENDED),
     },
-    "agentruns.admin.asked:HISTORY": {
+    "agentruns.admin.approvals.card:HISTORY": {
         **ABOUT_THE_RUN,
         **because("is the card itself, above its history", events.APPROVAL_REQUESTED),
     },

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentruns.admin import spans, timeline
-from agentruns.admin.axis import Axis
+from agentruns.admin.runs import spans, timeline
+from agentruns.admin.runs.timeline import Axis
 from agentruns.journal import events
 from agentruns.journal.events import Row
 

@@ -16,6 +16,7 @@ from agentruns.management import waiting
 from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
+from agentruns.services.waiting import standing
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
@@ -78,7 +79,7 @@ class Command(AgentRunsCommand):
                 return
             swept = sweep(**which, should_stop=stop)
         shows_rest = json or not any(swept.as_dict().values())
-        stands = waiting.standing(settings.DATABASE, options["run"]) if shows_rest else {}
+        stands = standing(settings.DATABASE, options["run"]) if shows_rest else {}
         self._report(swept, stands, options["run"], json=json)
         if swept.errors:
             raise SystemExit(WRONG)
@@ -148,7 +149,7 @@ class Command(AgentRunsCommand):
         for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
             self.say(line)
         if not rows:
-            self.say(waiting.idle(waiting.standing(settings.DATABASE, which["run_id"])))
+            self.say(waiting.idle(standing(settings.DATABASE, which["run_id"])))
             for line in waiting.unserved(settings.DATABASE, which["run_id"]):
                 self.say(line)
 

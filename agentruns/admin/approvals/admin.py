@@ -1,0 +1,209 @@
+"""Approvals in the console: the queue, and the card on which a person decides what was really asked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.approvals import bulk, queue
+from agentruns.admin.approvals.card import ApprovalCard, approval_card, buttons, shown
+from agentruns.admin.approvals.decide import VERBS, view_of
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View, counted, may_view
+from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter, is_uuid, matching
+from agentruns.admin.html import (
+    age,
+    approval_badge,
+    plain,
+    remaining,
+    risk_badge,
+    run_badge,
+    two_lines,
+    visible,
+)
+from agentruns.conf import settings
+from agentruns.models import Approval, Run
+
+
+class ApprovalList(LeanChangeList):
+    """Approvals, without what only their cards show."""
+
+    deferred = ("arguments", "why", "reason", "run__input", "run__output", "run__error", "run__usage")
+
+
+def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
+    """Show the sensitive arguments to a user who may see them, once, and log it."""
+    if not request.user.has_perm("agentruns.reveal_arguments"):
+        raise PermissionDenied
+    return model_admin.page(request, approval, revealed=True)
+
+
+class ApprovalAdmin(ReadOnlyAdmin):
+    """One call of a tool that waits for people, and what they decided."""
+
+    list_display = ("sentence", "where", "requester", "age")
+    list_display_links = ("sentence",)
+    list_filter = (queue.MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
+    list_class = ApprovalList
+    actions = ("approve_selected", "deny_selected")
+    search_fields = ("run",)
+    search_help_text = gettext_lazy("Beginning of a run's id, of a session key or of a requester's name")
+    page_template = "agentruns/admin/approval.html"
+    change_list_template = "agentruns/admin/queue.html"
+    views = (
+        View("reveal", reveal_view, acts=True),
+        *(View(verb, view_of(verb), acts=True) for verb in VERBS),
+    )
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may see approvals: also when they may only decide."""
+        return self.has_decide_permission(request) or super().has_view_permission(request, obj)
+
+    def has_decide_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may decide approvals at all."""
+        return bool(request.user.has_perm("agentruns.decide_approval"))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return approvals with their run."""
+        return queue.ranked(super().get_queryset(request).select_related("run__session"))
+
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """Return the order: of those that wait the most urgent first, of decided ones the newest."""
+        pending = request.GET.get("status", "pending") == "pending"
+        return queue.URGENT_FIRST if pending else queue.NEWEST_FIRST
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find approvals by their run."""
+        return (queryset.filter(matching(search_term, "run__")) if search_term else queryset), False
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the page of all calls of a reply."""
+        turn = self.admin_site.admin_view(self.turn_view)
+        return [path("turn/<str:run_id>/", turn, name=self.name("turn")), *super().get_urls()]
+
+    def turn_view(self, request: HttpRequest, run_id: str) -> HttpResponse:
+        """Decide all calls of one reply on one page."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return bulk.turn_view(self, request, run_id)
+
+    # The list
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the queue, or what was decided."""
+        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
+        pending = request.GET.get("status", "pending") == "pending"
+        title = _("Calls that wait for a decision") if pending else _("Approvals")
+        context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Return how many runs have a call in doubt, and their list; None for who may not see runs."""
+        site, status = self.admin_site, Run.Status.ORPHANED
+        if not may_view(site, request, Run):
+            return None
+        url = reverse("admin:agentruns_run_changelist", current_app=site.name)
+        orphaned = Run.objects.using(settings.DATABASE).filter(status=status)
+        return {"runs": counted(orphaned), "url": f"{url}?status={status}"}
+
+    @admin.action(permissions=["decide"], description=gettext_lazy("Approve selected…"))
+    def approve_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then approve what was listed."""
+        return bulk.decide_selected(self, request, "approve")
+
+    @admin.action(permissions=["decide"], description=gettext_lazy("Deny selected…"))
+    def deny_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then deny what was listed."""
+        return bulk.decide_selected(self, request, "deny")
+
+    @admin.display(description=gettext_lazy("what is asked"))
+    def sentence(self, approval: Approval) -> SafeString:
+        """The call in one sentence; below it its tool and its agent."""
+        names = {"tool": plain(approval.tool_name), "agent": approval.run.agent}
+        return two_lines(visible(approval.title), _("%(tool)s, by %(agent)s") % names)
+
+    @admin.display(description=gettext_lazy("status, risk"), ordering="status")
+    def where(self, approval: Approval) -> SafeString:
+        """The status and the risk, in words."""
+        return two_lines(approval_badge(approval), risk_badge(approval))
+
+    @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
+    def requester(self, approval: Approval) -> SafeString:
+        """The user that the run was started for."""
+        return visible(approval.run.owner_name or "-")
+
+    @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
+    def age(self, approval: Approval) -> SafeString:
+        """The time since it was asked, and the time left to decide."""
+        is_pending = approval.status == Approval.Status.PENDING
+        return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
+
+    # The card
+
+    def card(self, request: HttpRequest, approval: Approval, *, revealed: bool = False) -> ApprovalCard:
+        """Return the card of an approval for this user."""
+        return approval_card(request.user, approval, revealed=revealed)
+
+    def page(
+        self,
+        request: HttpRequest,
+        obj: Approval,
+        *,
+        status: int = 200,
+        revealed: bool = False,
+        **context: Any,
+    ) -> HttpResponse:
+        """Return the page of one approval."""
+        one = self.card(request, obj, revealed=revealed)
+        before, after = queue.Queue(self, request).neighbours(obj)
+        pending = [sibling for sibling in one.context.siblings if sibling.pending]
+        urls = {
+            "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
+            "turn_url": self.url(request, "turn", obj.run_id) if pending and one.pending else "",
+            "previous_url": self.url(request, "change", before) if before else "",
+            "next_url": self.url(request, "change", after) if after else "",
+            "list_url": self.url(request, "changelist"),
+            "run_id": str(obj.run_id),
+            "run_url": self.other_page(request, Run, obj.run_id),
+            "run_badge": run_badge(obj.run),
+        }
+        if revealed:
+            self.log_change(request, obj, _("Saw the sensitive arguments."))
+        values = shown(one, self.get_queryset(request))
+        values["flags"] = [
+            (flag, self.other_page(request, Run, flag.run_id) if flag.run_id else "")
+            for flag in values["flags"]
+        ]
+        context = {**values, **buttons(one), **urls, **context}
+        return self.render(request, obj, title=plain(obj.title), status=status, **context)
+
+    def tell(
+        self, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
+    ) -> None:
+        """Say what became of an approval, with a link to it."""
+        link = format_html(
+            '<a href="{}">{}</a>', self.url(request, "change", approval.pk), visible(approval.title)
+        )
+        self.message_user(request, format_html("{} {}", text, link), level)
+
+    def onward(self, request: HttpRequest, approval: Approval, listed: queue.Queue) -> HttpResponse:
+        """Open the next card that this user can decide, or the list where there is none."""
+        following = listed.after(approval)
+        if following is not None:
+            return HttpResponseRedirect(self.url(request, "change", following))
+        self.message_user(request, _("Nothing more here waits for you."), messages.INFO)
+        return HttpResponseRedirect(self.url(request, "changelist"))

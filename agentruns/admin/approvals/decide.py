@@ -1,0 +1,265 @@
+"""Deciding one approval: the form and the service of each verb, and what to say about the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse
+from django.utils.dateparse import parse_datetime
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.approvals.queue import Queue
+from agentruns.admin.html import ago, exact, plain, visible
+from agentruns.conf import settings
+from agentruns.engine.gate import DENIED
+from agentruns.engine.in_doubt import EXPIRED
+from agentruns.exceptions import (
+    ApprovalStateError,
+    JournalConflictError,
+    PermissionDeniedError,
+    RunStateError,
+)
+from agentruns.journal import events
+from agentruns.journal.conversation import EDITED
+from agentruns.models import Approval, Message
+from agentruns.services.approvals import answer, approve, deny, extend
+from agentruns.tools import to_jsonable
+
+if TYPE_CHECKING:
+    from agentruns.admin.approvals.admin import ApprovalAdmin
+
+CHANNEL = "console"
+VERBS = ("approve", "edit", "answer", "deny", "extend")
+REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)
+
+
+def view_of(verb: str) -> Callable[..., HttpResponse]:
+    """Return the view of a verb's button."""
+
+    def view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
+        return decide_view(admin, request, approval, verb)
+
+    return view
+
+
+def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
+    """Record what was decided on what was shown. Records only; a worker executes."""
+    may_reveal = request.user.has_perm("agentruns.reveal_arguments")
+    revealed = verb == "edit" and may_reveal and "revealed" in request.POST
+    form = admin.card(request, approval, revealed=revealed).form(verb, request.POST)
+    if form is None:
+        error = ApprovalStateError(_("It cannot be edited here."))
+        return _refused(admin, request, approval, 409, error)
+    sent: dict[str, Any] = {f"{verb}_form": form}
+    if not form.is_valid():
+        text = _("Nothing was decided. Correct the form below.")
+        return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
+    queue = Queue(admin, request)  # before it is decided: afterwards it has no place in the queue
+    try:
+        approval = _record(verb, approval, request.user, form)
+    except PermissionDeniedError as error:
+        return _refused(admin, request, approval, 403, error)
+    except REFUSALS as error:
+        again = admin.find(request, approval.pk)
+        if was_mine(settings.DATABASE, again, verb, request.user, form):  # a double click
+            admin.message_user(request, outcome(again), messages.INFO)
+            return admin.back(request, again)
+        return _refused(admin, request, approval, 409, error, revealed=revealed, **sent)
+    admin.log_change(request, approval, _logged(verb, form))
+    admin.tell(request, approval, done(approval, verb))
+    if verb == "extend":
+        return admin.back(request, approval)
+    return admin.onward(request, approval, queue)
+
+
+def decide(approval: Approval, user: Any, verb: str, digest: str, text: str) -> Approval:
+    """Approve with a note, deny with a reason, or answer with a text. Errors as the services."""
+    if verb == "approve":
+        return approve(approval.pk, user, digest=digest, reason=text, channel=CHANNEL)
+    service = {"deny": deny, "answer": answer}[verb]
+    return service(approval.pk, user, text, digest=digest, channel=CHANNEL)
+
+
+def was_mine(alias: str, approval: Approval, verb: str, user: Any, form: Any) -> bool:
+    """Return whether the decision that stands is the very one `user` sends again."""
+    if approval.decided_by_id != user.pk or approval.status not in _STATUSES.get(verb, ()):
+        return False
+    rows = Message.objects.using(alias).filter(
+        run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED
+    )
+    row = rows.order_by("-seq").first()
+    if row is None:
+        return False
+    stands, sent = row.payload, form.cleaned_data
+    if verb == "edit":
+        return bool(stands.get("edited") == to_jsonable(form.arguments)[0])
+    if verb == "answer":
+        return bool(stands.get("text") == sent["text"])
+    same_reason = stands.get("reason", "") == sent["reason"]
+    return same_reason and "arguments" not in stands and approval.digest == sent["digest"]
+
+
+def done(approval: Approval, verb: str) -> str:
+    """Return what a decision just recorded means."""
+    if verb == "extend":
+        return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
+    if approval.status == Approval.Status.PENDING:
+        return _("Your approval is recorded: %(given)d of %(required)d. It takes another person.") % {
+            "given": approval.approved_count,
+            "required": approval.required,
+        }
+    if verb in ("approve", "edit"):
+        return str(_WAITS.get(approval.run.status, _("Approved. A worker runs the call.")))
+    if verb == "answer":
+        return _("Answered. The call is not run, and the model gets your text.")
+    return _("Denied. The call is not run, and the model is told why.")
+
+
+def outcome(approval: Approval) -> str:
+    """Return who decided and when, and what became of it; "" while it is pending."""
+    sentence = _OUTCOMES.get(approval.status)
+    if sentence is None:
+        return ""
+    when = approval.decided_at
+    if approval.status == Approval.Status.EXPIRED:
+        when = approval.expires_at
+        if approval.approved_count:
+            sentence = _NOT_ENOUGH
+    if approval.status == Approval.Status.APPROVED and approval.run.status in _WAITS:
+        sentence = _APPROVED_AND_WAITS
+    return str(sentence) % {
+        "name": plain(approval.decided_by_name or _("the program")),
+        "when": exact(when),
+        "ago": ago(when) if when else "",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The effect of a verb, and the text the model then reads where it is known beforehand."""
+
+    text: str
+    model_reads: SafeString | str = ""
+
+
+def outlooks(approval: Approval, *, is_question: bool) -> dict[str, Outlook]:
+    """Return what follows from each verb, and from nobody deciding in time."""
+    missing = approval.required - approval.approved_count
+    runs = _("A worker runs the call, once, with the arguments above. The model gets what the tool returns.")
+    if missing > 1:
+        runs = _("%(missing)d people have to approve; yours is one of them. Nothing runs before.") % {
+            "missing": missing
+        }
+    voids = ""
+    if approval.approved_count:
+        voids = _("Approvals given to what it says now are void: those people have to look again.")
+    edited = _("The call runs with the arguments below. The model is told them before the result:")
+    if approval.required > 1:
+        edited = _(
+            "It takes %(count)d people, of whom you are the first, to approve the arguments below:"
+        ) % {"count": approval.required}
+    answered = _("The call is not run. The model gets your text as its result, word for word.")
+    if is_question:
+        answered = _("The model gets your text, word for word, and goes on.")
+    return {
+        "approve": Outlook(runs),
+        "edit": Outlook(f"{edited} {voids}".strip(), visible(EDITED.format(arguments=_("(the arguments)")))),
+        "answer": Outlook(answered),
+        "deny": Outlook(
+            _("The call is not run, and the same call is refused for the rest of this run. The model gets:"),
+            visible(DENIED.format(reason=_("(your reason)"))),
+        ),
+        "expire": Outlook(
+            _("If nobody decides in time the call is not run. The model gets:"), visible(EXPIRED)
+        ),
+    }
+
+
+def _record(verb: str, approval: Approval, user: Any, form: Any) -> Approval:
+    given = form.cleaned_data
+    digest = given["digest"]
+    if verb == "edit":
+        reason = given["reason"]
+        return approve(
+            approval.pk, user, digest=digest, arguments=form.arguments, reason=reason, channel=CHANNEL
+        )
+    if verb == "extend":
+        seen = _moment(given["seen"])
+        if seen is None:
+            raise ApprovalStateError(_("The page does not say which expiry it showed. Open it again."))
+        by = timedelta(hours=given["hours"])
+        return extend(approval.pk, user, by, digest=digest, seen=seen, channel=CHANNEL)
+    return decide(approval, user, verb, digest, given["text"] if verb == "answer" else given["reason"])
+
+
+def _refused(
+    admin: ApprovalAdmin,
+    request: HttpRequest,
+    approval: Approval,
+    status: int,
+    error: Exception,
+    **context: Any,
+) -> HttpResponse:
+    approval = admin.find(request, approval.pk)
+    why, pending = plain(error), approval.status == Approval.Status.PENDING
+    if status == 409 and not pending:
+        why = outcome(approval)
+    elif status == 409 and approval.digest != request.POST.get("digest"):
+        why = _("Its arguments were edited since you looked. This is what it asks now.")
+        context = {}
+    text = _("Your decision was not recorded. %(why)s") % {"why": why}
+    return admin.page(request, approval, status=status, refusal=text, **(context if pending else {}))
+
+
+def _logged(verb: str, form: Form) -> str:
+    """Return what the admin's history keeps of a decision."""
+    given = form.cleaned_data
+    texts: dict[str, str] = {
+        "approve": _("Approved."),
+        "edit": _("Approved with edited arguments."),
+        "answer": _("Answered: %s") % plain(given.get("text", "")),
+        "deny": _("Denied: %s") % plain(given.get("reason", "")),
+        "extend": _("Extended by %s h.") % given.get("hours", ""),
+    }
+    return texts[verb]
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return parse_datetime(text)
+    except ValueError:  # of the right form, but no such day
+        return None
+
+
+# The statuses of an approval after each verb, those included that follow by themselves.
+_STATUSES = {
+    "approve": ("approved", "consumed"),
+    "edit": ("approved", "consumed"),
+    "answer": ("answered",),
+    "deny": ("denied",),
+}
+_WAITS: dict[str, Any] = {
+    "paused": gettext_lazy("Approved. The call runs when somebody resumes the run, which is paused."),
+    "orphaned": gettext_lazy(
+        "Approved. The call runs when somebody has said what became of a call in doubt."
+    ),
+}
+_OUTCOMES: dict[str, Any] = {
+    "approved": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). A worker runs the call."),
+    "consumed": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). The call was started."),
+    "denied": gettext_lazy("Denied by %(name)s on %(when)s (%(ago)s). The call is not run."),
+    "answered": gettext_lazy("Answered by %(name)s on %(when)s (%(ago)s). The call is not run."),
+    "expired": gettext_lazy("Nobody answered in time; it expired on %(when)s. The call is not run."),
+    "cancelled": gettext_lazy("Cancelled: its run ended or went on without it. The call is not run."),
+}
+_NOT_ENOUGH = gettext_lazy("Not enough people approved in time; it expired on %(when)s. The call is not run.")
+_APPROVED_AND_WAITS = gettext_lazy(
+    "Approved by %(name)s on %(when)s (%(ago)s). The call runs when a person lets its run go on."
+)

@@ -1,0 +1,271 @@
+"""Lists and pages of what only services may change, and the views that act on one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, update_wrapper
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import connections
+from django.db.models import IntegerField, Model, QuerySet, Subquery
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from agentruns.admin.html import plain, short_id
+from agentruns.conf import settings
+
+if TYPE_CHECKING:
+    AnyAdmin = admin.ModelAdmin[Any]
+    AnyPaginator = Paginator[Any]
+else:
+    AnyAdmin, AnyPaginator = admin.ModelAdmin, Paginator
+
+STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
+SCRIPTS = ["agentruns/console.js"]
+# Views that act ask for POST by name: Django wants no CSRF token with OPTIONS and TRACE either.
+READING = ("GET", "HEAD")
+MOST = 10_000  # rows that a list counts
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A number of rows; with `more` there are more than that."""
+
+    number: int
+    more: bool = False
+
+    def __str__(self) -> str:
+        number = number_format(self.number, force_grouping=True)
+        return f"{number}+" if self.more else number
+
+    def __bool__(self) -> bool:
+        return self.number > 0
+
+
+def bounded(number: int, most: int) -> Bounded:
+    """Return a number that is shown as `most` and more where it is larger."""
+    return Bounded(min(number, most), number > most)
+
+
+def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
+    """Count rows, by one query that looks at one row more than `most`."""
+    # Not their keys: the index that finds the rows is then all that is read. Of `annotate(one=Value(1))`
+    # Django drops the constant and selects nothing.
+    return bounded(rows.order_by().extra(select={"one": "1"}).values("one")[: most + 1].count(), most)
+
+
+class CountOf(Subquery):
+    """The number of rows within another query, at most one more than `most`."""
+
+    template = "(SELECT COUNT(*) FROM (%(subquery)s) AS counted)"
+
+    def __init__(self, rows: QuerySet[Any], most: int = MOST) -> None:
+        super().__init__(rows.order_by().values("pk")[: most + 1], output_field=IntegerField())
+
+
+class BoundedPaginator(AnyPaginator):
+    """Paginator with a capped COUNT; rows beyond the first `MOST` are found by a filter or the search."""
+
+    @cached_property
+    def counted(self) -> Bounded:
+        """The number of rows, as far as they are counted."""
+        rows: Any = self.object_list
+        return counted(rows)
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows on all pages."""
+        return self.counted.number
+
+
+class LeanChangeList(ChangeList):
+    """A list that leaves the columns of unbounded size in the database."""
+
+    deferred: tuple[str, ...] = ()
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        """Return the rows without the deferred columns."""
+        return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
+
+    @property
+    def shown(self) -> Any:
+        """The list as its page numbers show it: "10,000+" where the count stopped."""
+        counted = self.paginator.counted
+        return _Shown(self, str(counted)) if counted.more else self
+
+
+class _Shown:
+    """A list with a text for its size; else as it is."""
+
+    def __init__(self, shown: LeanChangeList, count: str) -> None:
+        self._shown = shown
+        self.result_count = count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A page or a button's target of one object, at `route` below the object's own URL.
+
+    `function` gets the admin, the request, the object, and what else the route names. One that `acts` is
+    called for POST only; anything else goes back to the object's page. `in_transaction` is for
+    ATOMIC_REQUESTS: False for a view that takes minutes.
+    """
+
+    name: str
+    function: Callable[..., HttpResponseBase]
+    route: str = ""
+    acts: bool = False
+    in_transaction: bool = True
+
+
+def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
+    """Return whether a site shows a model, and to this user."""
+    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
+
+
+class ReadOnlyAdmin(AnyAdmin):
+    """Shows rows and lets services act; adds, saves and deletes none."""
+
+    actions: Sequence[str] | None = None
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_facets = admin.ShowFacets.NEVER
+    show_full_result_count = False
+    list_class: type[LeanChangeList] = LeanChangeList
+    page_template = ""
+    views: Sequence[View] = ()
+
+    class Media:
+        css = STYLES
+        js = SCRIPTS
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse: only services write."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse: only services write."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse: the journal is kept."""
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows of the database the journal lives in."""
+        return super().get_queryset(request).using(settings.DATABASE)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Return the list that defers large columns."""
+        return self.list_class
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the views."""
+        return [*(self._pattern(view) for view in self.views), *super().get_urls()]
+
+    def _pattern(self, view: View) -> URLPattern:
+        function: Any = update_wrapper(partial(self._call, view), view.function)
+        if not view.in_transaction:
+            function._non_atomic_requests = {*connections}
+        route = f"<str:object_id>/{view.route or view.name + '/'}"
+        pattern: URLPattern = path(route, self.admin_site.admin_view(function), name=self.name(view.name))
+        return pattern
+
+    def _call(self, view: View, request: HttpRequest, object_id: str, **rest: Any) -> HttpResponseBase:
+        obj = self.find(request, object_id)
+        if view.acts and request.method != "POST":
+            return self.back(request, obj)
+        return view.function(self, request, obj, **rest)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """Show the page of one object; there is nothing to save on it."""
+        if request.method not in READING:
+            raise PermissionDenied
+        return self.page(request, self.find(request, object_id), **(extra_context or {}))
+
+    def page(self, request: HttpRequest, obj: Any, *, status: int = 200, **context: Any) -> HttpResponse:
+        """Return the page of one object."""
+        raise NotImplementedError
+
+    def find(self, request: HttpRequest, object_id: object) -> Any:
+        """Return the object, or refuse: not allowed, not there."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        obj = self.get_object(request, unquote(str(object_id)))
+        if obj is None:
+            name = self.opts.verbose_name
+            raise Http404(_("There is no %(name)s %(id)s.") % {"name": name, "id": plain(object_id)})
+        return obj
+
+    def render(
+        self,
+        request: HttpRequest,
+        obj: Model | None,
+        *,
+        title: str,
+        status: int,
+        template: str = "",
+        **context: Any,
+    ) -> TemplateResponse:
+        """Render `template`, else `page_template`, with what an admin page needs; `title` is plain text."""
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            template or self.page_template,
+            {
+                **self.admin_site.each_context(request),
+                "opts": self.opts,
+                "app_label": self.opts.app_label,
+                "title": title,
+                "original": short_id(obj.pk) if obj else title,
+                "media": forms.Media(css=STYLES, js=SCRIPTS),
+                "has_view_permission": True,
+                "is_popup": False,
+                "list_url": self.url(request, "changelist") if self.get_preserved_filters(request) else "",
+                **context,
+            },
+            status=status,
+        )
+
+    def name(self, action: str) -> str:
+        """Return the name of one of this admin's URLs."""
+        return f"{self.opts.app_label}_{self.opts.model_name}_{action}"
+
+    def url(self, request: HttpRequest, action: str, *args: object, **query: object) -> str:
+        """Return the URL of a page or action, keeping the filters of the list the user came from."""
+        url = reverse(f"admin:{self.name(action)}", args=args, current_app=self.admin_site.name)
+        filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
+        url = add_preserved_filters(filters, url)
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
+
+    def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
+        """Return to the object's page, so that a reload repeats nothing."""
+        return HttpResponseRedirect(self.url(request, "change", obj.pk))
+
+    def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
+        """Return the URL of another model's page, or "" where this site or this user has none."""
+        if not may_view(self.admin_site, request, model):
+            return ""
+        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
+        try:
+            return reverse(name, args=[key], current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""

@@ -1,0 +1,248 @@
+"""Texts, times and statuses as HTML.
+
+Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it: they
+escape it and show every character that hides or reorders others. Both take out of the whole text what
+AGENTRUNS_REDACT does, so it has to be cut after that, never before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince, timeuntil
+from django.utils.translation import gettext as _
+
+from agentruns.models import Approval, Run
+from agentruns.utils.redaction import redact, redacted
+
+EMPTY = "-"
+ONE_LINE = 80  # characters
+
+_CANDIDATE = re.compile(r"[^\n\t\x20-\x7e]")
+# Printable by their category, yet drawn as nothing: fillers, joiners, variation selectors.
+_BLANK = frozenset(
+    map(chr, [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)])
+)
+_SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
+_EMOJI_STYLE = "\ufe0f"
+
+
+def visible(text: object) -> SafeString:
+    """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them."""
+    return _marked(redact(str(text)))
+
+
+def _marked(text: str) -> SafeString:
+    parts = []
+    for shown, hidden in _pieces(text):
+        parts.append(shown)
+        if hidden:
+            parts.append(
+                format_html('<span class="ar-char" title="{}">{}</span>', _name(hidden), _code(hidden))
+            )
+    return format_html_join("", "{}", ((part,) for part in parts))
+
+
+def plain(text: object) -> str:
+    """Return `text` redacted, with hidden characters as [U+202E]: for titles and plain files; not escaped."""
+    pieces = _pieces(redact(str(text)))
+    return "".join(shown + (f"[{_code(hidden)}]" if hidden else "") for shown, hidden in pieces)
+
+
+def pretty(value: Any) -> str:
+    """Return a JSON value for people to read, redacted, on one line where it fits."""
+    value = redacted(value)  # each text before JSON escapes what is in it
+    short = json.dumps(value, ensure_ascii=False, default=str)
+    return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def short_id(value: object) -> str:
+    """Return the beginning of an id: the time of a UUID version 7, which the search finds it by."""
+    return str(value)[:13]
+
+
+def two_lines(first: object, second: object) -> SafeString:
+    """Return a cell of a list: what matters, and below it what belongs to it."""
+    if not second:
+        return format_html("{}", first)
+    return format_html('{}<br><span class="ar-second">{}</span>', first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A labelled value, one line of a list; both are fit for a page."""
+
+    label: str
+    value: object
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A labelled text of any length; `left_out` counts the characters that `text` does not show."""
+
+    label: str
+    text: SafeString
+    left_out: int = 0
+    kind: str = ""
+
+
+def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
+    """Return a text for a page, cut at `limit`; whoever cuts offers the whole of it elsewhere."""
+    whole = redact(str(text))
+    shown = whole if limit is None else whole[:limit]
+    return Body(plain(label), _marked(shown), len(whole) - len(shown), kind)
+
+
+def arguments(values: dict[str, Any]) -> list[Body]:
+    """Return the arguments of a call, each with its name and type and in full."""
+    return [
+        body(name, value if isinstance(value, str) else pretty(value), kind=_kind(value))
+        for name, value in values.items()
+    ]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return _("nothing")
+    if isinstance(value, bool):
+        return _("yes or no")
+    if isinstance(value, int | float):
+        return _("number")
+    if isinstance(value, str):
+        return _("text") if value else _("empty text")
+    return _("list") if isinstance(value, list) else _("object")
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """Yield stretches of ordinary text, each with the hidden character that ends it, "" at the end."""
+    text = text.replace("\r\n", "\n")
+    start = 0
+    for match in _CANDIDATE.finditer(text):
+        if _hides(match[0], text[match.start() - 1 : match.start()]):
+            yield text[start : match.start()], match[0]
+            start = match.end()
+    yield text[start:], ""
+
+
+def _hides(character: str, before: str) -> bool:
+    if not character.isprintable() or character in _BLANK:
+        return True
+    if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
+        return False  # what makes a symbol an emoji, as models write it
+    return any(ord(character) in selectors for selectors in _SELECTORS)
+
+
+def _code(character: str) -> str:
+    return f"U+{ord(character):04X}"
+
+
+def _name(character: str) -> str:
+    return unicodedata.name(character, _("a character that is not shown"))
+
+
+def exact(moment: datetime | None) -> str:
+    """Return a moment to the second, with its time zone: what an audit needs."""
+    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S %Z}" if moment else EMPTY
+
+
+def stamp(moment: datetime | None) -> SafeString | str:
+    """Return a moment to the second as HTML."""
+    return _element(moment, exact(moment)) if moment else EMPTY
+
+
+def age(moment: datetime | None) -> SafeString | str:
+    """Return how long ago a moment was, as HTML that holds the exact time too."""
+    return _element(moment, words(moment)) if moment else EMPTY
+
+
+def dated(moment: datetime | None) -> SafeString | str:
+    """Return a moment to the second and how far away it is, as HTML."""
+    return _element(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
+
+
+def ago(moment: datetime) -> str:
+    """Return "3 minutes ago", or "in 3 minutes"."""
+    away = words(moment)
+    template = _("%(time)s ago") if moment <= timezone.now() else _("in %(time)s")
+    return (
+        template % {"time": away} if abs(timezone.now() - moment) >= timedelta(seconds=1) else _("just now")
+    )
+
+
+def remaining(moment: datetime | None) -> SafeString | str:
+    """Return in how long something expires, or that it has, as HTML with the exact time; "" if never."""
+    if moment is None:
+        return ""
+    left = _("expires in %(time)s") % {"time": words(moment)}
+    return _element(moment, _("expired") if moment <= timezone.now() else left)
+
+
+def is_urgent(asked: datetime, expires: datetime | None) -> bool:
+    """Return whether less than a fifth of the time to decide is left."""
+    return expires is not None and expires - timezone.now() < (expires - asked) / 5
+
+
+def words(moment: datetime) -> str:
+    """Return how far away a moment is, in its largest unit."""
+    now = timezone.now()
+    seconds = int(abs((now - moment).total_seconds()))
+    if seconds < 60:  # timesince knows no seconds
+        return f"{seconds}\xa0{_('s')}"
+    return str(timesince(moment, now, depth=1) if moment <= now else timeuntil(moment, now, depth=1))
+
+
+def _element(moment: datetime | None, text: str) -> SafeString:
+    iso = moment.isoformat() if moment else ""
+    return format_html('<time datetime="{}" title="{}">{}</time>', iso, exact(moment), text)
+
+
+TONES = {
+    "queued": "plain",
+    "running": "plain",
+    "awaiting-approval": "waits",
+    "orphaned": "bad",
+    "paused": "waits",
+    "completed": "good",
+    "failed": "bad",
+    "cancelled": "plain",
+    "pending": "waits",
+    "approved": "good",
+    "consumed": "good",
+    "answered": "good",
+    "denied": "bad",
+    "expired": "plain",
+    "low": "plain",
+    "normal": "plain",
+    "high": "bad",
+}
+
+
+def run_badge(run: Run) -> SafeString:
+    """Return the status of a run."""
+    return _badge(run.status, run.get_status_display())
+
+
+def approval_badge(approval: Approval) -> SafeString:
+    """Return the status of an approval."""
+    return _badge(approval.status, approval.get_status_display())
+
+
+def risk_badge(approval: Approval) -> SafeString:
+    """Return the risk of an approval."""
+    label = _("%(risk)s risk") % {"risk": approval.get_risk_display()}
+    return _badge(approval.risk, label)
+
+
+def _badge(value: str, label: str) -> SafeString:
+    tone = TONES.get(value, "plain")
+    return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, label)

@@ -1,0 +1,372 @@
+"""The buttons of a run: what each would do now, and what it does when pressed.
+
+Each records what a person wants; workers carry it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
+from agentruns.admin.html import ago, exact, plain
+from agentruns.conf import settings
+from agentruns.exceptions import (
+    JournalConflictError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionBusyError,
+)
+from agentruns.journal.verify import check
+from agentruns.models import Message, Run
+from agentruns.services import permissions, waiting
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
+from agentruns.services.waiting import Wait, backs_off, is_live
+from agentruns.services.write import find_run, lock_session
+from agentruns.tools.card import one_line
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
+# A row that was altered can raise any of these in whoever reads it.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+SILENT_AFTER = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A button: what it will do, or why it cannot be pressed; `forbidden` says that the user may not."""
+
+    effect: list[str]
+    why_not: str = ""
+    forbidden: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A run as it stands now, and what the user who looks at it may do."""
+
+    run: Run
+    waits: list[Wait]
+    cancel_requested: tuple[str, datetime] | None = None
+    sweeper_seen: datetime | None = None
+    uncleared: int = 0
+    is_paused: bool = False
+    pause_requested: tuple[str, datetime] | None = None
+    may_resume: bool = False
+    may_cancel: bool = False
+    may_pause: bool = False
+    may_adopt: bool = False
+
+    @property
+    def orphans(self) -> list[Wait]:
+        """The calls in doubt that wait for a person."""
+        return [wait for wait in self.waits if wait.kind == waiting.ORPHAN]
+
+
+def situation(request: HttpRequest, run: Run) -> Situation:
+    """Return where the run stands now, and what this user may do about it."""
+    alias, user = settings.DATABASE, request.user
+    paused, pause_requested = (False, None) if run.is_ended else waiting.pause_of(alias, run)
+    is_owner = permissions.owns(user, run)
+    return Situation(
+        run=run,
+        waits=waiting.waits(alias, [run]).get(run.pk, []),
+        cancel_requested=None if run.is_ended else waiting.cancel_request(alias, run),
+        sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
+        is_paused=paused,
+        pause_requested=pause_requested,
+        may_resume=user.has_perm("agentruns.resume_run"),
+        may_cancel=user.has_perm("agentruns.cancel_run") or is_owner,
+        may_pause=user.has_perm("agentruns.pause_run") or is_owner,
+        may_adopt=user.has_perm("agentruns.adopt_definition"),
+    )
+
+
+def headline(situation: Situation) -> str:
+    """Return in one sentence where the run stands and who has to act."""
+    run = situation.run
+    if run.status == Run.Status.COMPLETED:
+        return _left_to_say(situation) or _("Completed. There is nothing to do.")
+    if run.status == Run.Status.FAILED:
+        return _("Failed: %(error)s") % {"error": one_line(plain(run.error))}  # in full below
+    if run.status == Run.Status.CANCELLED:
+        return _left_to_say(situation) or _("Cancelled. There is nothing to do.")
+    if situation.cancel_requested is not None:
+        return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % _request(
+            situation.cancel_requested
+        )
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return _("It waits for a person to decide:")
+    if run.status == Run.Status.ORPHANED:
+        return _("It waits for a person: nobody knows what became of a call.")
+    if run.status == Run.Status.PAUSED:
+        return _("It is paused, and goes on when somebody resumes it.")
+    if situation.pause_requested is not None and is_live(run):
+        return _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.") % _request(
+            situation.pause_requested
+        )
+    if run.status == Run.Status.RUNNING:
+        return _("A worker is driving it.") if is_live(run) else _("Its worker has fallen silent.")
+    if backs_off(run):
+        return _("It waits a while, because its model failed.")
+    return _("It is queued: the next free worker takes it.")
+
+
+def notes(situation: Situation) -> list[str]:
+    """Return what else a person should know now."""
+    run, found = situation.run, []
+    if run.status in (Run.Status.FAILED, Run.Status.CANCELLED):
+        found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
+    for orphan in situation.orphans:
+        found.append(
+            _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
+            % {"tool": plain(orphan.tool), "attempt": orphan.attempt, "evidence": plain(orphan.text)}
+        )
+    if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
+        found += _about_workers(situation.sweeper_seen)
+    return found
+
+
+def resume(situation: Situation) -> Action:
+    """Return what Resume will do, or why it cannot be done."""
+    run = situation.run
+    effect = _resume_effect(situation)
+    why_not = _why_not_resume(situation)
+    if why_not:
+        return Action(effect, why_not)
+    if not situation.may_resume:
+        return Action(effect, missing("agentruns.resume_run"), forbidden=True)
+    if run.status == Run.Status.QUEUED and not backs_off(run):
+        return Action(effect, _("It is queued already; a worker takes it without being asked."))
+    return Action(effect)
+
+
+def pause(situation: Situation) -> Action:
+    """Return what Pause will do, or why it cannot be done."""
+    run = situation.run
+    if is_live(run):
+        effect = [
+            _("The worker pauses it before its next tool starts."),
+            _("A tool that is at work now is finished, and its result is kept."),
+        ]
+    else:
+        effect = [_("The run is paused now.")]
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        effect.append(_("People can still decide meanwhile. What they approve is run after Resume."))
+    effect.append(_("Nothing but Resume lets it go on. The time until then does not count for its deadline."))
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None:
+        return Action(effect, _("It is being cancelled."))
+    if situation.is_paused:
+        return Action(effect, _("It is paused already."))
+    if situation.pause_requested is not None and is_live(run):
+        return Action(effect, _("It is being paused."))
+    if not situation.may_pause:
+        return Action(effect, missing("agentruns.pause_run"), forbidden=True)
+    return Action(effect)
+
+
+def cancel(situation: Situation) -> Action:
+    """Return what Cancel will do, or why it cannot be done."""
+    run = situation.run
+    if is_live(run):
+        effect = [
+            _("The worker stops before its next tool starts."),
+            _("A tool that is at work now is finished, and its result is kept."),
+        ]
+    else:
+        effect = [_("The run ends now. It cannot be resumed afterwards.")]
+    effect.append(
+        _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
+    )
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None and is_live(run):
+        patience = timedelta(seconds=settings.LEASE_SECONDS)
+        if timezone.now() - situation.cancel_requested[1] < patience:
+            return Action(effect, _("It is being cancelled."))
+        effect = [
+            _("The worker did not honour the first request. The run is taken from it and ends now."),
+            _("A call that is at work is recorded as unknown; what it still returns is kept as evidence."),
+        ]
+    if not situation.may_cancel:
+        return Action(effect, missing("agentruns.cancel_run"), forbidden=True)
+    return Action(effect)
+
+
+def _request(request: tuple[str, datetime]) -> dict[str, str]:
+    name, when = request
+    return {"name": plain(name or _("the program")), "when": ago(when)}
+
+
+def _left_to_say(situation: Situation) -> str:
+    count, status = situation.uncleared, capfirst(situation.run.get_status_display())
+    if not count:
+        return ""
+    return ngettext(
+        "%(status)s. What is left to do is to say what became of a call:",
+        "%(status)s. What is left to do is to say what became of %(count)d calls:",
+        count,
+    ) % {"status": status, "count": count}
+
+
+def _resume_effect(situation: Situation) -> list[str]:
+    effect = []
+    for orphan in situation.orphans:
+        effect.append(
+            _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
+            % {"tool": plain(orphan.tool)}
+        )
+    if situation.orphans:
+        effect.append(
+            _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
+        )
+    if situation.run.status == Run.Status.RUNNING:
+        effect.append(
+            _(
+                "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
+                "otherwise the model is told that its outcome is unknown."
+            )
+        )
+    if situation.run.status == Run.Status.PAUSED:
+        effect.append(_("The pause ends."))
+    if backs_off(situation.run):
+        effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
+    effect.append(_("A worker takes the run up. Nothing runs inside this page."))
+    return effect
+
+
+def _why_not_resume(situation: Situation) -> str:
+    run = situation.run
+    if run.is_ended:
+        return _("It has ended: %(status)s.") % {"status": run.get_status_display()}
+    if situation.cancel_requested is not None:
+        return _("It is being cancelled.")
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return _("It waits for a decision. Approve or deny, and it goes on by itself.")
+    if is_live(run):
+        return _("A worker is driving it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)}
+    return ""
+
+
+def _about_workers(seen: datetime | None) -> list[str]:
+    if seen is None:
+        return [_("No worker has ever been seen here. Start one: manage.py resume_runs --watch")]
+    if timezone.now() - seen > SILENT_AFTER:
+        text = _("The last sweep of a worker was %(when)s. Is one running? manage.py resume_runs --watch")
+        return [text % {"when": ago(seen)}]
+    return []
+
+
+def missing(permission: str) -> str:
+    """Say that the user lacks a permission."""
+    return _("You lack the permission %(permission)s.") % {"permission": permission}
+
+
+def last_seq(run: Run) -> int:
+    """Return the seq of a run's last row, 0 if it has none."""
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
+    return rows.order_by("-seq").values_list("seq", flat=True).first() or 0
+
+
+def resume_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Let the run go on, if it still is what the page showed. Records and queues; a worker drives."""
+
+    def do(run: Run) -> str:
+        form = ResumeForm(request.POST)
+        with transaction.atomic(using=settings.DATABASE):
+            lock_session(settings.DATABASE, run.session_id)
+            run = find_run(run.pk)
+            require_last_row(run, form.cleaned_data["seq"] if form.is_valid() else None)
+            require(resume(situation(request, run)))
+            resume_run(run.pk, request.user, drive=False)
+        return _("Resumed. A worker takes it up.")
+
+    return press(admin, request, run, do, _("Resumed from the console."))
+
+
+def pause_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Pause the run, or ask its worker to; like a cancel, whatever happened since the page was shown."""
+
+    def do(run: Run) -> str:
+        reason = _reason(PauseForm(request.POST))
+        require(pause(situation(request, run)))
+        run = pause_run(run.pk, request.user, reason=reason)
+        if waiting.pause_of(settings.DATABASE, run)[0]:
+            return _("Paused. It goes on when somebody resumes it.")
+        return _("Pause requested. The worker pauses it before its next tool starts.")
+
+    return press(admin, request, run, do, _("Pause asked for from the console."))
+
+
+def cancel_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Cancel the run, or ask its worker to stop."""
+
+    def do(run: Run) -> str:
+        run = cancel_run(run.pk, request.user, reason=_reason(CancelForm(request.POST)))
+        if run.is_ended:
+            return _("Cancelled.")
+        return _("Cancel requested. The worker stops before its next tool starts.")
+
+    return press(admin, request, run, do, _("Cancel asked for from the console."))
+
+
+def press(
+    admin: RunAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
+) -> HttpResponse:
+    """Do what a button says, log it, and say what was done; else show the run with why it was refused."""
+    try:
+        try:
+            done = do(run)
+        except UNREADABLE as error:
+            if not check(run.session_id, settings.DATABASE):
+                raise
+            raise RunStateError(_("The journal of its session is damaged.")) from error
+    except PermissionDeniedError as error:
+        return refused(admin, request, run, 403, error)
+    except REFUSALS as error:
+        return refused(admin, request, run, 409, error)
+    admin.log_change(request, run, logged)
+    admin.message_user(request, done, messages.SUCCESS)
+    return admin.back(request, run)
+
+
+def refused(admin: RunAdmin, request: HttpRequest, run: Run, status: int, error: Exception) -> HttpResponse:
+    """Show the run as it is now, and why nothing was changed."""
+    text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
+    return admin.page(request, admin.find(request, run.pk), status=status, refusal=text)
+
+
+def require(action: Action) -> None:
+    """Raise PermissionDeniedError or RunStateError where a button cannot be pressed."""
+    if action.forbidden:
+        raise PermissionDeniedError(action.why_not)
+    if action.why_not:
+        raise RunStateError(action.why_not)
+
+
+def require_last_row(run: Run, seen: int | None) -> None:
+    """Raise RunStateError unless the run's last row is the one that the page showed."""
+    if seen != last_seq(run):
+        raise RunStateError(_("The run moved on since you looked. This is how it is now."))
+
+
+def _reason(form: CancelForm | PauseForm) -> str:
+    if not form.is_valid():
+        raise RunStateError(" ".join(map(str, form.errors.get("reason", []))))
+    reason: str = form.cleaned_data["reason"]
+    return reason

@@ -1,0 +1,227 @@
+"""Resume, pause or cancel several runs: first a page that lists exactly these, then each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db import DatabaseError
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from agentruns.admin.forms import CancelForm
+from agentruns.admin.html import plain, short_id, visible
+from agentruns.admin.runs import actions
+from agentruns.admin.runs.list import status as badge_of
+from agentruns.conf import settings
+from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
+from agentruns.models import Run
+from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs import resume_run
+from agentruns.services.waiting import is_live
+from agentruns.services.write import lock_session
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import get_logger
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+MOST = 100  # what one page can show and one person can look at
+LIVE = "live"  # seen at work: it is to be stopped however far it has come since
+
+logger = get_logger("agentruns.admin.runs.bulk")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb for several runs: its texts, its form, its effect on each, and the service that does it."""
+
+    title: Any
+    button: Callable[[int], str]
+    logged: Any
+    form: type[Form]
+    advice: Callable[[actions.Situation], actions.Action]
+    act: Callable[[Run, Any, str], str]
+    stops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One run of the selection: what will become of it, or became of it."""
+
+    key: str
+    name: str
+    title: SafeString
+    url: str
+    badge: SafeString
+    requester: SafeString
+    effect: list[str] = field(default_factory=list)
+    why_not: str = ""
+    refused: bool = False
+    done: str = ""
+    seen: str = ""
+
+
+def act_on_selected(admin: RunAdmin, request: HttpRequest, name: str) -> HttpResponse | None:
+    """Ask, then act on the ids that were on the page, whatever else "select all" may mean."""
+    keys = list(dict.fromkeys(UUID(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)))
+    if len(keys) > MOST:
+        text = _("Choose at most %(most)d: nobody looks at more on one page.") % {"most": MOST}
+        admin.message_user(request, text, messages.WARNING)
+        return None
+    found = admin.get_queryset(request).in_bulk(keys)
+    runs, bulk = [found[key] for key in keys if key in found], _Bulk(admin, request, name)
+    if "confirmed" in request.POST:
+        return bulk.answer(runs)
+    if request.POST.get("select_across") == "1":
+        text = _("Only what was on the page is acted on: %(count)d.") % {"count": len(runs)}
+        admin.message_user(request, text, messages.WARNING)
+    return bulk.ask(runs, VERBS[name].form())
+
+
+class _Bulk:
+    """One verb for several runs, in one request."""
+
+    def __init__(self, runs_admin: RunAdmin, request: HttpRequest, name: str) -> None:
+        self.admin, self.request, self.name, self.verb = runs_admin, request, name, VERBS[name]
+
+    def ask(self, runs: list[Run], form: Form, *, status: int = 200) -> HttpResponse:
+        """Show what will happen to each."""
+        return self._show([self._planned(run) for run in runs], form, status=status)
+
+    def answer(self, runs: list[Run]) -> HttpResponse:
+        """Do it, and show what became of each."""
+        form = self.verb.form(self.request.POST)
+        if not form.is_valid():
+            return self.ask(runs, form, status=400)
+        reason = form.cleaned_data.get("reason", "")
+        # Sessions in one order for everybody: in a transaction of its own (ATOMIC_REQUESTS) one bulk action
+        # then never waits for another that waits for it.
+        in_order = sorted(runs, key=lambda run: run.session_id)
+        done = {run.pk: self._done(run, reason) for run in in_order}
+        return self._show([done[run.pk] for run in runs])
+
+    def _planned(self, run: Run) -> Line:
+        action = self.verb.advice(actions.situation(self.request, run))
+        seen = LIVE if self.verb.stops and is_live(run) else _last_seq(run)
+        return self._line(run, effect=action.effect, why_not=action.why_not, seen=seen)
+
+    def _done(self, run: Run, reason: str) -> Line:
+        """Act on one; a refusal is shown beside it and stops no other."""
+        seen = self.request.POST.get(f"seen-{run.pk}", "")
+        if not seen:  # was left out when the person looked
+            situation = actions.situation(self.request, run)
+            return self._line(
+                run, why_not=self.verb.advice(situation).why_not or _("It was not on the page.")
+            )
+        try:
+            done = in_transaction(settings.DATABASE, lambda: self._act(run, seen, reason))
+        except (RunStateError, SessionBusyError) as error:
+            return self._line(self._again(run), why_not=plain(error))
+        except AgentRunsError as error:
+            return self._line(self._again(run), why_not=plain(error), refused=True)
+        except DatabaseError:
+            logger.exception("Bulk %s failed run=%s", self.name, run.pk)
+            why = _("The database failed; the log says how. Nothing was changed about this run.")
+            return self._line(run, why_not=why, refused=True)
+        self.admin.log_change(self.request, run, f"{self.verb.logged} {plain(reason)}".strip())
+        return self._line(self._again(run), done=done)
+
+    def _act(self, run: Run, seen: str, reason: str) -> str:
+        lock_session(settings.DATABASE, run.session_id)
+        run = self._again(run)
+        if seen != _last_seq(run) and not (self.verb.stops and seen == LIVE):
+            raise RunStateError(_("It moved on since you looked. Look at it again."))
+        actions.require(self.verb.advice(actions.situation(self.request, run)))
+        return self.verb.act(run, self.request.user, reason)
+
+    def _again(self, run: Run) -> Run:
+        """Return the run as it is now; where it is gone as it was, so that a service says so."""
+        return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
+
+    def _line(self, run: Run, **values: Any) -> Line:
+        name = _("%(agent)s in %(session)s") % {"agent": run.agent, "session": run.session.key}
+        return Line(
+            key=str(run.pk),
+            name=short_id(run.pk),
+            title=visible(name),
+            url=self.admin.url(self.request, "change", run.pk),
+            badge=badge_of(run),
+            requester=visible(run.owner_name),
+            **values,
+        )
+
+    def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
+        count = sum(not line.why_not for line in lines)
+        context = {
+            "verb": self.name,
+            "lines": lines,
+            "form": form,
+            "outcome": form is None,
+            "count": count,
+            "left_out": len(lines) - count,
+            "button": self.verb.button(count),
+            "action_url": self.request.get_full_path(),
+        }
+        title = str(_("What became of each") if form is None else self.verb.title)
+        template = "agentruns/admin/run_bulk.html"
+        return self.admin.render(self.request, None, title=title, status=status, template=template, **context)
+
+
+def _last_seq(run: Run) -> str:
+    """Return the last row of the run's session: an unfinished run is the only one that goes on there."""
+    return str(run.session.next_seq - 1)
+
+
+def _resume(run: Run, user: Any, reason: str) -> str:
+    resume_run(run.pk, user, drive=False)
+    return _("Resumed. A worker takes it up.")
+
+
+def _pause(run: Run, user: Any, reason: str) -> str:
+    if is_live(pause_run(run.pk, user, reason=reason)):
+        return _("Pause requested. The worker pauses it before its next tool starts.")
+    return _("Paused. It goes on when somebody resumes it.")
+
+
+def _cancel(run: Run, user: Any, reason: str) -> str:
+    if cancel_run(run.pk, user, reason=reason).is_ended:
+        return _("Cancelled.")
+    return _("Cancel requested. The worker stops before its next tool starts.")
+
+
+VERBS = {
+    "resume": Verb(
+        gettext_lazy("Resume these runs?"),
+        lambda count: ngettext("Resume this run", "Resume these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Resumed in bulk."),
+        Form,
+        actions.resume,
+        _resume,
+    ),
+    "pause": Verb(
+        gettext_lazy("Pause these runs?"),
+        lambda count: ngettext("Pause this run", "Pause these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Pause asked for in bulk."),
+        CancelForm,
+        actions.pause,
+        _pause,
+        stops=True,
+    ),
+    "cancel": Verb(
+        gettext_lazy("Cancel these runs?"),
+        lambda count: ngettext("Cancel this run", "Cancel these %(count)d runs", count) % {"count": count},
+        gettext_lazy("Cancel asked for in bulk."),
+        CancelForm,
+        actions.cancel,
+        _cancel,
+        stops=True,
+    ),
+}

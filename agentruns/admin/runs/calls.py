@@ -1,0 +1,485 @@
+"""The page of one call, on which staff say what became of it when nobody else knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.forms import CancelForm, VerdictForm
+from agentruns.admin.html import (
+    EMPTY,
+    Fact,
+    ago,
+    arguments,
+    body,
+    dated,
+    exact,
+    plain,
+    run_badge,
+    visible,
+)
+from agentruns.admin.runs import actions, verdicts
+from agentruns.admin.runs.steps import TEXT_LIMIT, read_rows, row_card
+from agentruns.conf import settings
+from agentruns.exceptions import JournalConflictError, PermissionDeniedError, RunStateError
+from agentruns.journal import events
+from agentruns.journal.copies import original
+from agentruns.journal.events import Row
+from agentruns.journal.fold import Call, fold
+from agentruns.journal.masking import Sensitive, masked, sensitive_in
+from agentruns.models import Approval, Message, Run
+from agentruns.services.control import ORPHAN_VERDICTS, resolve_orphan
+from agentruns.services.waiting import uncleared_in
+from agentruns.services.write import lock_session
+from agentruns.tools.card import MASK, call_text
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import redacted
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+CHANNEL = "console"
+PERMISSION = "agentruns.resolve_orphan"
+CALL_LENGTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class CallHistory:
+    """A call, the rows about it, and the calls after it in the same reply that have no result yet."""
+
+    run: Run
+    call: Call
+    rows: list[Row]
+    later: list[str]
+
+    @property
+    def seq(self) -> int:
+        """The last row about the call; a page that showed it showed everything."""
+        return self.rows[-1].seq
+
+    @property
+    def waits(self) -> bool:
+        """True if the run waits for staff to say what became of the call."""
+        return self.call.is_open and self.call.orphan == "held"
+
+    @property
+    def is_uncleared(self) -> bool:
+        """True if its outcome was recorded as unknown, and nobody has cleared it."""
+        return bool(uncleared_in(self.rows))
+
+    @property
+    def in_doubt(self) -> bool:
+        """True if a verdict is to be given."""
+        return self.waits or self.is_uncleared
+
+    def all(self, *kinds: str) -> list[Row]:
+        """Return the rows of some kinds, in order."""
+        return [row for row in self.rows if row.kind in kinds]
+
+    def last(self, kind: str) -> Row | None:
+        """Return the last row of a kind."""
+        found = self.all(kind)
+        return found[-1] if found else None
+
+    @property
+    def returned(self) -> Row | None:
+        """The late report of a handler that returned without an error: evidence that it happened."""
+        reports = self.all(events.LATE_RESULT)
+        sound = [one for one in reports if not one.payload.get("never_entered") and not _is_error(one)]
+        return sound[-1] if sound else None
+
+    @property
+    def safe_from(self) -> datetime | None:
+        """The moment after which the last attempt cannot be at work any more, by its tool's time limit."""
+        if self.call.timeout is None or self.call.started_at is None:
+            return None
+        return self.call.started_at + timedelta(seconds=self.call.timeout)
+
+
+def call_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+    """Show a call: what it was, what is known of it, and what can be decided."""
+    return _call_page(admin, request, run, _history(run, call_id))
+
+
+def reveal_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+    """Show the sensitive arguments to who may see them, once, and log it."""
+    if request.method != "POST":
+        return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
+    if not request.user.has_perm("agentruns.reveal_arguments"):
+        raise PermissionDenied
+    found = _history(run, call_id, revealed=True)
+    admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
+    return _call_page(admin, request, run, found)
+
+
+def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+    """Record a verdict on what was shown. Whatever is to run is run by a worker."""
+    found = _history(run, call_id)
+    if request.method != "POST":
+        return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
+    if not request.user.has_perm(PERMISSION):
+        return _refuse(admin, request, run, call_id, 403, actions.missing(PERMISSION))
+    verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
+    form = verdicts.blank(found, verdict if verdict in ORPHAN_VERDICTS else "", request.POST)
+    sound = form.is_valid() and verdicts.is_whole(found, form)
+    given = {**form.cleaned_data, "result": verdicts.entered(found, form.cleaned_data.get("result", ""))}
+    if seen != str(found.seq):
+        return _too_late(admin, request, run, call_id, given, _moved_on())
+    if not sound:
+        text = _("Nothing was decided. Correct the form below.")
+        return _call_page(admin, request, run, found, status=400, refusal=text, sent=form)
+    try:
+        now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
+    except PermissionDeniedError as error:
+        return _refuse(admin, request, run, call_id, 403, plain(error))
+    except (RunStateError, JournalConflictError) as error:
+        return _too_late(admin, request, run, call_id, given, plain(error))
+    said = verdicts.done(found, now, verdict, given["result"])
+    tool = plain(found.call.tool)
+    logged = _("Verdict on call %(call)s of %(tool)s: %(verdict)s. %(evidence)s")
+    about = {
+        "call": found.call.id,
+        "tool": tool,
+        "verdict": verdict,
+        "evidence": plain(given["evidence"]),
+    }
+    admin.log_change(request, now, logged % about)
+    admin.message_user(request, said, messages.SUCCESS)
+    return admin.back(request, now)
+
+
+def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> CallHistory | None:
+    """Return what is known of a call, `sensitive` arguments masked; None where the run has no such call."""
+    if not 0 < len(call_id) <= CALL_LENGTH or not call_id.isprintable():
+        return None
+    about = Message.objects.using(alias).filter(run_id=run.pk)
+    rows = _rows(about.filter(call_id=call_id).order_by("seq"), sensitive)
+    if not rows:
+        return None
+    replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq).order_by("-seq")[:1]
+    for reply in _rows(replies, sensitive):
+        call = fold(
+            run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
+        ).calls.get(call_id)
+        if call is not None:
+            return CallHistory(run, call, rows, _later(run, reply, call))
+    return None
+
+
+def call_title(found: CallHistory) -> str:
+    """Return in one line what the call was; not fit for a page by itself."""
+    card = found.call.approval
+    return card.title if card is not None else _text(found.call.tool, found.call.arguments)
+
+
+def call_facts(found: CallHistory) -> list[Fact]:
+    """Return the facts by which an operator finds the call in the outside world."""
+    call, started = found.call, found.last(events.TOOL_STARTED)
+    key = started.payload.get("key") if started else None
+    limit = _("%(seconds)g s") % {"seconds": call.timeout} if call.timeout else _("not limited")
+    return [
+        Fact(_("Idempotency key"), format_html('<code class="ar-copy">{}</code>', key or EMPTY)),
+        Fact(_("Started"), dated(call.started_at)),
+        Fact(_("Attempt"), call.attempt or EMPTY),
+        Fact(_("Worker"), _("epoch %(epoch)d") % {"epoch": started.epoch} if started else EMPTY),
+        Fact(_("Time given to the tool"), limit),
+        Fact(_("The tool declares"), _DECLARES.get(call.declares, plain(call.declares or EMPTY))),
+        Fact(_("Approved by"), _approved_by(call)),
+        Fact(_("Requester"), visible(found.run.owner_name or EMPTY)),
+        Fact(_("Session"), visible(found.run.session.key)),
+        Fact(_("Call"), format_html('<code class="ar-copy">{}</code>', call.id)),
+    ]
+
+
+def findings(found: CallHistory) -> list[tuple[SafeString | str, SafeString, str]]:
+    """Return each finding of recovery: when, what, and what then became of the call."""
+    return [
+        (
+            dated(row.created_at),
+            visible(row.payload.get("evidence") or EMPTY),
+            str(_ACTIONS.get(row.payload.get("action", ""), "")),
+        )
+        for row in found.all(events.ORPHAN_FOUND)
+    ]
+
+
+def became(found: CallHistory) -> list[str]:
+    """Return in sentences what became of the call and who said so."""
+    call, result = found.call, found.last(events.TOOL_RESULT)
+    said = [verdict(row) for row in found.all(events.ORPHAN_RESOLVED)[-1:]]
+    if result is not None and call.outcome == "unknown":
+        cleared = _("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted.")
+        return [recorded(result), *said, cleared]
+    if result is not None:
+        text = _("%(outcome)s, on %(when)s.")
+        return [*said, text % {"outcome": row_card(result).title, "when": _moment(result)}]
+    if found.waits:
+        return []
+    return [*said, _open(call)]
+
+
+def verdict(row: Row) -> str:
+    """Return who gave a verdict, when, and which."""
+    text = _VERDICTS.get(row.payload["verdict"])
+    name = plain((row.payload.get("actor") or {}).get("name") or _("the program"))
+    return str(text or "%(name)s, %(when)s") % {"name": name, "when": _moment(row)}
+
+
+def recorded(row: Row) -> str:
+    """Return when and by whom an outcome was recorded as unknown."""
+    actor = row.payload.get("actor") or {}
+    if not actor.get("name"):
+        return _("Its outcome was recorded as unknown on %(when)s.") % {"when": _moment(row)}
+    return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % {
+        "name": plain(actor["name"]),
+        "when": _moment(row),
+    }
+
+
+def lateness(found: CallHistory, late: Row) -> str:
+    """Return why a late report was no result, and what it shows."""
+    doubts = [row for row in found.all(events.ORPHAN_FOUND) if row.attempt == late.attempt]
+    starts = [row for row in found.all(events.TOOL_STARTED) if row.attempt == late.attempt]
+    in_one_drive = bool(doubts and starts) and doubts[0].epoch == starts[0].epoch
+    if _is_error(late):
+        return _("Its handler raised an error, too late to count. It may have happened all the same.")
+    if in_one_drive:
+        return _("Its handler returned after its time was over. This is evidence that it happened:")
+    return _("Its handler returned after its worker had lost the run. This is evidence that it happened:")
+
+
+def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) -> Run:
+    run = found.run
+    lock_session(settings.DATABASE, run.session_id)
+    now = _history(run, found.call.id)
+    if now.seq != found.seq:
+        raise RunStateError(_moved_on())
+    if now.returned is not None and given["verdict"] == "not_occurred":
+        raise RunStateError(_("Its handler returned without an error, so it did happen."))
+    return resolve_orphan(
+        run.pk,
+        found.call.id,
+        given["verdict"],
+        request.user,
+        result=given["result"] if given["verdict"] == "occurred" else None,
+        evidence=given["evidence"],
+        channel=CHANNEL,
+    )
+
+
+def _too_late(
+    admin: RunAdmin, request: HttpRequest, run: Run, call_id: str, given: dict[str, Any], why: str
+) -> HttpResponse:
+    """Say what somebody else decided meanwhile, or that this very click was recorded already."""
+    run = admin.find(request, run.pk)
+    found = _history(run, call_id)
+    since = [row for row in found.rows if row.seq > (given.get("seq") or 0)]
+    first = next((row for row in since if row.kind == events.ORPHAN_RESOLVED), None)
+    if first is not None and given.get("seq") and given.get("verdict"):
+        if verdicts.is_same(found, first, request.user, given):  # a double click
+            text = _("Your verdict was recorded already. %s")
+            admin.message_user(request, text % verdict(first), messages.INFO)
+            return admin.back(request, run)
+        why = verdict(first)
+    elif since and not found.in_doubt:
+        why = " ".join(became(found))
+    return _refuse(admin, request, run, call_id, 409, why, given)
+
+
+def _refuse(
+    admin: RunAdmin,
+    request: HttpRequest,
+    run: Run,
+    call_id: str,
+    status: int,
+    why: str,
+    given: dict[str, Any] | None = None,
+) -> HttpResponse:
+    found = _history(run, call_id)
+    text = _("Your verdict was not recorded. %(why)s") % {"why": why}
+    sent = None
+    if given and given.get("verdict"):
+        sent = verdicts.blank(found, given["verdict"], keeps={"evidence": given.get("evidence", "")})
+    return _call_page(admin, request, run, found, status=status, refusal=text, sent=sent)
+
+
+def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
+    sensitive = {} if revealed else sensitive_in(run)
+    found = history(settings.DATABASE, run, call_id, sensitive)
+    if found is None:
+        raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
+    return found
+
+
+def _call_page(
+    admin: RunAdmin,
+    request: HttpRequest,
+    run: Run,
+    found: CallHistory,
+    *,
+    status: int = 200,
+    sent: VerdictForm | None = None,
+    refusal: str = "",
+) -> HttpResponse:
+    situation = actions.situation(request, run)
+    others = sum(wait.call_id != found.call.id for wait in situation.waits)
+    why_not = _why_not(request, found)
+    approval = found.call.approval.id if found.call.approval is not None else None
+    context: dict[str, Any] = {
+        "refusal": refusal,
+        "tool": visible(found.call.tool),
+        "run_id": str(run.pk),
+        "run_badge": run_badge(run),
+        "run_url": admin.url(request, "change", run.pk),
+        "card_url": admin.other_page(request, Approval, approval) if approval else "",
+        "in_doubt": found.in_doubt,
+        "is_uncleared": found.is_uncleared,
+        "ended": run.is_ended,
+        "became": became(found),
+        "arguments": arguments(found.call.arguments),
+        "masked": MASK in found.call.arguments.values(),
+        "may_reveal": request.user.has_perm("agentruns.reveal_arguments"),
+        "reveal_url": admin.url(request, "reveal", run.pk, found.call.id),
+        "late": [_late(admin, request, found, row) for row in found.all(events.LATE_RESULT)],
+        "facts": call_facts(found),
+        "findings": findings(found),
+        "rows": [(str(row.seq), _row_url(admin, request, run, row.seq)) for row in found.rows],
+        "why_not": why_not,
+        "choices": [] if why_not or not found.in_doubt else verdicts.choices(found, others=others, sent=sent),
+        "resolve_url": admin.url(request, "resolve", run.pk, found.call.id),
+        "cancel": actions.cancel(situation),
+        "cancel_url": admin.url(request, "cancel", run.pk),
+        "cancel_form": CancelForm(auto_id="cancel_%s"),
+        "settled": [row_card(row, whole=True) for row in found.all(*_SETTLING)],
+    }
+    title = plain(call_title(found))
+    return admin.render(
+        request, run, title=title, status=status, template="agentruns/admin/orphan.html", **context
+    )
+
+
+def _row_url(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> str:
+    """Return where the page of a run shows one journal row."""
+    return f"{admin.url(request, 'change', run.pk, after=seq - 1)}#row-{seq}"
+
+
+def _late(admin: RunAdmin, request: HttpRequest, found: CallHistory, row: events.Row) -> dict[str, Any]:
+    content = row.payload.get("content")
+    said = {
+        "seq": str(row.seq),
+        "when": dated(row.created_at),
+        "attempt": str(row.attempt),
+        "whole_url": admin.url(request, "row", found.run.pk, row.seq),
+    }
+    if row.payload.get("never_entered"):
+        return {**said, "text": _("A worker that had lost the run says that it did not enter the tool.")}
+    text = lateness(found, row)
+    returned = body(_("Returned"), verdicts.text_of(content), TEXT_LIMIT, verdicts.kind_of(content))
+    return {**said, "text": text, "body": returned, "is_evidence": not row.payload.get("is_error")}
+
+
+def _why_not(request: HttpRequest, found: CallHistory) -> str:
+    """Return why there are no buttons for this user on a call in doubt, or ""."""
+    if not found.in_doubt:
+        return ""
+    if not request.user.has_perm(PERMISSION):
+        return actions.missing(PERMISSION)
+    if found.waits and found.run.status != Run.Status.ORPHANED:
+        return _(
+            "The run is %(status)s: other calls of the same reply are at work. Look again in a while."
+        ) % {"status": found.run.get_status_display()}
+    return ""
+
+
+def _moved_on() -> str:
+    return _("The call moved on since you looked. This is how it is now.")
+
+
+def _rows(messages: Any, sensitive: Sensitive) -> list[Row]:
+    return [masked(row, sensitive) for row in read_rows(messages)]
+
+
+def _later(run: Run, reply: Row, call: Call) -> list[str]:
+    """Return the later calls of its reply that are not run if the model reads that this one is unknown."""
+    still_open = set(run.pending_calls)
+    return [
+        _text(later["tool"], later["arguments"])
+        for later in reply.payload["calls"][call.ordinal + 1 :]
+        if later["id"] in still_open and not later["parallel"]
+    ]
+
+
+def _text(tool: str, arguments: dict[str, Any]) -> str:
+    hidden = [name for name, value in arguments.items() if value == MASK]
+    return call_text(tool, redacted(arguments), hidden)
+
+
+def _approved_by(call: Call) -> SafeString | str:
+    if call.approval is None:
+        return _("nobody: no approval was needed")
+    if not call.approval.names:
+        return EMPTY
+    return format_html("{}, {}", visible(", ".join(call.approval.names)), dated(call.approval.decided_at))
+
+
+def _open(call: Call) -> str:
+    if call.attempt == 0:
+        return _("It has not been started.")
+    if call.is_contradicted:
+        return _("Its handler has returned since. The next worker puts it before a person again.")
+    text = _OPEN.get(call.orphan)
+    if text is not None:
+        return str(text)
+    return _("Attempt %(attempt)d has started and has no result yet.") % {"attempt": call.attempt}
+
+
+def _is_error(row: Row) -> bool:
+    return bool(row.payload.get("is_error"))
+
+
+def _moment(row: Row) -> str:
+    return f"{exact(row.created_at)} ({ago(row.created_at)})"
+
+
+# Rows of the call that say how it stands; requests for more time and the like are passed over.
+_FOLDED = (
+    events.APPROVAL_REQUESTED,
+    events.APPROVAL_DECIDED,
+    events.TOOL_STARTED,
+    events.TOOL_RESULT,
+    events.LATE_RESULT,
+    events.ORPHAN_FOUND,
+    events.ORPHAN_RESOLVED,
+)
+_DECLARES = {
+    "nothing": gettext_lazy("nothing: it is not repeated by itself, and nothing can be asked about it"),
+    "safe_to_retry": gettext_lazy("safe to retry"),
+    "reconcile": gettext_lazy("reconcile: the outside system is asked by the key"),
+    "transactional": gettext_lazy("transactional"),
+}
+_ACTIONS = {
+    "held": gettext_lazy("waits for a person"),
+    "surfaced": gettext_lazy("told to the model as unknown"),
+    "retry": gettext_lazy("repeated, because the tool says that is safe"),
+    "reconcile": gettext_lazy("the outside system is asked"),
+}
+_OPEN = {
+    "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
+    "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
+    "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
+}
+_VERDICTS = {
+    "occurred": gettext_lazy("%(name)s said on %(when)s that it happened."),
+    "not_occurred": gettext_lazy("%(name)s said on %(when)s that it did not happen."),
+    "unknown": gettext_lazy("%(name)s said on %(when)s that it is unknown."),
+}
+_SETTLING = (events.ORPHAN_RESOLVED, events.TOOL_RESULT)

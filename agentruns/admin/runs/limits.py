@@ -1,0 +1,336 @@
+"""The limits of a run and how much of each is used; the definition it goes by, and Adopt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from agentruns.admin.forms import AdoptForm
+from agentruns.admin.html import plain, pretty, visible
+from agentruns.admin.runs.actions import (
+    Action,
+    Situation,
+    last_seq,
+    missing,
+    press,
+    require,
+    require_last_row,
+)
+from agentruns.admin.runs.actions import situation as situation_of
+from agentruns.agents.agent import Agent, definition_difference, get_agent
+from agentruns.conf import settings
+from agentruns.engine.budgets import TOKENS
+from agentruns.exceptions import RunStateError, UnknownAgentError
+from agentruns.journal import events
+from agentruns.journal.fold import fold
+from agentruns.journal.read import run_rows
+from agentruns.models import Run
+from agentruns.models.definition import definition_body
+from agentruns.services.control import adopt_definition
+from agentruns.services.waiting import is_live
+from agentruns.services.write import find_run, lock_session
+from agentruns.utils.redaction import redact
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+FULL = 100  # percent
+CUT = 400  # characters of a part of a definition
+LEAD = 60  # of them, before the first that differs
+_STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended begins
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """One budget: its name as the agent declares it, and how much of it is used."""
+
+    name: str
+    label: str
+    figures: str
+    percent: int
+    is_used_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a part; `whole` where `shown` is only the piece around what differs."""
+
+    shown: SafeString
+    whole: SafeString | str = ""
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part in which two definitions differ."""
+
+    name: str
+    before: Cell
+    now: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The agent of this process compared with the definition that a run was started with.
+
+    `agent` is None where this process knows none of that name. `is_served` says that the run's own version
+    is registered as it was, so the run just goes on with it, whatever a newer version differs in.
+    """
+
+    agent: Agent | None
+    is_served: bool
+    parts: list[Part]
+
+    @property
+    def hash(self) -> str:
+        """The digest of the definition that would be adopted, or ""."""
+        return self.agent.definition_hash if self.agent else ""
+
+    @property
+    def is_other(self) -> bool:
+        """True if the run cannot go on in this process as it is."""
+        return self.agent is not None and not self.is_served
+
+
+def limits(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Return the budgets and, of a run that goes on, its definition beside today's."""
+    run = situation.run
+    definition = definition_body(settings.DATABASE, run.definition_id)
+    found = meters(definition, run.step, run.usage, _elapsed(run, definition))
+    context = {
+        "meters": found,
+        "unlimited": unlimited(definition),
+        "judgement": judgement(found, ended=run.is_ended, error=run.error),
+    }
+    if run.is_ended:
+        return context
+    now = drift(run, definition)
+    seen = {"hash": now.hash, "seq": str(last_seq(run))}
+    return {
+        **context,
+        "drift": now,
+        "drift_summary": drift_summary(run, now),
+        "adopt": adopt(situation, now),
+        "adopt_url": admin.url(request, "adopt", run.pk),
+        "adopt_form": AdoptForm(initial=seen, auto_id="adopt_%s"),
+    }
+
+
+def adopt_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Let the run go on under the definition that was shown, if it still is the one registered."""
+
+    def do(run: Run) -> str:
+        form = AdoptForm(request.POST)
+        sent = form.cleaned_data if form.is_valid() else {}
+        with transaction.atomic(using=settings.DATABASE):
+            lock_session(settings.DATABASE, run.session_id)
+            run = find_run(run.pk)
+            found = drift(run, definition_body(settings.DATABASE, run.definition_id))
+            require(adopt(situation_of(request, run), found))
+            if sent.get("hash") != found.hash:
+                raise RunStateError(_another())
+            require_last_row(run, sent.get("seq"))
+            run = adopt_definition(run.pk, request.user, reason=sent["reason"])
+            if run.definition_id != sent["hash"]:  # registered while this was at work: undo
+                raise RunStateError(_another())
+        return _("Adopted. The run goes by the definition of version %(version)s now.") % {
+            "version": run.version
+        }
+
+    return press(admin, request, run, do, _("Adopted another definition from the console."))
+
+
+def adopt(situation: Situation, drift: Drift) -> Action:
+    """Return what Adopt will do, or why it cannot be done."""
+    run = situation.run
+    effect = [
+        _("From its next step on the run uses what is registered now: model, instructions, tools, limits."),
+        _("A call that has started is still judged by what its tool declared when it started."),
+        _("Approvals keep the arguments that were shown; a call that no longer fits its tool is refused."),
+        _("The journal keeps both definitions and your name. What has happened already stays as it is."),
+    ]
+    if situation.is_paused:
+        effect.append(_("It stays paused until somebody resumes it."))
+    if run.is_ended:
+        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+    if situation.cancel_requested is not None:
+        return Action(effect, _("It is being cancelled."))
+    if drift.agent is None:
+        return Action(effect, _("This process does not know the agent: there is nothing to adopt."))
+    if drift.is_served:
+        return Action(effect, _("Its own definition is registered: there is nothing to adopt."))
+    if is_live(run):
+        return Action(effect, _("A worker that has the old definition is driving it. Pause it first."))
+    if not situation.may_adopt:
+        return Action(effect, missing("agentruns.adopt_definition"), forbidden=True)
+    return Action(effect)
+
+
+def meters(
+    definition: dict[str, Any], step: int, usage: dict[str, Any], elapsed: timedelta | None
+) -> list[Meter]:
+    """Return a meter for each budget of a definition, in the order in which they are checked.
+
+    `elapsed` leaves out the time spent waiting for people; it matters only where there is a deadline.
+    """
+    found = []
+    if limit := definition.get("max_steps"):
+        found.append(_meter("max_steps", _("Model replies"), step, limit, _count))
+    if limit := definition.get("token_budget"):
+        tokens = sum(usage.get(kind, 0) for kind in TOKENS)
+        found.append(_meter("token_budget", _("Tokens"), tokens, limit, _count))
+    if limit := definition.get("cost_budget"):
+        spent = Decimal(usage.get("cost", "0"))
+        found.append(_meter("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format))
+    if (limit := definition.get("deadline")) and elapsed is not None:
+        label = _("Time, without waiting for people")
+        found.append(_meter("deadline", label, elapsed, timedelta(seconds=limit), _span))
+    return found
+
+
+def unlimited(definition: dict[str, Any]) -> str:
+    """Return in one sentence what a definition sets no budget for, or ""."""
+    labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
+    names = [label for name, label in labels.items() if not definition.get(name)]
+    return _("No limit is set for: %(names)s.") % {"names": ", ".join(names)} if names else ""
+
+
+def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
+    """Return which budget ended a run, or is the one that will, or ""."""
+    if ended:
+        stopped = [each.label for each in found if error.startswith(f"{_STOPPED}{each.name}:")]
+        return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
+    used_up = [each.label for each in found if each.is_used_up]
+    if used_up:
+        text = _("Used up: %(label)s. The run fails before its next request to the model.")
+        return text % {"label": used_up[0]}
+    nearest = max(found, key=lambda each: each.percent, default=None)
+    if nearest is None or nearest.percent == 0:
+        return ""
+    text = _("If it goes on like this, it is stopped by: %(label)s (%(percent)d %% used).")
+    return text % {"label": nearest.label, "percent": nearest.percent}
+
+
+def drift(run: Run, definition: dict[str, Any]) -> Drift:
+    """Compare the definition a run goes by with the agent that is registered for it in this process."""
+    own, newest = _registered(run.agent, run.version), _registered(run.agent)
+    is_served = own is not None and own.definition_hash == run.definition_id
+    agent = newest if is_served else own or newest  # what adopting would take
+    if agent is None or agent.definition_hash == run.definition_id:
+        return Drift(agent, is_served, [])
+    now = agent.definition()
+    names = definition_difference(definition, now)
+    return Drift(agent, is_served, [_part(name, definition, now) for name in names])
+
+
+def drift_summary(run: Run, found: Drift) -> str:
+    """Return in words what the comparison means for a run, or "" where nothing differs."""
+    about = {"agent": plain(run.agent), "version": plain(run.version)}
+    if found.agent is None:
+        text = _(
+            "This process does not know the agent %(agent)s, so it cannot tell whether its definition is "
+            "another one now. A worker that knows it goes on."
+        )
+        return text % about
+    about["newest"] = plain(found.agent.version)
+    if found.is_served and found.parts:
+        text = _(
+            "Version %(newest)s of %(agent)s is the newest here. Version %(version)s, which this run was "
+            "started with, is still registered as it was: the run just goes on with it."
+        )
+        return text % about
+    if found.is_served:
+        return ""
+    text = _("The run was started with another definition of %(agent)s than is registered here now.")
+    if found.agent.version != run.version:
+        text = _(
+            "Version %(version)s of %(agent)s, which the run goes by, is not registered here any more; "
+            "version %(newest)s is."
+        )
+    waits = _(
+        "No worker that has only the new one takes the run up. Serve the old one again under its own "
+        "version, or adopt the new one."
+    )
+    return f"{text % about} {waits}"
+
+
+def _elapsed(run: Run, definition: dict[str, Any]) -> timedelta | None:
+    """Return the time that counts for the deadline, where there is one: only the whole journal says it."""
+    if not definition.get("deadline"):
+        return None
+    rows = run_rows(settings.DATABASE, run.pk)
+    ends = [row.created_at for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload]
+    until: datetime = ends[-1] if ends else timezone.now()
+    return fold(run.pk, rows).elapsed(until)
+
+
+def _meter(name: str, label: str, used: Any, limit: Any, words: Any) -> Meter:
+    percent = max(0, min(FULL, int(used * FULL // limit)))
+    figures = _("%(used)s of %(limit)s") % {"used": words(used), "limit": words(limit)}
+    return Meter(name, label, figures, percent, used >= limit)
+
+
+def _count(amount: int) -> str:
+    return number_format(amount, use_l10n=True, force_grouping=True)
+
+
+def _span(time: timedelta) -> str:
+    minutes, seconds = divmod(max(0, int(time.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, _("d")), (hours, _("h")), (minutes, _("min")), (seconds, _("s"))]
+    words = [f"{amount}\xa0{unit}" for amount, unit in parts if amount]
+    return " ".join(words[:2]) or f"0\xa0{_('s')}"
+
+
+def _registered(name: str, version: str | None = None) -> Agent | None:
+    try:
+        return get_agent(name, version)
+    except UnknownAgentError:
+        return None
+
+
+def _part(name: str, before: dict[str, Any], now: dict[str, Any]) -> Part:
+    texts = [redact(_text(_value(name, body))) for body in (before, now)]
+    start = 0
+    if max(map(len, texts)) > CUT:  # where they part, or both would begin with the same
+        pairs = enumerate(zip(*texts, strict=False))
+        start = max(0, next((place for place, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
+    first, second = (_cell(text, start) for text in texts)
+    return Part(plain(name), first, second)
+
+
+def _value(name: str, body: dict[str, Any]) -> Any:
+    """Return the value of a part as `definition_difference` names it: "model", "tools.refund.timeout" ..."""
+    if not name.startswith("tools."):
+        return body.get(name)
+    tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
+    policy = body.get("tools", {}).get(tool)
+    return policy.get(key) if key and policy is not None else policy
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return _("not there")
+    return value if isinstance(value, str) else pretty(value)
+
+
+def _cell(text: str, start: int) -> Cell:
+    piece = text[start : start + CUT]
+    if len(piece) == len(text):
+        return Cell(visible(text))
+    shown = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
+    return Cell(visible(shown), visible(text), len(text))
+
+
+def _another() -> str:
+    return _("Yet another definition is registered since you looked. This is how it is now.")

@@ -1,0 +1,273 @@
+"""The page of a run: where it stands and why, its timeline, its journal; and what keeps it up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from agentruns.admin.base import READING
+from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
+from agentruns.admin.html import (
+    EMPTY,
+    Body,
+    Fact,
+    age,
+    approval_badge,
+    body,
+    dated,
+    exact,
+    plain,
+    pretty,
+    run_badge,
+    visible,
+)
+from agentruns.admin.runs import actions, timeline
+from agentruns.admin.runs.actions import Situation
+from agentruns.admin.runs.list import words
+from agentruns.admin.runs.steps import RowCard, masks_of, row_card
+from agentruns.conf import settings
+from agentruns.journal.events import Row
+from agentruns.journal.masking import masked, sensitive_in
+from agentruns.journal.read import run_rows
+from agentruns.models import Approval, Message, Run
+from agentruns.services import waiting
+from agentruns.services.waiting import is_live
+from agentruns.utils import json as canonical
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+PAGE = 100  # journal rows
+LARGEST = 2**63  # every seq is less: databases store no larger one
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The values by which an open page follows a run; as long as `tag` is the same there is nothing new."""
+
+    url: str
+    page: str
+    tag: str
+    status: str
+    is_ended: bool
+    interval: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A page of the journal; `earlier` and `later` are the `after` of the pages beside it, None if none."""
+
+    rows: list[Row]
+    earlier: int | None
+    later: int | None
+    latest: int | None
+
+
+def title(run: Run) -> str:
+    """Return the name of a run, for the head of its pages."""
+    return _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
+
+
+def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Return where the run stands, the buttons beside it, and its journal."""
+    run, uncleared = situation.run, waiting.uncleared(settings.DATABASE, situation.run)
+    situation = replace(situation, uncleared=len(uncleared))
+    waits = [(wait, admin.wait_url(request, wait)) for wait in situation.waits]
+    rows = journal_rows(settings.DATABASE, run.pk, seq_of(request.GET.get("after", "")))
+    return {
+        "run_id": str(run.pk),
+        "badge": run_badge(run),
+        "stalled": waiting.is_stalled(run),
+        "headline": actions.headline(situation),
+        "notes": actions.notes(situation),
+        "reasons": [({"text": words(wait)}, url) for wait, url in waits],
+        "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
+        "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
+        "resume": actions.resume(situation),
+        "resume_url": admin.url(request, "resume", run.pk),
+        "resume_form": ResumeForm(initial={"seq": str(actions.last_seq(run))}),
+        "pause": actions.pause(situation),
+        "pause_url": admin.url(request, "pause", run.pk),
+        "pause_form": PauseForm(auto_id="pause_%s"),
+        "cancel": actions.cancel(situation),
+        "cancel_url": admin.url(request, "cancel", run.pk),
+        "cancel_form": CancelForm(auto_id="cancel_%s"),
+        **known(admin, request, run),
+        "journal": rows,
+        "last_shown": rows.rows[-1].seq if rows.rows else 0,
+        "cards": _cards(admin, request, run, rows),
+    }
+
+
+def known(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Return what is known of a run without its journal."""
+    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).defer("arguments")
+    return {
+        "facts": facts(run),
+        "bodies": texts(run),
+        "approvals": [
+            {
+                "title": visible(approval.title),
+                "badge": approval_badge(approval),
+                "by": visible(approval.decided_by_name or "-"),
+                "asked": age(approval.requested_at),
+                "url": admin.other_page(request, Approval, approval.pk),
+            }
+            for approval in approvals.order_by("requested_at")
+        ],
+    }
+
+
+def facts(run: Run) -> list[Fact]:
+    """Return the facts of a run, the ones an operator asks for first at the top."""
+    tokens = {name: amount for name, amount in run.usage.items() if name != "cost"}
+    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in tokens.items())
+    found = [
+        Fact(_("Run"), str(run.pk)),
+        Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
+        Fact(_("Session"), visible(run.session.key)),
+        Fact(_("Requester"), visible(run.owner_name or EMPTY)),
+        Fact(_("Started"), dated(run.created_at)),
+        Fact(_("Last change"), dated(run.updated_at)),
+        Fact(_("Model replies"), run.step),
+        Fact(_("Tokens"), usage or EMPTY),
+        Fact(_("Cost"), visible(run.usage.get("cost", EMPTY))),
+        Fact(_("Worker"), _lease(run)),
+        Fact(_("Worker last heard"), dated(_heard(run))),
+        Fact(_("Crashes in a row"), run.attempts),
+        Fact(_("Definition"), run.definition_id[:12], run.definition_id),
+    ]
+    if run.idempotency_key:
+        found.append(Fact(_("Idempotency key"), visible(run.idempotency_key)))
+    if run.not_before:
+        found.append(Fact(_("Not before"), dated(run.not_before)))
+    if run.blocked_reason:
+        found.append(Fact(_("Why it is blocked"), visible(run.blocked_reason)))
+    return found
+
+
+def texts(run: Run) -> list[Body]:
+    """Return input, output and error, in full."""
+    found = [body(_("Input"), run.input)]
+    if run.output:
+        found.append(body(_("Output"), run.output))
+    if run.error:
+        found.append(body(_("Error"), run.error))
+    return found
+
+
+def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Return the run page without the site around it, or 204 if nothing changed since `seen`."""
+    if request.method not in READING:
+        return HttpResponseNotAllowed(READING)
+    now = live(admin, request, run)
+    if request.GET.get("seen") == now.tag:
+        return HttpResponse(status=204)
+    return admin.page(request, run, base="agentruns/admin/fragment.html", live=now)
+
+
+def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
+    """Return what an open page needs to follow the run from now on."""
+    state = [run.blocked_reason, run.attempts, is_live(run), waiting.backs_off(run)]
+    return Live(
+        url=admin.url(request, "live", run.pk),
+        page=admin.url(request, "change", run.pk),
+        tag=canonical.digest([str(run.pk), run.status, actions.last_seq(run), *state])[:16],
+        status=run.status,
+        is_ended=run.is_ended,
+        interval=str(admin.live_interval),
+    )
+
+
+def drawn(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Return the timeline."""
+    run, alias = situation.run, settings.DATABASE
+    page = admin.url(request, "change", run.pk)
+    page += "&" if "?" in page else "?"
+    seqs = Message.objects.using(alias).filter(run_id=run.pk).order_by("-seq").values_list("seq", flat=True)
+    first = seqs[timeline.ROWS : timeline.ROWS + 1].first()
+    doing = "queue" if run.status == Run.Status.QUEUED else ""
+    if run.status == Run.Status.RUNNING:
+        doing = "model" if is_live(run) else "silent"
+    found = timeline.draw(
+        run_rows(alias, run.pk, first or 0),
+        timezone.now(),
+        doing=doing,
+        is_ended=run.is_ended,
+        is_whole=first is None,
+        url=lambda seq: f"{page}after={seq - 1}#row-{seq}",
+    )
+    return {"timeline": found}
+
+
+def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
+    """Return one journal row in full, as plain text."""
+    found = run_rows(settings.DATABASE, run.pk, seq - 1, 1) if seq < LARGEST else []
+    row = found[0] if found else None
+    if row is None or row.seq != seq:
+        raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
+    shown = masked(row, sensitive_in(run))
+    return as_text(pretty({name: value for name, value in shown._asdict().items() if value is not None}))
+
+
+def as_text(text: str) -> HttpResponse:
+    """Return a text as a page that no browser takes for anything else."""
+    return HttpResponse(
+        plain(text),
+        content_type="text/plain; charset=utf-8",
+        headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
+    )
+
+
+def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
+    """Return the rows after a seq, found by seq and not by offset; without one, the latest page."""
+    seqs = Message.objects.using(alias).filter(run_id=run_id)
+    latest = _start(seqs, size)
+    if after is None:
+        after = latest
+    rows = run_rows(alias, run_id, after, size + 1)
+    more, rows = len(rows) > size, rows[:size]
+    first = rows[0].seq if rows else after + 1
+    has_earlier = after > 0 and seqs.filter(seq__lt=first).exists()
+    return Rows(
+        rows,
+        earlier=_start(seqs.filter(seq__lt=first), size) if has_earlier else None,
+        later=rows[-1].seq if more else None,
+        latest=latest if more else None,
+    )
+
+
+def seq_of(text: str) -> int | None:
+    """Return the seq that a URL asks for; None where it asks for none, or for no possible one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _start(rows: QuerySet[Message], size: int) -> int:
+    """Return the `after` of the last page of `rows`."""
+    seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[:size])
+    return seqs[-1] - 1 if len(seqs) == size else 0
+
+
+def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[tuple[RowCard, str]]:
+    cards = [row_card(masked(row, masks_of(run))) for row in rows.rows]
+    return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
+
+
+def _heard(run: Run) -> datetime | None:
+    """Return when the worker last extended its lease: it does so for a fixed time."""
+    expires = run.lease_expires_at
+    return expires - timedelta(seconds=settings.LEASE_SECONDS) if expires else None
+
+
+def _lease(run: Run) -> str:
+    if run.lease_expires_at is None:
+        return _("none")
+    template = _("%(owner)s until %(when)s") if is_live(run) else _("%(owner)s, silent since %(when)s")
+    return template % {"owner": run.lease_owner[:8], "when": exact(run.lease_expires_at)}

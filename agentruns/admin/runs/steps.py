@@ -1,0 +1,440 @@
+"""Journal rows as cards: what happened, when, by whom. And the calls of a run as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from agentruns.admin.html import Body, Fact, body, plain, pretty, stamp, visible
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.journal.events import Row
+from agentruns.journal.fold import text_of
+from agentruns.journal.masking import Sensitive, masked, sensitive_in
+from agentruns.journal.payloads import names_in
+from agentruns.models import Message
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.actions import Situation
+    from agentruns.admin.runs.admin import RunAdmin
+
+TEXT_LIMIT = 4_000
+PAYLOAD_LIMIT = 20_000
+CALLED = (
+    events.ASSISTANT,
+    events.APPROVAL_DECIDED,
+    events.TOOL_STARTED,
+    events.TOOL_RESULT,
+    events.LATE_RESULT,
+)
+CALLED_ROWS = 500  # of a longer run the newest are in the table
+ARGUMENTS = 300  # characters of them in the table
+
+Payload = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A stored file, of which a card shows only the beginning."""
+
+    size: str
+    sha256: str
+
+
+@dataclass(slots=True)
+class RowCard:
+    """One journal row on the page; every text is fit for a page."""
+
+    seq: str
+    title: str
+    tone: str
+    at: SafeString | str
+    tool: SafeString
+    call: str
+    attempt: int
+    who: SafeString
+    payload: Body
+    facts: list[Fact] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    approval: str = ""
+    file: File | None = None
+    limit: int | None = TEXT_LIMIT
+
+
+def row_card(row: Row, *, whole: bool = False) -> RowCard:
+    """Return the card of a row; one that newer code wrote shows at least its payload.
+
+    Long texts are cut, for pages that offer the whole row elsewhere, unless `whole`.
+    """
+    result = RowCard(
+        seq=str(row.seq),
+        title=plain(row.kind),
+        tone="plain",
+        at=stamp(row.created_at),
+        tool=visible(row.tool_name),
+        call=row.call_id,
+        attempt=row.attempt,
+        who=visible(_who(row)),
+        payload=body(_("Payload"), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        file=file_of(row.payload),
+        limit=None if whole else TEXT_LIMIT,
+    )
+    describe = _DESCRIBE.get(row.kind)
+    if describe is not None:
+        try:
+            describe(result, row.payload)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            result.facts, result.bodies = [], []
+    if events.COPIED in row.payload:
+        _as_history(result, row.payload[events.COPIED])
+    return result
+
+
+def _as_history(card: RowCard, source: Any) -> None:
+    """Mark a row that a fork copied from its origin: nothing happened twice."""
+    card.tone = "copied"
+    if not isinstance(source, dict) or "hash" not in source:
+        card.title = _("%(title)s, at the fork") % {"title": card.title}
+        return
+    card.title = _("Copied: %(title)s") % {"title": card.title}
+    card.who = visible(_("run %(run)s, row %(seq)s") % {"run": str(source["run"])[:13], "seq": source["seq"]})
+    try:
+        card.at = stamp(events.moment(source.get("at")))
+    except (TypeError, ValueError):
+        card.at = ""
+
+
+def file_of(payload: Payload) -> File | None:
+    """Return the file that a row points at, or None."""
+    if not names_in(payload):
+        return None
+    stored = payload["stored"]
+    return File(filesizeformat(stored.get("size")), plain(stored.get("sha256")))
+
+
+def _who(row: Row) -> str:
+    actor = row.payload.get("actor")
+    if isinstance(actor, dict) and actor.get("name"):
+        return str(actor["name"])
+    if row.epoch:
+        return _("worker (epoch %(epoch)d)") % {"epoch": row.epoch}
+    return _("the program")
+
+
+def _add(card: RowCard, label: str, value: object, title: str = "") -> None:
+    if value not in (None, "", [], {}):
+        card.facts.append(Fact(label, visible(value), plain(title)))
+
+
+def _say(card: RowCard, label: str, text: object) -> None:
+    if text not in (None, "", [], {}):
+        shown = text if isinstance(text, str) else pretty(text)
+        card.bodies.append(body(label, shown, card.limit))
+
+
+def _run_started(card: RowCard, payload: Payload) -> None:
+    card.title = _("Run started")
+    _add(card, _("Agent"), f"{payload['agent']} {payload['version']}")
+    _add(card, _("Session"), payload.get("session"))
+    _add(card, _("Idempotency key"), payload.get("idempotency_key"))
+    _add(card, _("Definition"), payload["definition"][:12], payload["definition"])
+
+
+def _user(card: RowCard, payload: Payload) -> None:
+    if payload.get("reason") == events.OUTPUT_INVALID:
+        card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
+        _say(card, _("Told to the model"), text_of(payload["content"]))
+        return
+    card.title, card.tone, card.who = _("Task given"), "said", visible("")
+    label = _("Input, its beginning") if card.file else _("Input")
+    _say(card, label, text_of(payload["content"]))
+
+
+def _assistant(card: RowCard, payload: Payload) -> None:
+    calls, usage = payload["calls"], payload.get("usage") or {}
+    card.tone = "said"
+    card.title = _("Model replied")
+    if calls:
+        asked = ngettext("Model asked for %(count)d call", "Model asked for %(count)d calls", len(calls))
+        card.title = asked % {"count": len(calls)}
+    _say(card, _("It said"), text_of(payload["content"]))
+    for call in calls:
+        verdict = _VERDICTS.get(call["verdict"], call["verdict"])
+        label = _("%(tool)s: %(verdict)s") % {"tool": plain(call["tool"]), "verdict": verdict}
+        card.bodies.append(body(label, pretty(call["arguments"]), card.limit))
+    _add(card, _("Stopped because"), payload.get("stop_reason"))
+    _add(card, _("Model"), payload.get("model"))
+    _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
+    _add(card, _("Cost"), payload.get("cost"))
+
+
+def _approval_requested(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("A person is asked"), "waits"
+    card.approval = payload["approval"]
+    _add(card, _("Decision on"), payload["title"])
+    _add(card, _("Why"), payload.get("why"))
+    _add(card, _("Risk"), payload.get("risk"))
+    _add(card, _("Expires"), payload.get("expires_at"))
+    _add(card, _("Digest"), payload["digest"][:12], payload["digest"])
+
+
+def _approval_decided(card: RowCard, payload: Payload) -> None:
+    verb = payload["verb"]
+    card.title = str(_VERBS.get(verb, (plain(verb), ""))[0])
+    card.tone = _VERBS.get(verb, ("", "plain"))[1]
+    if "arguments" in payload:
+        card.title = _("Approved with edited arguments")
+        _say(card, _("Edited arguments"), payload["arguments"])
+    _add(card, _("Reason"), payload.get("reason"))
+    _say(card, _("Answer"), payload.get("text"))
+    _add(card, _("Digest seen"), payload["digest"][:12], payload["digest"])
+    _add(card, _("Through"), payload.get("channel"))
+
+
+def _approval_extended(card: RowCard, payload: Payload) -> None:
+    card.title = _("More time given")
+    _add(card, _("Would have expired"), payload.get("from"))
+    _add(card, _("Expires"), payload["expires_at"])
+    _add(card, _("Reason"), payload.get("reason"))
+
+
+def _tool_started(card: RowCard, payload: Payload) -> None:
+    card.title = _("Tool started")
+    _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
+    _add(card, _("Declares"), payload.get("declares"))
+    _add(card, _("Idempotency key"), payload["key"])
+
+
+def _tool_result(card: RowCard, payload: Payload) -> None:
+    outcome = payload["outcome"]
+    title, card.tone = OUTCOMES.get(outcome, (plain(outcome), "plain"))
+    card.title = str(title)
+    if payload.get("reconciled"):
+        _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
+    _add(card, _("Not as annotated"), payload.get("misfit"))
+    _say(card, _("Arguments a person set"), payload.get("edited"))
+    label = _("Told to the model, its beginning") if card.file else _("Told to the model")
+    _say(card, label, payload["content"])
+
+
+def _model_failed(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("Model call failed"), "bad"
+    _add(card, _("Attempt"), payload.get("attempt"))
+    _add(card, _("HTTP status"), payload.get("status"))
+    _add(card, _("Request"), payload.get("request_id"))
+    if payload.get("retry_in") is not None:
+        _add(card, _("Next attempt in"), f"{payload['retry_in']:.1f} s")
+    _add(card, _("Cost"), payload.get("cost"))
+    _say(card, payload["error"]["type"], payload["error"]["text"])
+
+
+def _late_result(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("Late report of a worker that had lost the run"), "waits"
+    if payload.get("never_entered"):
+        _add(card, _("Report"), _("the tool was never entered: nothing happened"))
+    label = _("The tool returned, its beginning") if card.file else _("The tool returned")
+    _say(card, label, payload.get("content"))
+
+
+def _orphan_found(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("Call in doubt"), "bad"
+    _add(card, _("Evidence"), payload.get("evidence"))
+    _add(card, _("Declares"), payload.get("declares"))
+    _add(card, _("What becomes of it"), _ORPHANS.get(payload["action"], payload["action"]))
+
+
+def _orphan_resolved(card: RowCard, payload: Payload) -> None:
+    verdict = payload["verdict"]
+    card.title = _("Verdict: %(verdict)s") % {"verdict": _VERDICTS_GIVEN.get(verdict, plain(verdict))}
+    _add(card, _("Evidence"), payload.get("evidence"))
+    _add(card, _("Through"), payload.get("channel"))
+    _say(card, _("Result"), payload.get("result"))
+
+
+def _control(title: Any, tone: str = "plain") -> Callable[[RowCard, Payload], None]:
+    def describe(card: RowCard, payload: Payload) -> None:
+        card.title, card.tone = str(title), tone
+        _add(card, _("Reason"), payload.get("reason"))
+
+    return describe
+
+
+def _run_completed(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("Completed"), "good"
+    if payload.get("truncated"):
+        _add(card, _("Cut off"), _("the reply reached the limit of tokens"))
+    _say(card, _("Output"), payload.get("output"))
+
+
+def _run_failed(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("Failed"), "bad"
+    _say(card, payload["error"]["type"], payload["error"]["text"])
+
+
+@dataclass(slots=True)
+class Effect:
+    """One call: its starts, the decisions on it, its result; every text is fit for a page."""
+
+    call: str
+    tool: SafeString
+    arguments: SafeString
+    started: list[tuple[str, SafeString | str]] = field(default_factory=list)  # row, when
+    decided: list[tuple[SafeString, SafeString | str]] = field(default_factory=list)  # who did what, when
+    key: str = ""
+    outcome: str = ""
+    tone: str = "plain"
+    returned_late: bool = False
+    url: str = ""
+
+
+def read_rows(messages: QuerySet[Message]) -> list[Row]:
+    """Return journal rows in the order of a query, upcast to today's form."""
+    found = (Row(*values) for values in messages.values_list(*Row._fields))
+    return [row._replace(payload=events.upcast(row.kind, row.payload)) for row in found]
+
+
+def masks_of(run: Any) -> Sensitive:
+    """Return what is masked on the pages of a run; read once for an object that lives for one request."""
+    if not hasattr(run, "masks"):
+        run.masks = sensitive_in(run)
+    masks: Sensitive = run.masks
+    return masks
+
+
+def called(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Return the table of calls, for the page of a run."""
+    run = situation.run
+    rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind__in=CALLED)
+    newest = read_rows(rows.order_by("-seq")[: CALLED_ROWS + 1])
+    found = effects(masked(row, masks_of(run)) for row in reversed(newest[:CALLED_ROWS]))
+    for one in found:
+        one.url = admin.url(request, "call", run.pk, one.call)
+    return {
+        "effects": found,
+        "effects_summary": effects_summary(found),
+        "effects_cut": len(newest) > CALLED_ROWS,
+    }
+
+
+def effects(rows: Iterable[Row]) -> list[Effect]:
+    """Return the calls of one run from its rows, in the order in which they were asked for."""
+    found: dict[str, Effect] = {}
+    for row in rows:
+        if events.COPIED in row.payload:
+            continue
+        if row.kind == events.ASSISTANT:
+            for call in row.payload["calls"]:
+                shown = plain(pretty(call["arguments"]))
+                cut = shown if len(shown) <= ARGUMENTS else f"{shown[:ARGUMENTS]}…"
+                found[call["id"]] = Effect(call["id"], visible(call["tool"]), visible(cut))
+        elif row.call_id in found:
+            _note(found[row.call_id], row)
+    return list(found.values())
+
+
+def effects_summary(found: list[Effect]) -> str:
+    """Return in one sentence how often something was started."""
+    starts = sum(len(one.started) for one in found)
+    calls = ngettext("%(count)d call", "%(count)d calls", len(found)) % {"count": len(found)}
+    again = sum(len(one.started) > 1 for one in found)
+    text = ngettext(
+        "The model asked for %(calls)s; a tool was started %(count)d time.",
+        "The model asked for %(calls)s; tools were started %(count)d times.",
+        starts,
+    ) % {"calls": calls, "count": starts}
+    if not again:
+        return text + " " + _("No call was started twice.") if starts else text
+    return f"{text} " + ngettext(
+        "%(count)d call was started more than once.", "%(count)d calls were started more than once.", again
+    ) % {"count": again}
+
+
+def _note(effect: Effect, row: Row) -> None:
+    payload = row.payload
+    if row.kind == events.TOOL_STARTED:
+        effect.started.append((str(row.seq), stamp(row.created_at)))
+        effect.key = plain(payload["key"])
+    elif row.kind == events.APPROVAL_DECIDED:
+        who = (payload.get("actor") or events.PROGRAM)["name"]
+        text = _("%(verb)s by %(who)s") % {"verb": _verb(payload), "who": who}
+        effect.decided.append((visible(text), stamp(row.created_at)))
+    elif row.kind == events.TOOL_RESULT:
+        title, effect.tone = OUTCOMES.get(payload["outcome"], (payload["outcome"], "plain"))
+        effect.outcome = plain(title)
+    elif row.kind == events.LATE_RESULT and not payload.get("never_entered"):
+        effect.returned_late = True
+
+
+def _verb(payload: dict[str, Any]) -> str:
+    if payload["verb"] == "approve" and "arguments" in payload:
+        return _("edited and approved")
+    words = {
+        "approve": _("approved"),
+        "deny": _("denied"),
+        "answer": _("answered"),
+        "expire": _("expired"),
+    }
+    return words.get(payload["verb"], str(payload["verb"]))
+
+
+_VERDICTS = {
+    "run": gettext_lazy("may run"),
+    "ask": gettext_lazy("asks a person"),
+    "refuse": gettext_lazy("refused"),
+}
+_VERBS: dict[str, tuple[Any, str]] = {
+    "approve": (gettext_lazy("Approved"), "good"),
+    "deny": (gettext_lazy("Denied"), "bad"),
+    "answer": (gettext_lazy("Answered instead of run"), "good"),
+    "expire": (gettext_lazy("Nobody answered in time"), "bad"),
+}
+OUTCOMES: dict[str, tuple[Any, str]] = {
+    "ok": (gettext_lazy("Tool finished"), "good"),
+    "error": (gettext_lazy("Tool gave an error"), "bad"),
+    "denied": (gettext_lazy("Not executed: denied"), "bad"),
+    "expired": (gettext_lazy("Not executed: nobody answered"), "bad"),
+    "answered": (gettext_lazy("Not executed: answered by a person"), "plain"),
+    "cancelled": (gettext_lazy("Not executed: cancelled"), "plain"),
+    "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
+}
+_ORPHANS = {
+    "held": gettext_lazy("waits for a person"),
+    "surfaced": gettext_lazy("told to the model as unknown"),
+    "retry": gettext_lazy("repeated: the tool says that is safe"),
+    "reconcile": gettext_lazy("the outside system is asked by idempotency key"),
+}
+_VERDICTS_GIVEN = {
+    "occurred": gettext_lazy("it happened"),
+    "not_occurred": gettext_lazy("it did not happen"),
+    "unknown": gettext_lazy("unknown"),
+}
+_DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
+    events.RUN_STARTED: _run_started,
+    events.USER: _user,
+    events.ASSISTANT: _assistant,
+    events.APPROVAL_REQUESTED: _approval_requested,
+    events.APPROVAL_DECIDED: _approval_decided,
+    events.APPROVAL_EXTENDED: _approval_extended,
+    events.TOOL_STARTED: _tool_started,
+    events.TOOL_RESULT: _tool_result,
+    events.MODEL_FAILED: _model_failed,
+    events.LATE_RESULT: _late_result,
+    events.ORPHAN_FOUND: _orphan_found,
+    events.ORPHAN_RESOLVED: _orphan_resolved,
+    events.RUN_RESUMED: _control(gettext_lazy("Resumed")),
+    events.RUN_PAUSE_REQUESTED: _control(gettext_lazy("Pause requested")),
+    events.RUN_PAUSED: _control(gettext_lazy("Paused"), "waits"),
+    events.RUN_CANCEL_REQUESTED: _control(gettext_lazy("Cancel requested"), "waits"),
+    events.RUN_ADOPTED: _control(gettext_lazy("Another definition adopted")),
+    events.RUN_COMPLETED: _run_completed,
+    events.RUN_FAILED: _run_failed,
+    events.RUN_CANCELLED: _control(gettext_lazy("Cancelled"), "bad"),
+}
