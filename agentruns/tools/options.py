@@ -39,19 +39,19 @@ class ToolKeywords(TypedDict, total=False):
 class Options:
     """The declarations of one tool; `timeout` in seconds, `sensitive` sorted."""
 
-    requires_approval: Gate
-    approvers: str | None
-    approvals: int
-    expires_in: timedelta | None
-    risk: Risk
-    describe: Callable[[dict[str, Any]], str] | None
-    preview: Callable[[dict[str, Any]], dict[str, Any]] | None
-    safe_to_retry: bool
-    transactional: bool
-    reconcile: Callable[[Any, dict[str, Any]], Any] | None
-    parallel: bool
-    timeout: float | None
-    sensitive: tuple[str, ...]
+    requires_approval: Gate = False
+    approvers: str | None = None
+    approvals: int = 1
+    expires_in: timedelta | None = None
+    risk: Risk = "normal"
+    describe: Callable[[dict[str, Any]], str] | None = None
+    preview: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    safe_to_retry: bool = False
+    transactional: bool = False
+    reconcile: Callable[[Any, dict[str, Any]], Any] | None = None
+    parallel: bool = False
+    timeout: float | None = None
+    sensitive: tuple[str, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
 
     @property

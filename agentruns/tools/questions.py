@@ -26,17 +26,10 @@ def question_to(
     options = Options(
         requires_approval=True,
         approvers=approvers,
-        approvals=1,
         expires_in=expires_in,
         risk=risk,
         describe=_title,
-        preview=None,
         safe_to_retry=True,  # nothing can happen twice
-        transactional=False,
-        reconcile=None,
-        parallel=False,
-        timeout=None,
-        sensitive=(),
         only_answers=True,
     )
     return declared(_ask, name, None, options, {})
