@@ -76,11 +76,8 @@ def files_of(target: str) -> set[str]:
             left_out = re.findall(r"--(?:ignore|deselect)=(\S+)", line)
             named = re.findall(r" (tests/[\w/.]+)", line) or ["tests"]
             assert all((ROOT / path.partition("::")[0]).exists() for path in [*named, *left_out])
-            found |= {
-                file
-                for file in files
-                if file.startswith(tuple(named)) and not file.startswith(tuple(left_out))
-            }
+            run = {file for file in files if file.startswith(tuple(named))}
+            found |= {file for file in run if not file.startswith(tuple(left_out))}
     return found
 
 
