@@ -10,7 +10,6 @@ from django.utils.http import parse_etags
 from ninja import Status
 
 import agentruns
-from agentruns.agents.agent import get_agent
 from agentruns.api import pagination
 from agentruns.api.auth import channel_of, find_run, require_call, run_of_key, user_of, visible_runs
 from agentruns.api.errors import Problem, documented, run_facts
@@ -48,7 +47,7 @@ from agentruns.models import Message, Run
 from agentruns.services import control
 from agentruns.services import runs as services
 from agentruns.services.history import record, state_at
-from agentruns.services.runs import RunRequest, submit
+from agentruns.services.runs import get_or_start
 from agentruns.services.transfer import download, find_content, read_content
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
@@ -75,15 +74,12 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     """
     user, key = user_of(request), key_of(key, body)
     session = body.session or str(uuid7())
-    wanted = RunRequest(
-        agent=get_agent(body.agent), text=body.input, session=session, actor=user, key=key or ""
-    )
     try:
-        submission = submit(wanted)
+        run, created = get_or_start(body.agent, body.input, session, actor=user, idempotency_key=key)
     except RunStateError as error:
         owned = run_of_key(user, key)
         raise Problem.of(error, **(run_facts(owned) if owned else {})) from error
-    return Status(201 if submission.is_new else 200, RunOut.of(find_run(user, str(submission.run.pk))))
+    return Status(201 if created else 200, RunOut.of(run))
 
 
 @router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))

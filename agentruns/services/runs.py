@@ -444,7 +444,8 @@ def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
     """Return the run that an idempotency key stands for already."""
     if not request.key:
         return None
-    run = Run.objects.using(alias).filter(owner_id=owner_id, idempotency_key=request.key).first()
+    runs = Run.objects.using(alias).select_related("session")
+    run = runs.filter(owner_id=owner_id, idempotency_key=request.key).first()
     if run is None:
         # The program cannot look up the owner of a pruned session; others learn of their own only.
         refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
@@ -491,7 +492,7 @@ def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
 
 def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
     """Return the session's unfinished run if the request is for it; raise SessionBusyError if not."""
-    run = Run.objects.using(alias).unfinished().filter(session=session).first()
+    run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()
     if run is None:
         return None
     keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)

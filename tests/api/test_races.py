@@ -139,10 +139,13 @@ def test_workers_are_rung_after_the_commit(
 ) -> None:
     approval = pending()
     inside: list[bool] = []
-    submit = runs.submit
-    monkeypatch.setattr(
-        runs, "submit", lambda order: (inside.append(connection.in_atomic_block), submit(order))[1]
-    )
+    get_or_start = runs.get_or_start
+
+    def watched(*given: Any, **options: Any) -> Any:
+        inside.append(connection.in_atomic_block)
+        return get_or_start(*given, **options)
+
+    monkeypatch.setattr(runs, "get_or_start", watched)
     settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
     monkeypatch.setattr(Bell, "rung", [])
     boss = Api(make_user("boss", "decide_approval", "view_run", "resume_run"))

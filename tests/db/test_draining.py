@@ -97,7 +97,7 @@ def test_the_command_waits_for_what_is_driven_and_names_what_stays(restarted: An
     with pytest.raises(SystemExit) as exit_code:
         call_command("drain_runs", timeout=0.1, stdout=out)
     assert (exit_code.value.code, str(run.pk) in out.getvalue()) == (1, True)
-    assert "recovery takes its run over" in out.getvalue()
+    assert "recovery takes over its run" in out.getvalue()
     with pytest.raises(SystemExit):
         call_command("drain_runs", "--timeout=0.1", "--json", stdout=(out := StringIO()))
     assert json.loads(out.getvalue()) == {"drained": False, "runs": [str(run.pk)]}
