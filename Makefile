@@ -21,7 +21,8 @@ BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
 	$(patsubst %,tests/db/test_%.py,cost engine journal payloads writes)
 # Long, and about many runs or every combination: only in `make test-full`.
 LONG = tests/workers/test_soak.py tests/workers/test_deploys.py \
-	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact
+	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
+	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
 # Nothing of it remembers, or it counts what remembering saves.
 REMEMBERED = tests/crash/test_soak.py $(patsubst %,tests/db/test_%.py,claims claude cost forks host_project imports \
 	log_records notifications odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify)
