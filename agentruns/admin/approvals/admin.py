@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals import bulk, queue
-from agentruns.admin.approvals.card import ApprovalCard, approval_card, buttons, shown
+from agentruns.admin.approvals.card import ApprovalCard, buttons, shown
 from agentruns.admin.approvals.decide import VERBS, view_of
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View, counted, may_view
 from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter, is_uuid, matching
@@ -156,7 +156,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     def card(self, request: HttpRequest, approval: Approval, *, revealed: bool = False) -> ApprovalCard:
         """Return the card of an approval for this user."""
-        return approval_card(request.user, approval, revealed=revealed)
+        return ApprovalCard(approval, request.user, revealed)
 
     def page(
         self,

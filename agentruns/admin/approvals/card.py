@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -137,16 +138,28 @@ class Preview:
     left_out: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class ApprovalCard:
-    """One approval, the journal around it, and what this user may do about it."""
+    """One approval, the journal around it, and what this user may do about it; read on first use."""
 
     approval: Approval
     user: Any
-    context: CallContext
-    tool: Tool | None
-    sensitive: Sensitive
     revealed: bool = False
+
+    @cached_property
+    def context(self) -> CallContext:
+        """The journal around the call."""
+        return context_of(settings.DATABASE, self.approval)
+
+    @cached_property
+    def tool(self) -> Tool | None:
+        """The tool as this process has it, or None."""
+        return _tool(self.approval)
+
+    @cached_property
+    def sensitive(self) -> Sensitive:
+        """The sensitive arguments of each tool of the run."""
+        return sensitive_in(self.approval.run)
 
     @property
     def pending(self) -> bool:
@@ -220,12 +233,6 @@ class ApprovalCard:
             "extend": ExtendForm,
         }
         return forms[verb](data, initial=initial, auto_id=auto_id)
-
-
-def approval_card(user: Any, approval: Approval, *, revealed: bool = False) -> ApprovalCard:
-    """Read what is needed to show and to decide an approval."""
-    around, sensitive = context_of(settings.DATABASE, approval), sensitive_in(approval.run)
-    return ApprovalCard(approval, user, around, _tool(approval), sensitive, revealed)
 
 
 def shown(one: ApprovalCard, approvals: Any) -> dict[str, Any]:
