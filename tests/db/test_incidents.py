@@ -60,11 +60,11 @@ def test_a_denied_call_stays_denied_where_nobody_would_be_asked_any_more(
     assert (outcomes(run), effects.count()) == (["denied"], 0)
 
 
-@pytest.mark.parametrize("given", [{}, {"cents": "5000"}, {"cents": 5000.0}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"cents": "5000"}], ids=str)
 def test_whether_a_person_is_asked_is_judged_by_the_arguments_that_will_run(
     given: dict[str, Any], effects: Effects, agents: None
 ) -> None:
-    @tool(requires_approval=lambda args, ctx: args["cents"] > 1000)
+    @tool(requires_approval=lambda args, ctx: args.get("cents") == 5000)
     def pay(ctx: ToolContext, cents: int = 5000) -> str:
         """Pay, a lot unless told otherwise."""
         effects.record(ctx.idempotency_key, cents=cents)
