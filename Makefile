@@ -43,7 +43,8 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check messages bench
+.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check \
+	messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
