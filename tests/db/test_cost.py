@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from agentruns import run_agent
 from tests import rebuild
@@ -23,7 +23,9 @@ pytestmark = [
 def cost(turns: list[Any], session: str) -> tuple[int, int]:
     """Return commits that insert journal rows, and all statements, of a whole run."""
     agent = shop_agent(f"cost-{session}", *turns)
-    with CaptureQueriesContext(connection) as captured:
+    # Without a heartbeat: on a slow machine a run may last as long as one.
+    calm = override_settings(AGENTRUNS_LEASE_SECONDS=7200, AGENTRUNS_HEARTBEAT_SECONDS=3600)
+    with calm, CaptureQueriesContext(connection) as captured:
         assert run_agent(agent, "do it", session, idempotency_key=session).status == "completed"
     statements = [query["sql"] for query in captured.captured_queries]
     return sum('INTO "agentruns_message"' in sql for sql in statements), len(statements)

@@ -52,7 +52,11 @@ def spoilt(run_id: Any) -> None:
         Message.objects.filter(pk=row.pk).update(payload=kept)
 
 
-def test_a_journal_that_cannot_be_read_stops_no_other_run(effects: Effects, agents: None) -> None:
+def test_a_journal_that_cannot_be_read_stops_no_other_run(
+    effects: Effects, agents: None, settings: Any
+) -> None:
+    settings.AGENTRUNS_BACKOFF_SECONDS = (60, 600)
+
     @tool(requires_approval=True, expires_in=timedelta(hours=1))
     def launch() -> str:
         """Launch."""
