@@ -6,10 +6,10 @@ VENV = .venv
 BIN = $(VENV)/bin
 # More processes than the two cores of a small machine: many tests wait for another process or a disk.
 PYTEST = pytest -n 4 --dist worksteal
-# `make test` has two parts at work at a time, each with fewer.
-BRIEFLY = pytest -n 3 --dist worksteal
+# `make test` has all its parts at work at a time, each with fewer.
+BRIEFLY = pytest -n $(1) --dist worksteal
 BRIEF = brief-sqlite brief-postgresql brief-browser
-# GNU make 3.81 has no such option; there the lines of two parts come mixed.
+# GNU make 3.81 has no such option; there the lines of the parts come mixed.
 SYNC = $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 # By themselves: Playwright's loop runs in the thread that uses the database.
 BROWSER = tests/e2e tests/browser
@@ -54,21 +54,21 @@ console: $(VENV)/runtime
 
 # Every behaviour, in some eight minutes on two cores: the engine's boundaries on both databases, with real crashes, what
 # the database decides on PostgreSQL, the rest on SQLite; the demo and the console in a browser.
-# Two parts at a time, because each of them waits often and ends with few tests at work; what one prints comes at its end.
+# All parts at a time, because each waits often and ends with few tests at work; what one prints comes at its end.
 test: $(VENV)/dev
-	@$(MAKE) --no-print-directory --keep-going -j2 $(SYNC) $(BRIEF)
+	@$(MAKE) --no-print-directory --keep-going -j3 $(SYNC) $(BRIEF)
 
 $(BRIEF): export AGENTRUNS_TEST_BRIEF = 1
 $(BRIEF): $(VENV)/dev
 
 brief-sqlite:
-	$(BIN)/$(BRIEFLY) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
+	$(BIN)/$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
 
 brief-postgresql:
-	$(BIN)/python -m tests.servers $(BRIEFLY) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
+	$(BIN)/python -m tests.servers $(call BRIEFLY,3) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
 
 brief-browser:
-	$(BIN)/$(BRIEFLY) $(BROWSER) $(addprefix --deselect=,$(LONG))
+	$(BIN)/$(call BRIEFLY,2) $(BROWSER) $(addprefix --deselect=,$(LONG))
 
 # The products: each test on both databases, all examples, drivers that forget all they remember, the long lives.
 test-full: test-sqlite test-rebuild
