@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext, override_settings
+from django.test.utils import CaptureQueriesContext
 
 from agentruns import run_agent
 from tests import rebuild
@@ -20,12 +20,16 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_look_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver looks every five seconds, and on a slow machine a run lasts as long."""
+    monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 3600.0)
+
+
 def cost(turns: list[Any], session: str) -> tuple[int, int]:
     """Return commits that insert journal rows, and all statements, of a whole run."""
     agent = shop_agent(f"cost-{session}", *turns)
-    # Without a heartbeat: on a slow machine a run may last as long as one.
-    calm = override_settings(AGENTRUNS_LEASE_SECONDS=7200, AGENTRUNS_HEARTBEAT_SECONDS=3600)
-    with calm, CaptureQueriesContext(connection) as captured:
+    with CaptureQueriesContext(connection) as captured:
         assert run_agent(agent, "do it", session, idempotency_key=session).status == "completed"
     statements = [query["sql"] for query in captured.captured_queries]
     return sum('INTO "agentruns_message"' in sql for sql in statements), len(statements)
