@@ -20,6 +20,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_look_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver looks every five seconds, and on a slow machine a run lasts as long."""
+    monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 3600.0)
+
+
 def cost(turns: list[Any], session: str) -> tuple[int, int]:
     """Return commits that insert journal rows, and all statements, of a whole run."""
     agent = shop_agent(f"cost-{session}", *turns)
