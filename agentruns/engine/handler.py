@@ -17,6 +17,7 @@ from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import mend_connection, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
@@ -156,24 +157,6 @@ def reconcile(
         return Unknown(f"reconcile did not return within {tool.timeout} s")
 
 
-def mend_connection(alias: str) -> None:
-    """Repair a connection that a handler left with an open transaction or with autocommit off.
-
-    Under either, the journal's next row would not be committed before the next handler is entered.
-    """
-    connection = connections[alias]
-    foreign = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
-    fine = connection.in_atomic_block or connection.connection is None or connection.autocommit
-    if fine and not foreign:
-        return
-    logger.error("A handler left a transaction open on %r; it is rolled back.", alias)
-    connection.in_atomic_block = False
-    connection.atomic_blocks, connection.savepoint_ids = [], []
-    connection.needs_rollback = connection.closed_in_transaction = False
-    connection.run_on_commit = []
-    connection.close()
-
-
 class _RollBack(Exception):
     """Leaves the block without its writes."""
 
@@ -280,18 +263,20 @@ def store_late_result(
     if lease is None:
         return
     offload = offload or driver.offload(call)
+    driver.mend()
     for _ in range(LATE_TRIES):
         try:
-            batch = Batch(driver.store.load(lease.session_id, lease.run_id))
-            batch.add(
-                events.LATE_RESULT,
-                {**facts, "worker_epoch": lease.epoch},
-                call_id=call.id,
-                tool_name=call.tool,
-                attempt=call.attempt,
-                offload=offload,
-            )
-            driver.store.append(batch, closed=True)
+            with own_connection(lease.alias):
+                batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+                batch.add(
+                    events.LATE_RESULT,
+                    {**facts, "worker_epoch": lease.epoch},
+                    call_id=call.id,
+                    tool_name=call.tool,
+                    attempt=call.attempt,
+                    offload=offload,
+                )
+                driver.store.append(batch, closed=True, durable=True)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

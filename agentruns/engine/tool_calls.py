@@ -227,7 +227,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
         try:
             return handler.enter(tool, context, call.arguments)
         finally:
-            handler.mend_connection(driver.alias)
+            driver.mend()
     enter = partial(handler.enter, tool, context, call.arguments)
     future = handler.in_thread(driver.alias, tool, enter)
     try:

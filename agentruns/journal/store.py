@@ -19,6 +19,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval
@@ -75,20 +76,25 @@ class DatabaseStore:
     ) -> None:
         """Store rows, folded columns and approvals in one transaction (a savepoint inside another).
 
-        `durable` insists that no transaction is open, so that the commit is real. Raises
+        `durable` insists that no transaction is open, so that the commit is real, and commits on the
+        journal's own connection, where this thread has one. Raises
         JournalConflictError when the writer did not know the whole journal.
         """
-        with transaction.atomic(using=self.alias, durable=durable):
-            write_rows(self.alias, batch, closed=closed)
-            project(self.alias, batch, guard)
+        alias = self.alias
+        if durable:
+            require_no_transaction(alias)
+            alias = own_alias(alias)
+        with transaction.atomic(using=alias, durable=durable):
+            write_rows(alias, batch, closed=closed)
+            project(alias, batch, guard)
             if settings.NOTIFIERS or any(signal.receivers for _name, signal in EVENTS.values()):
-                announce(self.alias, batch)
+                announce(alias, batch)
         if settings.TELEMETRY:
-            telemetry.stored(batch, self.alias)
+            telemetry.stored(batch, alias)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Rebuild the state from the session's rows."""
-        return load(self.alias, session_id, run_id)
+        return load(journal_alias(self.alias), session_id, run_id)
 
 
 class MemoryStore:

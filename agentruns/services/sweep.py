@@ -16,11 +16,11 @@ from django.db.models import Count, Q
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.engine.driver import require_no_transaction
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import telemetry
+from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Run
 from agentruns.models.querysets import RunQuerySet
@@ -116,15 +116,16 @@ def sweep(
     found = candidates(run_id, limit) if claims else []
     if len(found) > SEVERAL:
         random.shuffle(found)  # or all workers would go for the same ones
-    for run in found:
-        if should_stop() or (swept.driven and time.monotonic() > until):
-            break
-        swept.found += 1
-        if drives:
-            _advance(run, alias, swept, should_stop)
-        else:
-            notify_on_commit(alias, run.pk)
-            swept.notified += 1
+    with own_connection(alias):
+        for run in found:
+            if should_stop() or (swept.driven and time.monotonic() > until):
+                break
+            swept.found += 1
+            if drives:
+                _advance(run, alias, swept, should_stop)
+            else:
+                notify_on_commit(alias, run.pk)
+                swept.notified += 1
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
 
