@@ -23,6 +23,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.connection")
 
 _opened = threading.local()  # the names of the own connections of this thread, by alias
+_wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
 
 
 @contextmanager
@@ -59,12 +60,15 @@ def _connect(alias: str) -> BaseDatabaseWrapper | None:
         return connection
     if shared.is_in_memory_db():
         return None
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA journal_mode")
-        if cursor.fetchone()[0] == "wal":
-            return connection
-    connection.close()
-    return None
+    file = str(settings["NAME"])
+    if file not in _wal:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode")
+            if cursor.fetchone()[0] != "wal":
+                connection.close()
+                return None
+        _wal.add(file)
+    return connection
 
 
 def own_alias(alias: str) -> str:

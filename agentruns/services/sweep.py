@@ -116,7 +116,7 @@ def sweep(
     found = candidates(run_id, limit) if claims else []
     if len(found) > SEVERAL:
         random.shuffle(found)  # or all workers would go for the same ones
-    with own_connection(alias):
+    with own_connection(alias):  # one for all the drives
         for run in found:
             if should_stop() or (swept.driven and time.monotonic() > until):
                 break
