@@ -261,7 +261,6 @@ def test_a_run_connects_once_however_long_connections_live(
         connection.close()
     assert (run.status, effects.count()) == ("completed", 6)
     assert len(opened) == 2, "the thread's, and the journal's own"
-    )
 
 
 # Emptying the database
