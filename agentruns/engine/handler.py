@@ -261,24 +261,24 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
     Asked of the driver itself: Django answers no question in a block that it knows to be broken.
     """
     raw = connection.connection
-    if raw is None or connection.closed_in_transaction or _is_closed(raw):
-        raise RuntimeError("The handler closed the connection.")
     try:
-        raw.cursor().execute(f"RELEASE SAVEPOINT {MARK}")
+        cursor = raw.cursor()
+    except Exception as error:  # closed, which rolls back
+        if getattr(raw, "broken", False):
+            raise OperationalError("The connection was lost while the handler ran.") from error
+        raise RuntimeError("The handler closed the connection.") from error
+    try:
+        cursor.execute(f"RELEASE SAVEPOINT {MARK}")
         return
     except Exception as error:
         failed = error
     try:
-        raw.cursor().execute(f"ROLLBACK TO SAVEPOINT {MARK}")
+        cursor.execute(f"ROLLBACK TO SAVEPOINT {MARK}")
     except Exception as error:
         if getattr(raw, "broken", False):
             raise OperationalError("The connection was lost while the handler ran.") from error
         raise Interrupted(ENDED_BY_HANDLER) from error
-    raise RuntimeError("A statement of the handler's failed and broke its transaction.") from failed
-
-
-def _is_closed(raw: Any) -> bool:
-    return getattr(raw, "closed", False) is True and not getattr(raw, "broken", False)
+    raise RuntimeError("A statement of the handler failed and broke its transaction.") from failed
 
 
 class contained:
@@ -301,9 +301,7 @@ class contained:
     def _check_own(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not _ENDS_TRANSACTION.match(sql):
             return execute(sql, params, many, context)
-        raise RuntimeError(
-            "A transactional tool's handler may not begin or end a transaction by SQL: use atomic()."
-        )
+        raise RuntimeError("A transactional tool may not begin or end a transaction by SQL: use atomic().")
 
     def _check_other(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):

@@ -26,8 +26,9 @@ LOCK_TIMEOUT = (
     f" THEN '{LOCK_SECONDS}s' ELSE current_setting('lock_timeout') END, true)"
 )
 LOCKED = (
-    f"Another transaction has locked this part of the journal for over {LOCK_SECONDS} s; its process may hang. Nothing "
-    "was changed. Try again; if that does not help, end the transaction (pg_blocking_pids names it)."
+    f"Another transaction has locked this part of the journal for over {LOCK_SECONDS} s; its process may "
+    "hang. Nothing was changed. Try again; if that does not help, end that transaction (pg_blocking_pids "
+    "names its process)."
 )
 RACES = (JournalConflictError, IntegrityError, OperationalError)
 
