@@ -106,9 +106,9 @@ def to_file() -> OpenTelemetry:
 
 def perform_traced(orders: Orders, pipe: Connection) -> None:
     """Do what a forked child is to do, with its spans in a file."""
-    from django.conf import settings
+    from agentruns.conf import settings
 
-    settings.AGENTRUNS_TELEMETRY = f"{__name__}.to_file"
+    settings.TELEMETRY = f"{__name__}.to_file"
     perform(orders, pipe)
 
 
