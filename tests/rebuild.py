@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from agentruns.engine.driver import Driver
-from agentruns.journal.batch import Batch
+from agentruns.journal.store import Batch
 from agentruns.models import Run
 from tests.settings import BRIEF
 

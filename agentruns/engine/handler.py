@@ -16,9 +16,9 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
+from agentruns.journal.store import Batch
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.utils.db import read_committed, uptime
 from agentruns.utils.failpoints import reached

@@ -16,9 +16,9 @@ from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
+from agentruns.journal.store import Batch
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write

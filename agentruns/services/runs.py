@@ -28,10 +28,7 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
-from agentruns.journal.conversation import SessionState
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore, MemoryStore, Store
+from agentruns.journal.store import Batch, DatabaseStore, MemoryStore, SessionState, Store, load
 from agentruns.models import Approval, Definition, PrunedKey, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten

@@ -5,9 +5,7 @@ from django.db import DatabaseError, connection, transaction
 
 from agentruns import start_run
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
 from tests.db.helpers import run_turns, the_run

@@ -30,8 +30,7 @@ from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import telemetry
-from agentruns.journal.batch import Batch
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.services.sweep import sweep
