@@ -308,7 +308,7 @@ class RunRequest:
 class Submission(NamedTuple):
     """The run of a request: created for it, leased if requested, or found.
 
-    `state` is set for a run just created and leased, so that nobody reads what was just written.
+    `state` is set for a run just created, so that nobody reads what was just written.
     """
 
     run: Run
@@ -406,8 +406,14 @@ def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
     write_start(batch, request)
     store.append(batch)
     if lease is None:
-        return Submission(find_run(run.pk), is_new=True)
+        _catch_up(run, batch)
     return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def _catch_up(run: Run, batch: Batch) -> None:
+    """Give a run just inserted the columns that its first rows have changed, without reading them back."""
+    run.status, run.updated_at = Run.Status.QUEUED.value, batch.rows[-1].created_at
+    run.session.next_seq, run.session.head = batch.state.next_seq, batch.state.head
 
 
 def _found(alias: str, run: Run, owner: str) -> Submission:
