@@ -228,7 +228,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     pending = call.approval if call is not None else None
     if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
-    if run.is_ended or batch.state.run.cancel_requested:
+    if batch.state.run.ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )
