@@ -23,6 +23,7 @@ from agentruns.engine.in_doubt import EXPIRED
 from agentruns.exceptions import (
     ApprovalStateError,
     JournalConflictError,
+    JournalLockedError,
     PermissionDeniedError,
     RunStateError,
 )
@@ -43,7 +44,7 @@ FORMS: dict[str, type[Form]] = {
     "deny": DenyForm,
     "extend": ExtendForm,
 }
-REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)
+REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError, JournalLockedError)
 
 
 def view_of(verb: str) -> Callable[..., HttpResponse]:
