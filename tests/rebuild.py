@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from agentruns.engine.driver import Driver
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import own_alias
+from agentruns.journal.store import Batch
 from agentruns.models import Run
 from tests.settings import BRIEF
 
