@@ -12,6 +12,7 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
+from agentruns.journal.connection import replace_broken
 from agentruns.journal.fold import Call
 from agentruns.journal.store import Batch
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
@@ -173,6 +174,7 @@ def _run_one(driver: Driver, call: Call) -> None:
         store_late_result(driver, call, {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
+    replace_broken(driver.alias)
     try:
         if tool.transactional:
             record = partial(_record, driver, call, joined=True)

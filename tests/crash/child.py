@@ -26,6 +26,7 @@ from agentruns import approve, cancel_run, get_run, run_agent, tool
 from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
+from agentruns.journal.connection import journal_alias
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -125,8 +126,8 @@ def _act(action: tuple[str, ...], errors: list[str]) -> bool:
 
 
 def _ask(pipe: Connection, faults: ExitStack) -> None:
-    """Say that the point is reached, with the backend of this connection; wait for what is to happen."""
-    connection = connections["default"]
+    """Say that the point is reached, with the backend at work; wait for what is to happen."""
+    connection = connections[journal_alias("default")]
     connection.ensure_connection()
     pipe.send(connection.connection.info.backend_pid if connection.vendor == "postgresql" else None)
     lost = pipe.recv()

@@ -43,9 +43,9 @@ TURNS = [
 ]
 
 
-def terminate_backend() -> None:
-    """Kill the PostgreSQL process that serves this thread's connection."""
-    pid = connection.connection.info.backend_pid
+def terminate_backend(target: Any) -> None:
+    """Kill the PostgreSQL process that serves a connection."""
+    pid = target.connection.info.backend_pid
 
     def ask() -> None:
         with connections["default"].cursor() as cursor:
@@ -70,7 +70,7 @@ class BrokenStatement:
         if self.when == "after":
             execute(sql, params, many, context)
         if connection.vendor == "postgresql":
-            terminate_backend()
+            terminate_backend(context["connection"])
             return execute("SELECT 1", None, False, context)
         raise OperationalError("the connection broke")
 

@@ -119,9 +119,7 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
     assert not journal_connection._opened.__dict__, "closed with the drive"
 
 
-@pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="SQLite has no poolers"
-)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no poolers")
 def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects, agents: None) -> None:
     """As from another client of the same server connection, which SET synchronous_commit for itself."""
     in_force: list[str] = []

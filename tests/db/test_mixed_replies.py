@@ -16,6 +16,7 @@ from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resu
 from agentruns.exceptions import ApprovalStateError, ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
+from agentruns.services.approvals import expire_due
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
@@ -109,6 +110,7 @@ def decide(run_id: str | None) -> None:
         if card.tool_name == "ask":
             DECIDE[card.arguments["what"]](card)
     time.sleep(0.01)
+    expire_due()  # a sweep would drive first, and tell the model of the doubt
     sweep()
 
 
