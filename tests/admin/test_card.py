@@ -131,7 +131,7 @@ def test_precedents_count_and_quote_denials(world: World) -> None:
     assert "decider denied one" in page.text
 
 
-def test_the_same_call_elsewhere_and_here_is_flagged(world: World, effects: Effects) -> None:
+def test_the_same_call_elsewhere_and_here_is_flagged(world: World) -> None:
     page = shown(world.waiting("first"))
     assert "This exact call" not in page.text
     approve(Approval.objects.get().pk, user("decider"))
@@ -175,9 +175,7 @@ def test_each_button_says_word_for_word_what_the_model_will_get(world: World, ef
     assert 'Executed with the arguments a person set: {"cents":2000}' in messages
 
 
-def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(
-    world: World, effects: Effects
-) -> None:
+def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(world: World) -> None:
     approval = world.waiting()
     assert send(approval, "edit", **{"argument-cents": " 2000 ", "reason": "enough"}).status_code == 302
     rows = {row.kind: row.payload for row in Message.objects.filter(run=approval.run)}
@@ -334,7 +332,7 @@ def test_it_says_who_decided_when_the_tab_was_stale(world: World) -> None:
         assert "Your decision was not recorded. Denied by decider on" in read(response).text
 
 
-def test_a_card_whose_tool_is_gone_can_be_denied_but_not_edited(world: World, agents: None) -> None:
+def test_a_card_whose_tool_is_gone_can_be_denied_but_not_edited(world: World) -> None:
     approval = world.waiting()
     with isolated_registry():
         page = shown(approval)

@@ -57,7 +57,7 @@ def test_a_site_with_only_one_of_the_two_links_to_nothing_it_lacks(world: World)
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_the_journal_in_a_database_of_its_own(effects: Any, agents: None, settings: Any) -> None:
+def test_the_journal_in_a_database_of_its_own(settings: Any) -> None:
     settings.AGENTRUNS_DATABASE = "other"
     agent = shop_agent("elsewhere", {"tools": [call("refund", cents=5000)]})
     approval = run_agent(agent, "refund", "elsewhere").pending[0]

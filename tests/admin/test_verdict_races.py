@@ -62,9 +62,7 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
 
 @pytest.mark.parametrize("verdict", ["occurred", "not_occurred", "unknown"])
 @pytest.mark.parametrize("driven", [False, True])
-def test_a_double_click_is_told_that_it_is_done(
-    world: World, effects: Effects, verdict: str, driven: bool
-) -> None:
+def test_a_double_click_is_told_that_it_is_done(world: World, verdict: str, driven: bool) -> None:
     run = in_doubt()
     seen = last(run, doubtful(run))
     give(run, verdict, seq=seen, result='{"a": 1}')
@@ -87,7 +85,7 @@ def test_a_double_click_is_told_that_it_is_done(
     assert LogEntry.objects.count() == 1
 
 
-def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects) -> None:
+def test_somebody_resumed_or_cancelled_meanwhile(world: World) -> None:
     first, second = in_doubt(), in_doubt(session="s2")
     seen = {run.pk: last(run, doubtful(run)) for run in (first, second)}
     resume_run(first.pk, user("superuser"))

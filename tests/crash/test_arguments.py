@@ -202,9 +202,7 @@ def started(run: Run) -> list[str]:
     return [row["digest"] for row in payloads(run, "tool_started")]
 
 
-def test_a_default_is_made_once_and_every_process_sees_the_same_values(
-    effects: Effects, agents: None
-) -> None:
+def test_a_default_is_made_once_and_every_process_sees_the_same_values(effects: Effects) -> None:
     die("orders", AGENTRUNS_CRASH_AT="after_reply")
     run = die("sweep", ORDER_KILL="NoneType None")
     register()
@@ -215,7 +213,7 @@ def test_a_default_is_made_once_and_every_process_sees_the_same_values(
     bound(call["arguments"], call["digest"], seen)
 
 
-def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects, agents: None) -> None:
+def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects) -> None:
     """Of two equal calls one is approved as it is, the other with an edit, and a process dies in that."""
     act("asks-to-order")
     plain, card = Approval.objects.order_by("requested_at", "pk")

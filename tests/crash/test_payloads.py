@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["folder"]  # a fixture
 
 
-def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects, agents: None) -> None:
+def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects) -> None:
     environment = {
         **os.environ,
         "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),

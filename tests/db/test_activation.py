@@ -18,7 +18,7 @@ from tests.shop.agents import TOOLS, call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_session_alone_makes_the_same_call_durable(effects: Effects, agents: None) -> None:
+def test_a_session_alone_makes_the_same_call_durable(effects: Effects) -> None:
     reads = [one for one in TOOLS if not one.transactional]
     agent = shop_agent("either", {"tools": [call("post", text="hi")]}, tools=reads)
     without = run_agent(agent, "do it")
@@ -32,7 +32,7 @@ def chatting(asked: list[Any]) -> Agent:
     return Agent("chat", instructions="Chat.", model=model)
 
 
-def test_an_agent_without_tools_is_guarded_too(agents: None) -> None:
+def test_an_agent_without_tools_is_guarded_too() -> None:
     asked: list[Any] = []
     agent = chatting(asked)
     with pytest.raises(MemoryStoreNotDurableError):
@@ -66,7 +66,7 @@ class Host:
         return self.inner.load(session_id, run_id)
 
 
-def test_a_store_is_known_by_what_it_says_of_itself(effects: Effects, agents: None) -> None:
+def test_a_store_is_known_by_what_it_says_of_itself(effects: Effects) -> None:
     agent = shop_agent("stored", {"tools": [call("post", text="hi")]})
     for service in (run_agent, start_run):
         with pytest.raises(MemoryStoreNotDurableError):
@@ -78,7 +78,7 @@ def test_a_store_is_known_by_what_it_says_of_itself(effects: Effects, agents: No
 
 
 @pytest.mark.parametrize("option", ["checkpoint_interval", "on_checkpoint", "checkpoint_every", "durable"])
-def test_there_is_no_switch_that_sounds_durable(option: str, agents: None) -> None:
+def test_there_is_no_switch_that_sounds_durable(option: str) -> None:
     with pytest.raises(TypeError, match=option):
         Agent("sounds", instructions="x", model=ScriptedModel([]), **{option: True})
     with pytest.raises(TypeError, match=option):
@@ -86,14 +86,14 @@ def test_there_is_no_switch_that_sounds_durable(option: str, agents: None) -> No
     assert Run.objects.count() == 0
 
 
-def test_the_guard_says_both_ways_out(agents: None) -> None:
+def test_the_guard_says_both_ways_out() -> None:
     with pytest.raises(MemoryStoreNotDurableError) as refused:
         run_agent(chatting([]), "hi", "s1", store=MemoryStore())
     assert "Leave the store out to use the database" in str(refused.value)
     assert "leave the session out to run statelessly" in str(refused.value)
 
 
-def test_a_fixed_session_is_made_on_first_use_and_goes_on(effects: Effects, agents: None) -> None:
+def test_a_fixed_session_is_made_on_first_use_and_goes_on() -> None:
     said: list[Any] = []
     model = ScriptedModel([lambda request: said.append(request.messages) or {"text": "noted"}])
     agent = Agent("bound", instructions="Remember.", model=model)

@@ -48,7 +48,7 @@ class Untouched(ScriptedModel):
         raise AssertionError("the model was asked")
 
 
-def test_unknown_agent(agents: None) -> None:
+def test_unknown_agent() -> None:
     shop_agent("known")
     with pytest.raises(UnknownAgentError, match="known"):
         start_run("unknown", "do it", "s1")
@@ -78,9 +78,7 @@ def test_unknown_run(run_id: str) -> None:
         {"tools": [call("broken")]},
     ],
 )
-def test_a_call_that_cannot_run_is_told_to_the_model(
-    turn: dict[str, object], effects: Effects, agents: None
-) -> None:
+def test_a_call_that_cannot_run_is_told_to_the_model(turn: dict[str, object]) -> None:
     result = run_turns(turn, {"tools": [call("lookup", number="A1")]})
     run = the_run(result)
     assert (run.status, outcomes(run)) == ("completed", ["error", "ok"])
@@ -88,7 +86,7 @@ def test_a_call_that_cannot_run_is_told_to_the_model(
     check_messages(result.messages)
 
 
-def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects, agents: None) -> None:
+def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call("broken")]}))
     told = payloads(run, "tool_result")[0]["content"]
     assert "ValueError: the printer is on fire" in told
@@ -96,7 +94,7 @@ def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects, agents:
     assert effects.count() == 1
 
 
-def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects, agents: None) -> None:
+def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects) -> None:
     cut = {
         "content": [{"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "he"}}],
         "stop_reason": "max_tokens",
@@ -107,7 +105,7 @@ def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects, agents: None) 
     check_messages(result.messages)
 
 
-def test_text_cut_at_max_tokens_completes_and_is_flagged(effects: Effects, agents: None) -> None:
+def test_text_cut_at_max_tokens_completes_and_is_flagged() -> None:
     cut = {"content": [{"type": "text", "text": "half a sen"}], "stop_reason": "max_tokens"}
     run = the_run(run_turns(cut))
     assert (run.status, run.output) == ("completed", "half a sen")
@@ -115,9 +113,7 @@ def test_text_cut_at_max_tokens_completes_and_is_flagged(effects: Effects, agent
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded", "something_new"])
-def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(
-    stop: str, effects: Effects, agents: None
-) -> None:
+def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(stop: str, effects: Effects) -> None:
     block = {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}}
     run = the_run(run_turns({"content": [block], "stop_reason": stop}))
     assert (run.status, effects.count()) == ("failed", 0)
@@ -126,7 +122,7 @@ def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(
     check_messages(again.messages)
 
 
-def test_an_approval_decided_twice(effects: Effects, agents: None) -> None:
+def test_an_approval_decided_twice(effects: Effects) -> None:
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     approve(card.pk, ann)
@@ -138,7 +134,7 @@ def test_an_approval_decided_twice(effects: Effects, agents: None) -> None:
     assert effects.count() == 1
 
 
-def test_a_decision_on_something_else_than_what_was_seen(effects: Effects, agents: None) -> None:
+def test_a_decision_on_something_else_than_what_was_seen() -> None:
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     with pytest.raises(ApprovalStateError, match="Look at it again"):
         approve(card.pk, None, digest="0" * 64)
@@ -146,20 +142,20 @@ def test_a_decision_on_something_else_than_what_was_seen(effects: Effects, agent
 
 
 @pytest.mark.parametrize("decide", [approve, lambda pk, actor: deny(pk, actor, "no")])
-def test_a_decision_needs_the_permission(decide: object, effects: Effects, agents: None) -> None:
+def test_a_decision_needs_the_permission(decide: object) -> None:
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     with pytest.raises(PermissionDeniedError, match="decide_approval"):
         decide(card.pk, user("eve", "view_approval"))  # type: ignore[operator]
     assert Message.objects.filter(kind="approval_decided").count() == 0
 
 
-def test_a_denial_needs_a_reason(effects: Effects, agents: None) -> None:
+def test_a_denial_needs_a_reason() -> None:
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     with pytest.raises(ApprovalStateError, match="needs a reason"):
         deny(card.pk, None, "  ")
 
 
-def test_a_session_of_somebody_else(effects: Effects, agents: None) -> None:
+def test_a_session_of_somebody_else() -> None:
     ann, eve = user("ann"), user("eve")
     agent = shop_agent("hers")
     start_run(agent, "do it", "s1", actor=ann)
@@ -169,7 +165,7 @@ def test_a_session_of_somebody_else(effects: Effects, agents: None) -> None:
     assert Run.objects.count() == 1
 
 
-def test_an_unowned_session_cannot_be_taken_over(effects: Effects, agents: None) -> None:
+def test_an_unowned_session_cannot_be_taken_over() -> None:
     agent = shop_agent("nobodys")
     start_run(agent, "do it", "s1")
     with pytest.raises(SessionAccessDeniedError):
@@ -177,7 +173,7 @@ def test_an_unowned_session_cannot_be_taken_over(effects: Effects, agents: None)
     assert Session.objects.get().owner_id is None
 
 
-def test_another_task_in_a_busy_session(effects: Effects, agents: None) -> None:
+def test_another_task_in_a_busy_session() -> None:
     agent = shop_agent("busy")
     run = start_run(agent, "do it", "s1", idempotency_key="k1")
     with pytest.raises(SessionBusyError, match=str(run.pk)) as busy:
@@ -188,7 +184,7 @@ def test_another_task_in_a_busy_session(effects: Effects, agents: None) -> None:
     assert start_run(agent, "do it", "s1") == run
 
 
-def test_an_idempotency_key_used_for_another_task(effects: Effects, agents: None) -> None:
+def test_an_idempotency_key_used_for_another_task() -> None:
     agent = shop_agent("keyed")
     run = start_run(agent, "do it", "s1", idempotency_key="k1")
     with pytest.raises(RunStateError, match=str(run.pk)):
@@ -196,7 +192,7 @@ def test_an_idempotency_key_used_for_another_task(effects: Effects, agents: None
     assert Session.objects.count() == 1
 
 
-def test_a_call_inside_an_outer_transaction(effects: Effects, agents: None) -> None:
+def test_a_call_inside_an_outer_transaction(effects: Effects) -> None:
     agent = shop_agent("inner", {"tools": [call("post", text="hi")]})
     with transaction.atomic(), pytest.raises(NotDurableError, match=r"agent\.start\(\)"):
         run_agent(agent, "do it", "s1", idempotency_key="k")
@@ -208,7 +204,7 @@ def test_a_call_inside_an_outer_transaction(effects: Effects, agents: None) -> N
         sweep()
 
 
-def test_a_session_with_a_store_that_forgets(agents: None) -> None:
+def test_a_session_with_a_store_that_forgets() -> None:
     agent = Agent("forgetful", instructions="Forget.", tools=TOOLS, model=Untouched([]))
     for service in (run_agent, start_run):
         with pytest.raises(MemoryStoreNotDurableError):
@@ -217,18 +213,18 @@ def test_a_session_with_a_store_that_forgets(agents: None) -> None:
 
 
 @pytest.mark.parametrize("session", ["", None])
-def test_a_durable_call_without_a_session(session: str, agents: None) -> None:
+def test_a_durable_call_without_a_session(session: str) -> None:
     with pytest.raises(NotDurableError, match="session"):
         start_run(shop_agent("homeless"), "do it", session)
 
 
-def test_an_empty_input(agents: None) -> None:
+def test_an_empty_input() -> None:
     with pytest.raises(ValueError, match="empty"):
         start_run(shop_agent("silent"), " ", "s1")
     assert Session.objects.count() == 0
 
 
-def test_a_run_that_has_ended_refuses_everything(effects: Effects, agents: None) -> None:
+def test_a_run_that_has_ended_refuses_everything() -> None:
     run = the_run(run_turns())
     for service in (resume_run, cancel_run, pause_run):
         with pytest.raises(RunStateError, match="has ended"):
@@ -236,7 +232,7 @@ def test_a_run_that_has_ended_refuses_everything(effects: Effects, agents: None)
     assert the_run(run_turns()).pk == run.pk
 
 
-def test_another_definition_than_the_run_was_started_with(effects: Effects, agents: None) -> None:
+def test_another_definition_than_the_run_was_started_with() -> None:
     with isolated_registry():
         run = start_run(shop_agent("drift"), "do it", "s1", idempotency_key="k")
     with isolated_registry():

@@ -188,7 +188,7 @@ def cancel_dead(run: Run, when: str) -> str:
 
 
 @pytest.mark.parametrize("when", ["after its lease", "within its lease", "after a sweep"])
-def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects, agents: None) -> None:
+def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects) -> None:
     agent, ends = agent_of(CALM), set()
     for nth in range(1, 100):
         session, store = f"dead-{nth}", CrashingStore(DatabaseStore(), nth)
@@ -203,7 +203,7 @@ def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effe
     assert "cancelled" in ends
 
 
-def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects, agents: None) -> None:
+def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects) -> None:
     agent = agent_of(CALM)
     for nth in range(1, 100):
         session = f"live-{nth}"
@@ -247,7 +247,7 @@ SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0,) if BRIEF
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_a_run_that_died_at_any_prefix_and_then_fails(
-    shift: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    shift: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for nth in range(1, 100):
         how = list(ENDS)[(nth + shift) % len(ENDS)]

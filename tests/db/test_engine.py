@@ -17,7 +17,7 @@ def kinds(run_id: object) -> list[str]:
     return list(Message.objects.filter(run_id=run_id).order_by("seq").values_list("kind", flat=True))
 
 
-def test_a_run_with_one_call(effects: Effects, agents: None) -> None:
+def test_a_run_with_one_call(effects: Effects) -> None:
     agent = shop_agent("one", {"tools": [call("post", text="hi")]})
     result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     assert (result.status, result.output) == ("completed", "all done")
@@ -29,7 +29,7 @@ def test_a_run_with_one_call(effects: Effects, agents: None) -> None:
     assert problems(Run.objects.get(pk=result.run_id).session_id) == []
 
 
-def test_repeating_the_call_is_the_same_run(effects: Effects, agents: None) -> None:
+def test_repeating_the_call_is_the_same_run(effects: Effects) -> None:
     agent = shop_agent("again", {"tools": [call("post", text="hi")]})
     first = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     second = run_agent(agent, "say hi", "s1", idempotency_key="k1")
@@ -37,7 +37,7 @@ def test_repeating_the_call_is_the_same_run(effects: Effects, agents: None) -> N
     assert effects.count() == 1
 
 
-def test_a_gated_call_waits_and_runs_after_approval(effects: Effects, agents: None) -> None:
+def test_a_gated_call_waits_and_runs_after_approval(effects: Effects) -> None:
     agent = shop_agent("gated", {"tools": [call("refund", cents=5000), call("post", text="refunded")]})
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
     assert result.status == "awaiting-approval"
@@ -48,7 +48,7 @@ def test_a_gated_call_waits_and_runs_after_approval(effects: Effects, agents: No
     assert problems(Run.objects.get(pk=result.run_id).session_id) == []
 
 
-def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects, agents: None) -> None:
+def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> None:
     turn = {"tools": [call("refund", cents=5000)]}
     agent = shop_agent("denied", turn, turn)
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
@@ -62,7 +62,7 @@ def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects, age
     assert "too much" in results[1]["content"]
 
 
-def test_parallel_reads_run_together(effects: Effects, agents: None) -> None:
+def test_parallel_reads_run_together(effects: Effects) -> None:
     agent = shop_agent("parallel", {"tools": [call("search", query=str(n)) for n in range(4)]})
     result = run_agent(agent, "search", "s1", idempotency_key="k1")
     assert result.status == "completed"
@@ -72,7 +72,7 @@ def test_parallel_reads_run_together(effects: Effects, agents: None) -> None:
     assert problems(Run.objects.get(pk=result.run_id).session_id) == []
 
 
-def test_start_queues_and_a_sweep_drives(effects: Effects, agents: None) -> None:
+def test_start_queues_and_a_sweep_drives(effects: Effects) -> None:
     agent = shop_agent("queued", {"tools": [call("post", text="hi")]})
     run = start_run(agent, "say hi", "s1", idempotency_key="k1")
     assert run.status == "queued"

@@ -49,7 +49,7 @@ def _limit() -> object:
     LIMIT["cents"] = 100
 
 
-def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, agents: None) -> None:
+def test_arguments_that_no_longer_validate_do_not_run(effects: Effects) -> None:
     agent = shop_agent("payer", {"tools": [call("pay", cents=50)]}, tools=[pay])
     result = run_agent(agent, "pay", "s1", idempotency_key="k")
     LIMIT["cents"] = 10
@@ -60,9 +60,7 @@ def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, agents: 
     assert "more than 10" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
-    effects: Effects, agents: None
-) -> None:
+def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone() -> None:
     agent = shop_agent("reader", {"tools": [call("read", cents=50)]}, tools=[read])
     result = run_agent(agent, "read", "s1", idempotency_key="k")
     approve(result.pending[0].pk, None)
@@ -81,7 +79,7 @@ def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
     assert (run.status, outcomes(run)) == ("orphaned", [])
 
 
-def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents: None) -> None:
+def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects) -> None:
     result = run_turns({"tools": [call("refund", cents=5000)]})
     card = result.pending[0]
     decided = approve(card.pk, None, digest=card.digest, arguments={"cents": "4000"})
@@ -95,7 +93,7 @@ def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents:
     assert sent.startswith('Executed with the arguments a person set: {"cents":4000}')
 
 
-def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -> None:
+def test_two_people_approve_or_it_does_not_run(effects: Effects) -> None:
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -117,9 +115,7 @@ def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -
 
 
 @pytest.mark.parametrize("verb", ["deny", "answer", "edit"])
-def test_who_approved_may_change_their_mind_until_it_is_enough(
-    verb: str, effects: Effects, agents: None
-) -> None:
+def test_who_approved_may_change_their_mind_until_it_is_enough(verb: str) -> None:
 
     @tool(requires_approval=True, approvals=2)
     def launch(where: str) -> str:
@@ -139,7 +135,7 @@ def test_who_approved_may_change_their_mind_until_it_is_enough(
     the_run(result)
 
 
-def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None) -> None:
+def test_the_gate_asks_when_its_predicate_raises() -> None:
     @tool(requires_approval=lambda args, ctx: args["no such"])
     def odd() -> str:
         """Do something odd."""
@@ -149,7 +145,7 @@ def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None)
     assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
 
 
-def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects, agents: None) -> None:
+def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects) -> None:
     turn = {
         "tools": [
             call("post", text="first"),
@@ -167,12 +163,12 @@ def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effec
     the_run(result)
 
 
-def test_equal_calls_in_one_reply_have_different_keys(effects: Effects, agents: None) -> None:
+def test_equal_calls_in_one_reply_have_different_keys(effects: Effects) -> None:
     run_turns({"tools": [call("post", text="x"), call("post", text="x")]})
     assert len({line["key"] for line in effects.lines()}) == 2
 
 
-def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects, agents: None) -> None:
+def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects) -> None:
     block = {"type": "tool_use", "id": "same", "name": "post", "input": {"text": "x"}}
     missing = {"type": "tool_use", "name": "post", "input": {"text": "y"}}
     turn = {"content": [block, block, missing], "stop_reason": "tool_use"}
@@ -184,7 +180,7 @@ def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects, agents
     assert effects.count() == 6
 
 
-def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Effects, agents: None) -> None:
+def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Effects) -> None:
     turns = {"tools": [call("refund", cents=5000)]}
     with isolated_registry():
         result = run_agent(shop_agent("moved", turns), "do it", "s1", idempotency_key="k")
@@ -195,7 +191,7 @@ def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Eff
     assert effects.count() == 1
 
 
-def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects, agents: None) -> None:
+def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects) -> None:
     """Wherever they stand in it; the others come one after the other."""
     met = threading.Barrier(3)
 
@@ -214,7 +210,7 @@ def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects, age
     assert [name for name in names(effects) if name != "gather"] == ["post", "lookup"]
 
 
-def test_one_of_several_parallel_calls_fails_alone(effects: Effects, agents: None) -> None:
+def test_one_of_several_parallel_calls_fails_alone() -> None:
     @tool(safe_to_retry=True, parallel=True)
     def gather(number: int) -> str:
         """Fail in the middle."""

@@ -31,13 +31,13 @@ def ping(ctx: ToolContext) -> str:
     raise ConnectionError("reset by peer")
 
 
-def test_a_safe_tool_that_raises_is_not_tried_again(effects: Effects, agents: None) -> None:
+def test_a_safe_tool_that_raises_is_not_tried_again(effects: Effects) -> None:
     """The flag speaks of a lost result only; an error is a result, and the model decides."""
     run = the_run(run_turns({"tools": [call("ping")]}, tools=[ping]))
     assert (effects.count(), outcomes(run), run.attempts) == (1, ["error"], 0)
 
 
-def test_the_error_is_the_stored_result_whatever_the_tool_declares(effects: Effects, agents: None) -> None:
+def test_the_error_is_the_stored_result_whatever_the_tool_declares(effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call("ping"), call("broken")]}, tools=[*TOOLS, ping]))
     first, second = payloads(run, "tool_result")
     assert (first["is_error"], second["is_error"], effects.count()) == (True, True, 2)
@@ -45,7 +45,7 @@ def test_the_error_is_the_stored_result_whatever_the_tool_declares(effects: Effe
     assert "ValueError: the printer is on fire" in second["content"]
 
 
-def test_the_result_of_an_interrupted_call_has_one_json_form(effects: Effects, agents: None) -> None:
+def test_the_result_of_an_interrupted_call_has_one_json_form(effects: Effects) -> None:
     run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="hi")]}))
     result = resume_run(run.pk)
     asked, answered = result.messages[1]["content"][0], result.messages[2]["content"][0]
@@ -57,7 +57,7 @@ def test_the_result_of_an_interrupted_call_has_one_json_form(effects: Effects, a
     assert effects.count() == 1
 
 
-def test_the_next_turn_sees_the_doubt_and_decides(effects: Effects, agents: None) -> None:
+def test_the_next_turn_sees_the_doubt_and_decides(effects: Effects) -> None:
     """Here it looks before it posts again: the lookup is what the model chose."""
 
     def decide(request: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_the_next_turn_sees_the_doubt_and_decides(effects: Effects, agents: None
     assert [line["tool"] for line in effects.lines()] == ["post", "lookup"]
 
 
-def test_the_model_never_sees_the_crash_of_a_safe_tool(effects: Effects, agents: None) -> None:
+def test_the_model_never_sees_the_crash_of_a_safe_tool(effects: Effects) -> None:
     turn = {"tools": [{**call("lookup", number="A1"), "id": "the-call"}]}
     smooth = run_turns(turn, session="smooth")
     run = die_at("after_tool", shop_agent("bumpy", turn), "bumpy")
@@ -89,7 +89,7 @@ def count_down(ctx: ToolContext) -> str:
     return "there"
 
 
-def test_a_second_attempt_takes_the_normal_path(effects: Effects, agents: None) -> None:
+def test_a_second_attempt_takes_the_normal_path(effects: Effects) -> None:
     """It gets a real context, and its error becomes its result as any other's."""
     run = die_at("after_tool", shop_agent("counter", {"tools": [call("count_down")]}, tools=[count_down]))
     assert sweep().completed == 1
@@ -100,9 +100,7 @@ def test_a_second_attempt_takes_the_normal_path(effects: Effects, agents: None) 
 
 
 @pytest.mark.parametrize("caller", ["sweep", "person"])
-def test_everything_in_doubt_is_settled_before_the_model_is_asked(
-    caller: str, effects: Effects, agents: None
-) -> None:
+def test_everything_in_doubt_is_settled_before_the_model_is_asked(caller: str, effects: Effects) -> None:
     searches = [call("search", query=str(number)) for number in range(3)]
     run = die_at("before_result_commit", shop_agent("searcher", {"tools": searches}))
     deadline = time.monotonic() + 10
@@ -117,7 +115,7 @@ def test_everything_in_doubt_is_settled_before_the_model_is_asked(
     assert (effects.count(), len({line["key"] for line in effects.lines()})) == (6, 3)
 
 
-def test_callers_can_tell_a_doubt_in_a_history(effects: Effects, agents: None) -> None:
+def test_callers_can_tell_a_doubt_in_a_history() -> None:
     assert issubclass(ToolDurabilityError, AgentRunsError)
     run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="hi")]}))
     resume_run(run.pk)
@@ -142,9 +140,7 @@ MIXED = {
 }
 
 
-def test_of_safe_and_unsafe_calls_the_one_in_flight_is_judged_by_what_it_declares(
-    effects: Effects, agents: None
-) -> None:
+def test_of_safe_and_unsafe_calls_the_one_in_flight_is_judged_by_what_it_declares(effects: Effects) -> None:
     """Safe ones in flight: they run again, and the unsafe one after them runs as if nothing had been."""
     run = die_at("before_result_commit", shop_agent("mixed", MIXED))
     assert sweep().completed == 1
@@ -153,9 +149,7 @@ def test_of_safe_and_unsafe_calls_the_one_in_flight_is_judged_by_what_it_declare
     assert len({line["key"] for line in effects.lines()}) == 4
 
 
-def test_an_unsafe_call_in_flight_leaves_the_safe_ones_before_it_alone(
-    effects: Effects, agents: None
-) -> None:
+def test_an_unsafe_call_in_flight_leaves_the_safe_ones_before_it_alone(effects: Effects) -> None:
     run = die_at("before_result_commit", shop_agent("mixed", MIXED), nth=3)
     assert sweep().waiting == 1
     assert names(effects) == ["search", "search", "post"]

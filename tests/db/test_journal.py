@@ -11,14 +11,13 @@ from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
 from tests.db.helpers import run_turns, the_run
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def run(effects: Effects, agents: None) -> Run:
+def run() -> Run:
     return the_run(run_turns({"tools": [call("post", text="hi")]}))
 
 
@@ -84,9 +83,7 @@ def test_a_changed_column_is_found(run: Run) -> None:
     assert "output is 'something else', the journal says 'all done'" in problems(run.session_id)[0]
 
 
-def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(
-    effects: Effects, agents: None
-) -> None:
+def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing() -> None:
     run = start_run(shop_agent("stale"), "do it", "s1", idempotency_key="k")
     store, stale = DatabaseStore(), load("default", run.session_id, run.pk)
     for note in ("first", "second"):
@@ -102,7 +99,7 @@ def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(
     assert problems(session.pk) == []
 
 
-def test_an_engine_row_of_another_epoch_is_refused(effects: Effects, agents: None) -> None:
+def test_an_engine_row_of_another_epoch_is_refused() -> None:
     run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
     Run.objects.update(lease_epoch=7)
     batch = Batch(load("default", run.session_id, run.pk), epoch=6)
@@ -115,7 +112,7 @@ def test_an_engine_row_of_another_epoch_is_refused(effects: Effects, agents: Non
 @pytest.mark.parametrize(
     "odd", ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
 )
-def test_odd_text_survives_on_every_database(odd: str, effects: Effects, agents: None) -> None:
+def test_odd_text_survives_on_every_database(odd: str) -> None:
     result = run_turns({"text": odd, "tools": [call("post", text=odd)]}, {"text": odd}, text=f"say {odd}")
     run = the_run(result)
     row = Message.objects.get(run=run, kind="tool_started")
@@ -129,7 +126,7 @@ def test_odd_text_survives_on_every_database(odd: str, effects: Effects, agents:
         assert all("\x00" not in text for (text,) in cursor.fetchall())
 
 
-def test_start_joins_the_callers_transaction(effects: Effects, agents: None) -> None:
+def test_start_joins_the_callers_transaction() -> None:
     agent = shop_agent("joined")
     with pytest.raises(RuntimeError), transaction.atomic():
         start_run(agent, "do it", "s1", idempotency_key="k")

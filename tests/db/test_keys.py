@@ -17,7 +17,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects, agents: None) -> None:
+def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects) -> None:
     turn = {"tools": [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]}
     run = the_run(run_turns(turn, turn))
     keys = [line["key"] for line in effects.lines()]
@@ -25,7 +25,7 @@ def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effec
     assert keys == [row["key"] for row in payloads(run, "tool_started")]
 
 
-def test_whoever_derives_the_key_gets_the_same(effects: Effects, agents: None) -> None:
+def test_whoever_derives_the_key_gets_the_same(effects: Effects) -> None:
     """It follows from the run, the step, the place in the reply, the tool and its arguments."""
     turn = {"tools": [call("post", text="a"), call("refund", cents=5000)]}
     run = the_run(run_turns(turn))
@@ -45,7 +45,7 @@ def read(ctx: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("point", ["before_tool", "after_tool", "before_result_commit"])
-def test_a_second_attempt_has_the_first_ones_key(point: str, effects: Effects, agents: None) -> None:
+def test_a_second_attempt_has_the_first_ones_key(point: str, effects: Effects) -> None:
     run = die_at(point, shop_agent("reader", {"tools": [call("read")]}, tools=[read]))
     assert sweep().completed == 1
     started = payloads(run, "tool_started")
@@ -68,7 +68,6 @@ def test_the_outside_world_is_asked_by_key_and_nothing_is_repeated_blindly(
     effects_after: int,
     status: str,
     effects: Effects,
-    agents: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = die_at(point, shop_agent("charger", {"tools": [call("charge", cents=500)]}))

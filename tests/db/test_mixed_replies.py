@@ -183,7 +183,7 @@ def orders() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects) -> None:
     for order in orders():
         result = begin(order, on_orphan)
         # An agent that surfaces at once has done so before anybody could decide, unless a card was first.
@@ -194,7 +194,7 @@ def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, 
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects) -> None:
     """In all orders of a doubt, an open card and a read; where the doubt is held, with a plain call too."""
     kinds = ("unknown", "asked", "parallel", "ok")[: 4 if on_orphan == "hold" else 3]
     for order in itertools.permutations(kinds):

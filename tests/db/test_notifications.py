@@ -123,7 +123,7 @@ def make_due() -> None:
 # --- what is told ---
 
 
-def test_an_approval_and_its_run(recorder: Any, listening: Any, effects: Effects, agents: None) -> None:
+def test_an_approval_and_its_run(recorder: Any, listening: Any) -> None:
     result = run_turns(ASK)
     (card,) = result.pending
     approve(card.pk, None)
@@ -140,9 +140,7 @@ def test_an_approval_and_its_run(recorder: Any, listening: Any, effects: Effects
     assert [told.status for told in Recorder.told] == ["pending", "approved", "completed"]
 
 
-def test_what_a_person_is_needed_for_and_each_end(
-    recorder: Any, listening: Any, effects: Effects, agents: None
-) -> None:
+def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any) -> None:
     @tool
     def launch() -> str:
         """Launch."""
@@ -163,7 +161,7 @@ def test_what_a_person_is_needed_for_and_each_end(
     ]  # fmt: skip
 
 
-def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any, agents: None) -> None:
+def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any) -> None:
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -177,7 +175,7 @@ def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any, agen
     assert Recorder.types() == ["approval.requested", "approval.decided"]
 
 
-def test_a_notifier_gets_the_events_it_names(settings: Any, effects: Effects, agents: None) -> None:
+def test_a_notifier_gets_the_events_it_names(settings: Any) -> None:
     settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.Endings", RECORDER]
     result = run_turns(ASK)
     cancel_run(result.run_id or "")
@@ -189,9 +187,7 @@ def test_a_notifier_gets_the_events_it_names(settings: Any, effects: Effects, ag
     ]
 
 
-def test_the_payload_is_thin_and_carries_no_arguments(
-    recorder: Any, settings: Any, effects: Effects, agents: None
-) -> None:
+def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: Any) -> None:
     settings.AGENTRUNS_BASE_URL = "https://shop.example/"
     result = run_turns({"tools": [call("refund", cents=987654)]})
     payload = Recorder.told[0].payload()
@@ -220,9 +216,7 @@ def test_the_payload_is_thin_and_carries_no_arguments(
     assert (ended["approval_id"], ended["title"], ended["status"]) == (None, None, "cancelled")
 
 
-def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(
-    recorder: Any, settings: Any, agents: None
-) -> None:
+def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(recorder: Any, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = f"{__name__}.hide"
     settings.AGENTRUNS_BASE_URL = "https://shop.example"
     settings.ROOT_URLCONF = __name__
@@ -246,9 +240,7 @@ def hide(text: str) -> str:
 # --- in the transaction of what happened, or not at all ---
 
 
-def test_the_outbox_and_the_signals_roll_back_with_what_happened(
-    recorder: Any, listening: Any, agents: None
-) -> None:
+def test_the_outbox_and_the_signals_roll_back_with_what_happened(recorder: Any, listening: Any) -> None:
     run = start_run(shop_agent("undone"), "do it", "s1")
     with transaction.atomic():
         cancel_run(run.pk)
@@ -266,7 +258,7 @@ def test_the_outbox_and_the_signals_roll_back_with_what_happened(
 
 
 def test_with_no_listener_and_no_notifier_nothing_is_added(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, effects: Effects, agents: None
+    settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cost(session: str) -> int:
         with CaptureQueriesContext(connection) as captured:
@@ -284,7 +276,7 @@ def test_with_no_listener_and_no_notifier_nothing_is_added(
 
 
 def test_a_listener_that_raises_harms_nothing(
-    listening: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    listening: Any, effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises(**about: Any) -> None:
         raise KeyError("my own mistake")
@@ -300,7 +292,7 @@ def test_a_listener_that_raises_harms_nothing(
 
 
 def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
-    settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.AGENTRUNS_NOTIFIERS = ["nowhere.Notifier"]
     assert run_turns({"tools": [call("post", text="x")]}).status == "completed"
@@ -318,7 +310,7 @@ def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
 
 
 def test_what_fails_is_tried_again_later_with_the_same_id(
-    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
+    recorder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder(fail)
     run = start_run(shop_agent("told-later"), "do it", "s1")
@@ -347,9 +339,7 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
     assert len(Recorder.told) == 1
 
 
-def test_after_ten_attempts_it_is_given_up_and_stays(
-    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_ten_attempts_it_is_given_up_and_stays(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     recorder(fail)
     cancel_run(start_run(shop_agent("given-up"), "do it", "s1").pk)
     for _ in range(MAX_ATTEMPTS + 2):
@@ -361,7 +351,7 @@ def test_after_ten_attempts_it_is_given_up_and_stays(
     assert "given up" in error.getMessage()
 
 
-def test_a_notifier_may_give_up_itself(recorder: Any, agents: None) -> None:
+def test_a_notifier_may_give_up_itself(recorder: Any) -> None:
     calls: list[Notice] = []
 
     def refuse(notice: Notice) -> None:
@@ -375,9 +365,7 @@ def test_a_notifier_may_give_up_itself(recorder: Any, agents: None) -> None:
     assert (len(calls), Notification.objects.get().attempts) == (1, MAX_ATTEMPTS)
 
 
-def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(
-    recorder: Any, effects: Effects, agents: None
-) -> None:
+def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(recorder: Any) -> None:
     calls: list[str] = []
 
     def refuse(notice: Notice) -> None:
@@ -399,7 +387,7 @@ def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any, agents: None) -> None:
+def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any) -> None:
     run = start_run(shop_agent("elsewhere"), "do it", "s1")
     with transaction.atomic(using="other"):
         transaction.get_connection("other").ensure_connection()
@@ -410,7 +398,7 @@ def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any
     assert Recorder.types() == ["run.cancelled"]
 
 
-def test_two_sweepers_at_once_deliver_once(recorder: Any, agents: None) -> None:
+def test_two_sweepers_at_once_deliver_once(recorder: Any) -> None:
     recorder(lambda notice: time.sleep(0.02))
     resting[RECORDER] = time.monotonic() + 60  # so that all of it is left to the sweepers
     for number in range(10):
@@ -517,9 +505,7 @@ def receiver(settings: Any) -> Iterator[Receiver]:
     server.server_close()
 
 
-def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(
-    receiver: Receiver, effects: Effects, agents: None
-) -> None:
+def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(receiver: Receiver) -> None:
     receiver.answers = [500, 503]
     result = run_turns(ASK)
     for _ in range(3):
@@ -540,7 +526,7 @@ def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(
 
 
 @pytest.mark.parametrize(("answer", "attempts"), [(302, 1), (307, 1), (404, 1), (410, MAX_ATTEMPTS)])
-def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver, agents: None) -> None:
+def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver) -> None:
     receiver.answers = [answer]
     cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
     row = Notification.objects.get()
@@ -549,7 +535,7 @@ def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver, agen
 
 
 def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, agents: None
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.2)
     receiver.pause = 3
@@ -573,7 +559,7 @@ def letters(settings: Any) -> list[Any]:
     return mail.outbox
 
 
-def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any], effects: Effects) -> None:
+def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None:
     settings.AGENTRUNS_BASE_URL = "https://shop.example"
     result = run_agent("calls-refund", "do it", "s1", actor=user("bea"), idempotency_key="k")
     (letter,) = letters
@@ -613,9 +599,7 @@ def test_a_hostile_title_is_one_line_of_the_letter(settings: Any, letters: list[
     assert all(character.isprintable() for line in lines for character in line)
 
 
-def test_a_letter_about_what_was_decided_meanwhile_is_not_written(
-    letters: list[Any], effects: Effects, agents: None
-) -> None:
+def test_a_letter_about_what_was_decided_meanwhile_is_not_written(letters: list[Any]) -> None:
     resting[MAIL] = time.monotonic() + 60
     result = run_turns(ASK)
     deny(result.pending[0].pk, None, "no")

@@ -43,9 +43,7 @@ def turns() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("point", ["after_reply", "after_result"])
-def test_what_is_recovered_is_what_would_have_been(
-    point: str, nth: int, effects: Effects, agents: None
-) -> None:
+def test_what_is_recovered_is_what_would_have_been(point: str, nth: int) -> None:
     smooth = run_turns(*turns(), session="smooth")
     died = die_at(point, shop_agent("died", *turns()), "died", nth=nth)
     result = resume_run(died.pk)
@@ -57,7 +55,7 @@ def test_what_is_recovered_is_what_would_have_been(
     assert said[0] == said[1]
 
 
-def test_each_step_is_durable_before_the_next_one_is_asked_for(effects: Effects, agents: None) -> None:
+def test_each_step_is_durable_before_the_next_one_is_asked_for() -> None:
     seen: list[list[str]] = []
 
     def ask(request: Any) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def test_each_step_is_durable_before_the_next_one_is_asked_for(effects: Effects,
     assert seen == [["run_started", "user", *step * number] for number in range(3)]
 
 
-def test_runs_are_listed_newest_first_with_what_one_needs(effects: Effects, agents: None) -> None:
+def test_runs_are_listed_newest_first_with_what_one_needs() -> None:
     run_turns(session="old")
     waiting = run_turns({"tools": [call("refund", cents=5000)]}, session="waiting")
     queued = start_run(shop_agent("queued"), "later", "new", idempotency_key="k")
@@ -83,9 +81,7 @@ def test_runs_are_listed_newest_first_with_what_one_needs(effects: Effects, agen
 
 
 @pytest.mark.parametrize("driver", ["sweep", "resume"])
-def test_a_run_goes_on_under_the_version_it_was_started_with(
-    driver: str, effects: Effects, agents: None
-) -> None:
+def test_a_run_goes_on_under_the_version_it_was_started_with(driver: str, effects: Effects) -> None:
     old = shop_agent("helper", {"tools": [call("post", text="as v7 says")]}, version="7")
     run = start_run(old, "do it", "s1", idempotency_key="k")
     shop_agent("helper", {"tools": [call("charge", cents=1)]}, version="8")
@@ -97,7 +93,7 @@ def test_a_run_goes_on_under_the_version_it_was_started_with(
     assert later.definition_id != run.definition_id
 
 
-def test_rows_of_newer_code_are_passed_over(effects: Effects, agents: None) -> None:
+def test_rows_of_newer_code_are_passed_over(effects: Effects) -> None:
     run = start_run(
         shop_agent("older", {"tools": [call("post", text="hi")]}), "do it", "s1", idempotency_key="k"
     )
@@ -109,7 +105,7 @@ def test_rows_of_newer_code_are_passed_over(effects: Effects, agents: None) -> N
     assert (problems(run.session_id), outcomes(run), effects.count()) == ([], ["ok"], 1)
 
 
-def test_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects, agents: None) -> None:
+def test_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects) -> None:
     turn = {"tools": [call("post", text=text) for text in "abc"]}
     run = die_at("before_result_commit", shop_agent("poster", turn), nth=3)
     assert effects.count() == 3
@@ -118,7 +114,7 @@ def test_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects, agents
     assert effects.count() == 3
 
 
-def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects, agents: None) -> None:
+def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects) -> None:
     block = {"type": "tool_use", "name": "post", "input": {"text": "pay"}}
     run = die_at("after_tool", shop_agent("nameless", {"content": [block], "stop_reason": "tool_use"}))
     result = resume_run(run.pk)
@@ -126,7 +122,7 @@ def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects, agents: N
     check_messages(result.messages)
 
 
-def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects, agents: None) -> None:
+def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects) -> None:
     for round_number in range(3):
         session = f"s{round_number}"
         agent = shop_agent(f"poster-{session}", {"tools": [call("post", text="pay")]})
@@ -142,7 +138,7 @@ def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects, agen
         assert effects.count() == round_number + 1
 
 
-def test_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects, agents: None) -> None:
+def test_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects) -> None:
     turn = {"tools": [call("lookup", number="A1"), call("post", text="pay")]}
     run = die_at("after_tool", shop_agent("reader", turn))
     assert sweep().completed == 1
@@ -153,9 +149,7 @@ def test_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects,
     ("options", "said"),
     [({"max_steps": 4}, "max_steps: 4 of 4"), ({"token_budget": 35}, "token_budget: 40 of 35")],
 )
-def test_budgets_are_not_begun_anew_by_a_crash(
-    options: dict[str, Any], said: str, effects: Effects, agents: None
-) -> None:
+def test_budgets_are_not_begun_anew_by_a_crash(options: dict[str, Any], said: str, effects: Effects) -> None:
     turn = {"tools": [call("charge", cents=5)], "usage": {"input_tokens": 10}}
     agent = shop_agent("spender", *[turn] * 20, **options)
     for _ in range(2):
@@ -166,7 +160,7 @@ def test_budgets_are_not_begun_anew_by_a_crash(
     assert effects.count() <= 4
 
 
-def test_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(effects: Effects, agents: None) -> None:
+def test_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(effects: Effects) -> None:
     run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="pay")]}))
     cancel_run(run.pk, reason="start over")
     assert outcomes(run) == ["unknown"]
@@ -177,7 +171,7 @@ def test_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(effects: Effec
     check_messages(later.messages[:-1])  # the last turn still waits for its results
 
 
-def test_what_a_parallel_batch_finished_stays_finished(effects: Effects, agents: None) -> None:
+def test_what_a_parallel_batch_finished_stays_finished(effects: Effects) -> None:
     turn = {"tools": [call("search", query=str(number)) for number in range(3)]}
     run = die_at("after_result", shop_agent("searcher", turn))
     deadline = time.monotonic() + 60
@@ -206,9 +200,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_every_request_is_valid_and_the_history_is_what_was_returned(
-    point: str, effects: Effects, agents: None
-) -> None:
+def test_every_request_is_valid_and_the_history_is_what_was_returned(point: str) -> None:
     asked: list[int] = []
 
     def ask(request: Any) -> dict[str, Any]:
@@ -233,7 +225,7 @@ def test_every_request_is_valid_and_the_history_is_what_was_returned(
     assert len(payloads(run, "user")) == 1, "a resume is no new turn"
 
 
-def test_a_resumed_run_that_dies_repeats_nothing_either(effects: Effects, agents: None) -> None:
+def test_a_resumed_run_that_dies_repeats_nothing_either(effects: Effects) -> None:
     turn = {"tools": [call("post", text="pay")]}
     agent = shop_agent("unlucky", *[turn] * 4)
     for number in range(1, 4):

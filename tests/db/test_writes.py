@@ -29,7 +29,7 @@ def look_at_the_journal(ctx: ToolContext) -> str:
     return "seen"
 
 
-def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects, agents: None) -> None:
+def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects) -> None:
     agent = shop_agent("looker", {"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
     run_agent(agent, "look", "s1", idempotency_key="k")
     (seen,) = effects.lines()
@@ -37,9 +37,7 @@ def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effe
     assert seen["keys"] == [seen["key"]]
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are in when the folded columns fail; a reader sees neither, and no time stamp moved."""
     run = start_run(shop_agent("halved"), "do it", "s1", idempotency_key="k")
 
@@ -61,7 +59,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(
     assert everything() == before
 
 
-def test_one_unbroken_sequence_for_a_session_and_all_its_runs(effects: Effects, agents: None) -> None:
+def test_one_unbroken_sequence_for_a_session_and_all_its_runs() -> None:
     for number in range(3):
         agent = shop_agent(f"turn-{number}", {"tools": [call("post", text=str(number))]})
         run = the_run(run_agent(agent, f"task {number}", "s1", idempotency_key=str(number)))
@@ -71,7 +69,7 @@ def test_one_unbroken_sequence_for_a_session_and_all_its_runs(effects: Effects, 
     assert times == sorted(times)
 
 
-def test_ids_names_and_blocks_come_back_as_they_were_said(effects: Effects, agents: None) -> None:
+def test_ids_names_and_blocks_come_back_as_they_were_said() -> None:
     block = {"type": "tool_use", "id": "call-7", "name": "lookup", "input": {"number": "A1"}}
     content = [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}, block]
     result = run_turns({"content": content, "stop_reason": "tool_use"})
@@ -87,7 +85,7 @@ def test_ids_names_and_blocks_come_back_as_they_were_said(effects: Effects, agen
 
 @pytest.mark.parametrize(("kind", "acted"), [("assistant", 0), ("tool_started", 0), ("tool_result", 1)])
 def test_a_write_that_fails_for_good_stops_the_run_aloud(
-    kind: str, acted: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    kind: str, acted: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = DatabaseStore.append
 

@@ -46,7 +46,7 @@ def test_the_settings_of_the_tests_are_fine() -> None:
     assert ids(check_database(None, databases=["default"])) == []
 
 
-def test_asking_a_database_is_quick(agents: None) -> None:
+def test_asking_a_database_is_quick() -> None:
     """A few questions, however much there is: the longest are about tools that two groups approve."""
     for number in range(5):
         Agent(f"gated-{number}", instructions="", model="claude-sonnet-5-5", tools=[wire, refund])
@@ -97,7 +97,7 @@ def test_every_wrong_price_is_told_by_its_name() -> None:
         assert check_agents(None) == []  # one mistake, said once
 
 
-def test_an_agent_whose_cost_nobody_can_know_is_found(agents: None) -> None:
+def test_an_agent_whose_cost_nobody_can_know_is_found() -> None:
     Agent("thrifty", instructions="Save.", model="claude-sonnet-5-5", cost_budget=1)
     Agent("generous", instructions="Spend.", model="claude-sonnet-5-5")
     (found,) = check_agents(None)

@@ -144,7 +144,7 @@ def test_a_run_of_other_code_is_left_and_says_why(broker: Broker, effects: Effec
 
 
 def test_what_a_drive_raises_is_logged_and_the_run_given_back(
-    broker: Broker, effects: Effects, agents: Any, caplog: pytest.LogCaptureFixture
+    broker: Broker, agents: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     from tests.shop.agents import shop_agent
 
