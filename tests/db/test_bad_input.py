@@ -31,21 +31,16 @@ from agentruns.exceptions import (
     SessionBusyError,
     UnknownAgentError,
 )
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
+from agentruns.tools import Tool
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Untouched(ScriptedModel):
-    """A model that must not be asked."""
-
-    def propose(self, request: object) -> object:  # type: ignore[override]
-        raise AssertionError("the model was asked")
 
 
 def test_unknown_agent() -> None:
@@ -204,12 +199,40 @@ def test_a_call_inside_an_outer_transaction(effects: Effects) -> None:
         sweep()
 
 
-def test_a_session_with_a_store_that_forgets() -> None:
-    agent = Agent("forgetful", instructions="Forget.", tools=TOOLS, model=Untouched([]))
+class Forgetful(DatabaseStore):
+    """A store of somebody else: what it says of itself counts, not its class."""
+
+    durable = False
+
+    def append(self, *arguments: object, **options: object) -> None:
+        raise AssertionError("a store that forgets was written to")
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), Forgetful()])
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_a_session_with_a_store_that_forgets(tools: list[Tool], store: MemoryStore | Forgetful) -> None:
+    model = ScriptedModel([lambda request: pytest.fail("the model was asked")])
+    agent = Agent("forgetful", instructions="Forget.", tools=tools, model=model)
     for service in (run_agent, start_run):
-        with pytest.raises(MemoryStoreNotDurableError):
-            service(agent, "do it", "s1", store=MemoryStore())
+        with pytest.raises(MemoryStoreNotDurableError) as refused:
+            service(agent, "do it", "s1", store=store)
+        assert "Leave the store out to use the database" in str(refused.value)
+        assert "leave the session out to run statelessly" in str(refused.value)
     assert Session.objects.count() == 0
+
+
+def test_without_a_session_a_store_that_forgets_is_fine() -> None:
+    agent = Agent("chat", instructions="Chat.", model=ScriptedModel([{"text": "hello"}]))
+    assert run_agent(agent, "hi", store=MemoryStore()).output == "hello"
+
+
+@pytest.mark.parametrize("option", ["checkpoint_interval", "on_checkpoint", "checkpoint_every", "durable"])
+def test_there_is_no_switch_that_sounds_durable(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        Agent("sounds", instructions="x", model=ScriptedModel([]), **{option: True})
+    with pytest.raises(TypeError, match=option):
+        run_agent(shop_agent("silent"), "do it", "s1", **{option: True})
+    assert Run.objects.count() == 0
 
 
 @pytest.mark.parametrize("session", ["", None])

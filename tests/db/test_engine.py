@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from agentruns import approve, deny, run_agent, start_run
+from agentruns import Agent, approve, deny, run_agent, start_run
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
+from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
+from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -79,3 +81,14 @@ def test_start_queues_and_a_sweep_drives(effects: Effects) -> None:
     assert effects.count() == 0
     assert sweep().as_dict()["completed"] == 1
     assert effects.count() == 1
+
+
+def test_a_fixed_session_is_made_on_first_use_and_goes_on() -> None:
+    said: list[Any] = []
+    model = ScriptedModel([lambda request: said.append(request.messages) or {"text": "noted"}])
+    agent = Agent("bound", instructions="Remember.", model=model)
+    for text in ("first", "second"):
+        assert run_agent(agent, text, "room-7", idempotency_key=text).status == "completed"
+    assert (Session.objects.get().key, Run.objects.count()) == ("room-7", 2)
+    texts = [block["text"] for message in said[1] for block in message["content"]]
+    assert texts == ["first", "noted", "second"]

@@ -11,6 +11,8 @@ from pydantic import AfterValidator
 from agentruns import ToolContext, answer, approve, deny, run_agent, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
+from agentruns.journal.fold import fold
+from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
@@ -163,11 +165,6 @@ def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effec
     the_run(result)
 
 
-def test_equal_calls_in_one_reply_have_different_keys(effects: Effects) -> None:
-    run_turns({"tools": [call("post", text="x"), call("post", text="x")]})
-    assert len({line["key"] for line in effects.lines()}) == 2
-
-
 def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects) -> None:
     block = {"type": "tool_use", "id": "same", "name": "post", "input": {"text": "x"}}
     missing = {"type": "tool_use", "name": "post", "input": {"text": "y"}}
@@ -224,3 +221,23 @@ def test_one_of_several_parallel_calls_fails_alone() -> None:
     told = [block["content"] for block in result.messages[2]["content"]]
     assert (told[0], "not this one" in told[1], told[2]) == ("gathered 0", True, "gathered 2")
     check_messages(result.messages)
+
+
+def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects) -> None:
+    turn = {"tools": [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]}
+    run = the_run(run_turns(turn, turn))
+    keys = [line["key"] for line in effects.lines()]
+    assert (len(keys), len(set(keys))) == (6, 6)
+    assert keys == [row["key"] for row in payloads(run, "tool_started")]
+
+
+def test_whoever_derives_the_key_gets_the_same(effects: Effects) -> None:
+    """It follows from the run, the step, the place in the reply, the tool and its arguments."""
+    turn = {"tools": [call("post", text="a"), call("refund", cents=5000)]}
+    run = the_run(run_turns(turn))
+    (key,) = [line["key"] for line in effects.lines()]
+    for _ in range(2):
+        calls = list(fold(run.pk, run_rows("default", run.pk)).calls.values())
+        assert calls[0].idempotency_key(run.pk) == key
+    run_turns(turn, session="s2")
+    assert len({line["key"] for line in effects.lines()}) == 2, "another run is another key"

@@ -6,20 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
 
-from agentruns import answer, approve, deny, pause_run, resume_run, run_agent, start_run, tool
+from agentruns import approve, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError, NotFoundError
+from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
 from tests.api.http import Api, make_user
 from tests.db.dying import die_at
-from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
+from tests.db.helpers import names, outcomes, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, refund, shop_agent
 
@@ -93,18 +91,6 @@ def two_cards() -> list[Approval]:
     return sorted(pending, key=lambda card: card.arguments["cents"])
 
 
-def test_a_click_made_twice_approves_nothing_else(effects: Effects) -> None:
-    first, second = two_cards()
-    approve(first.pk, None, digest=first.digest)
-    with pytest.raises(ApprovalStateError, match="already"):
-        approve(first.pk, None, digest=first.digest)
-    with pytest.raises(ApprovalStateError, match="Look at it again"):
-        approve(second.pk, None, digest=first.digest)
-    sweep()
-    second.refresh_from_db()
-    assert (second.status, [line.get("cents") for line in effects.lines()]) == ("pending", [None, 5000])
-
-
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects) -> None:
     cards = two_cards()
@@ -115,16 +101,6 @@ def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects) -> None
     run = Run.objects.get()
     assert (run.status, outcomes(run)) == ("completed", ["ok"] * 3)
     assert [line["cents"] for line in effects.lines()[1:]] == [5000, 6000]
-
-
-def test_a_denied_call_takes_none_of_the_others_with_it(effects: Effects) -> None:
-    first, second = two_cards()
-    deny(first.pk, None, "too much")
-    approve(second.pk, None)
-    sweep()
-    run = Run.objects.get()
-    assert (run.status, sorted(outcomes(run))) == ("completed", ["denied", "ok", "ok"])
-    assert [line["cents"] for line in effects.lines()[1:]] == [6000]
 
 
 def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects) -> None:
@@ -185,60 +161,3 @@ def test_a_name_that_is_nearly_a_tools_is_no_tools(name: str, effects: Effects) 
     run = the_run(run_turns({"tools": [call(name, cents=5000)]}))
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
     assert not Approval.objects.exists()
-
-
-def test_the_next_turn_of_the_model_reads_the_denial(effects: Effects) -> None:
-    seen: list[Any] = []
-
-    def look(request: Any) -> dict[str, str]:
-        check_messages(request.messages)
-        seen.append(request.messages[-1]["content"][0])
-        return {"text": "understood"}
-
-    agent = shop_agent("asker", {"tools": [call("refund", cents=5000)]}, look)
-    result = run_agent(agent, "refund it", "s1", idempotency_key="k")
-    deny(result.pending[0].pk, user("ann", "decide_approval"), "she was refunded by phone")
-    assert sweep().completed == 1
-    assert "she was refunded by phone" in seen[0]["content"]
-    assert not seen[0].get("is_error")
-    assert (the_run(result).output, effects.count()) == ("understood", 0)
-
-
-def test_a_person_answers_what_the_model_asks() -> None:
-    @tool(requires_approval=True)
-    def ask_a_person(question: str) -> str:
-        """Ask a person."""
-        raise AssertionError("nobody runs this")
-
-    seen: list[Any] = []
-
-    def read(request: Any) -> dict[str, str]:
-        seen.append(request.messages[-1]["content"])
-        return {"text": "the green one"}
-
-    turn = {"tools": [call("ask_a_person", question="Which lamp?")]}
-    agent = shop_agent("asker", turn, read, tools=[ask_a_person])
-    result = run_agent(agent, "sell a lamp", "s1", idempotency_key="k")
-    (card,) = result.pending
-    assert card.arguments == {"question": "Which lamp?"}
-    with pytest.raises(NotFoundError):
-        answer(uuid4(), None, "the red one")
-    assert Approval.objects.get().status == "pending"
-    answer(card.pk, user("ann", "decide_approval"), "The green one.", digest=card.digest)
-    with pytest.raises(ApprovalStateError, match="answered already: decided by ann"):
-        answer(card.pk, None, "the red one")
-    assert sweep().completed == 1
-    assert "The green one." in seen[0][0]["content"]
-    run = the_run(result)
-    assert (outcomes(run), payloads(run, "tool_started")) == (["answered"], [])
-
-
-def test_whoever_comes_later_finds_what_waits_and_decides_it(effects: Effects) -> None:
-    """Nothing is kept by the process that asked: the card, its call and its run are rows."""
-    run_turns({"tools": [call("refund", cents=5000)]})
-    card = Approval.objects.pending().select_related("run").get()
-    assert (card.run.input, card.tool_name, card.arguments) == ("do it", "refund", {"cents": 5000})
-    approve(card.pk, None, digest=card.digest)
-    assert sweep().completed == 1
-    assert (Run.objects.get().output, effects.count()) == ("all done", 1)
-    assert not Approval.objects.pending().exists()

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from agentruns import start_run
+from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
-from tests.db.helpers import run_turns, the_run
+from tests.db.dying import elsewhere
+from tests.db.helpers import payloads, run_turns, the_run
+from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -132,3 +136,40 @@ def test_start_joins_the_callers_transaction() -> None:
         start_run(agent, "do it", "s1", idempotency_key="k")
         raise RuntimeError("the order was refused")
     assert (Run.objects.count(), Session.objects.count(), Message.objects.count()) == (0, 0, 0)
+
+
+@tool
+def look_at_the_journal(ctx: ToolContext) -> str:
+    """Tell what another process would read while this handler is at work."""
+    kinds = elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", flat=True)))
+    keys = elsewhere(lambda: [row["key"] for row in payloads(Run.objects.get(), "tool_started")])
+    Effects.from_environment().record(ctx.idempotency_key, kinds=kinds, keys=keys)
+    return "seen"
+
+
+def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects) -> None:
+    agent = shop_agent("looker", {"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
+    run_agent(agent, "look", "s1", idempotency_key="k")
+    (seen,) = effects.lines()
+    assert seen["kinds"] == ["run_started", "user", "assistant", "tool_started"]
+    assert seen["keys"] == [seen["key"]]
+
+
+@pytest.mark.parametrize(("kind", "acted"), [("assistant", 0), ("tool_started", 0), ("tool_result", 1)])
+def test_a_write_that_fails_for_good_stops_the_run_aloud(
+    kind: str, acted: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = DatabaseStore.append
+
+    def refuse(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+        if any(row.kind == kind for row in batch.rows):
+            raise RuntimeError("the database says no")
+        append(store, batch, **options)
+
+    monkeypatch.setattr(DatabaseStore, "append", refuse)
+    agent = shop_agent("stopped", {"tools": [call("post", text="hi")]})
+    with pytest.raises(RuntimeError, match="the database says no"):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert effects.count() == acted
+    monkeypatch.undo()
+    assert Run.objects.get().status not in Run.ENDED

@@ -11,12 +11,12 @@ from agentruns.journal.fold import fold
 from agentruns.journal.read import load, run_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.models import Definition, Message, Run
+from agentruns.models import Message, Run
 from agentruns.providers.base import ModelReply
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.dying import die_at
-from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
@@ -107,29 +107,6 @@ def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effe
     expected = [name for number in range(12) for name in (f"model {number}", "charge")]
     assert [line["tool"] for line in effects.lines()] == expected
     assert Run.objects.get(pk=run.pk).step == 13
-
-
-def test_what_cannot_be_made_again_is_in_the_journal() -> None:
-    reply = {
-        "content": [
-            {"type": "text", "text": "I refund."},
-            {"type": "tool_use", "id": "r1", "name": "refund", "input": {"cents": 5000}},
-        ],
-        "stop_reason": "tool_use",
-        "usage": {"input_tokens": 11, "output_tokens": 7},
-    }
-    ann = user("ann", "decide_approval")
-    approve(run_turns(reply).pending[0].pk, ann)
-    assert sweep().completed == 1
-    run = Run.objects.get()
-    said = payloads(run, "assistant")[0]
-    assert (said["content"], said["usage"]) == (reply["content"], reply["usage"])
-    assert said["calls"][0]["arguments"] == {"cents": 5000}
-    assert payloads(run, "tool_result")[0]["content"] == "refund done"
-    (decision,) = payloads(run, "approval_decided")
-    assert (decision["verb"], decision["actor"]["name"]) == ("approve", "ann")
-    assert run.session.next_seq == Message.objects.count() + 1
-    assert "Serve the shop." in str(Definition.objects.filter(pk=run.definition_id).values().get())
 
 
 def test_what_is_a_function_of_the_log_is_not_stored() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentruns import cancel_run, list_runs, resume_run, run_agent, start_run
+from agentruns import cancel_run, resume_run, run_agent, start_run
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.batch import Batch
 from agentruns.journal.read import load
@@ -17,8 +17,8 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.db.dying import die_at, elsewhere
-from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run
+from tests.db.dying import die_at
+from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -55,31 +55,6 @@ def test_what_is_recovered_is_what_would_have_been(point: str, nth: int) -> None
     assert said[0] == said[1]
 
 
-def test_each_step_is_durable_before_the_next_one_is_asked_for() -> None:
-    seen: list[list[str]] = []
-
-    def ask(request: Any) -> dict[str, Any]:
-        seen.append(elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", flat=True))))
-        return {"tools": [call("post", text="hi")]}
-
-    run_agent(shop_agent("stepping", ask, ask, ask), "do it", "s1", idempotency_key="k")
-    step = ["assistant", "tool_started", "tool_result"]
-    assert seen == [["run_started", "user", *step * number] for number in range(3)]
-
-
-def test_runs_are_listed_newest_first_with_what_one_needs() -> None:
-    run_turns(session="old")
-    waiting = run_turns({"tools": [call("refund", cents=5000)]}, session="waiting")
-    queued = start_run(shop_agent("queued"), "later", "new", idempotency_key="k")
-    assert [run.session.key for run in list_runs()] == ["new", "waiting", "old"]
-    (row,) = list_runs(status="awaiting-approval")
-    assert (str(row.pk), row.agent, row.input) == (waiting.run_id, "agent-waiting", "do it")
-    assert (len(str(row.definition_id)), row.updated_at is None) == (64, False)
-    assert [run.pk for run in list_runs(agent="queued", status="queued")] == [queued.pk]
-    statuses = {"running", "paused", "awaiting-approval", "completed", "failed"}
-    assert statuses < set(Run.Status.values)
-
-
 @pytest.mark.parametrize("driver", ["sweep", "resume"])
 def test_a_run_goes_on_under_the_version_it_was_started_with(driver: str, effects: Effects) -> None:
     old = shop_agent("helper", {"tools": [call("post", text="as v7 says")]}, version="7")
@@ -105,15 +80,6 @@ def test_rows_of_newer_code_are_passed_over(effects: Effects) -> None:
     assert (problems(run.session_id), outcomes(run), effects.count()) == ([], ["ok"], 1)
 
 
-def test_of_calls_that_all_ran_only_the_last_is_doubted(effects: Effects) -> None:
-    turn = {"tools": [call("post", text=text) for text in "abc"]}
-    run = die_at("before_result_commit", shop_agent("poster", turn), nth=3)
-    assert effects.count() == 3
-    result = resume_run(run.pk)
-    assert outcomes(the_run(result)) == ["ok", "ok", "unknown"]
-    assert effects.count() == 3
-
-
 def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects) -> None:
     block = {"type": "tool_use", "name": "post", "input": {"text": "pay"}}
     run = die_at("after_tool", shop_agent("nameless", {"content": [block], "stop_reason": "tool_use"}))
@@ -136,13 +102,6 @@ def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects) -> N
             resume_run(run.pk)
         assert (run.status, outcomes(run)) == ("completed", ["unknown"])
         assert effects.count() == round_number + 1
-
-
-def test_a_call_that_never_started_is_run_whatever_it_declares(effects: Effects) -> None:
-    turn = {"tools": [call("lookup", number="A1"), call("post", text="pay")]}
-    run = die_at("after_tool", shop_agent("reader", turn))
-    assert sweep().completed == 1
-    assert (outcomes(run), names(effects)) == (["ok", "ok"], ["lookup", "lookup", "post"])
 
 
 @pytest.mark.parametrize(
