@@ -64,16 +64,6 @@ def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> 
     assert "too much" in results[1]["content"]
 
 
-def test_parallel_reads_run_together(effects: Effects) -> None:
-    agent = shop_agent("parallel", {"tools": [call("search", query=str(n)) for n in range(4)]})
-    result = run_agent(agent, "search", "s1", idempotency_key="k1")
-    assert result.status == "completed"
-    assert effects.count() == 4
-    assert kinds(result.run_id)[2:7] == ["assistant", *["tool_started"] * 4]
-    check_messages(result.messages)
-    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
-
-
 def test_start_queues_and_a_sweep_drives(effects: Effects) -> None:
     agent = shop_agent("queued", {"tools": [call("post", text="hi")]})
     run = start_run(agent, "say hi", "s1", idempotency_key="k1")
