@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, isolated_registry
 from agentruns.checks import check_agents, check_approvers
 from agentruns.tools import Tool
 from tests.db.helpers import user
@@ -57,8 +57,9 @@ def test_an_agent_without_any_model_is_refused(default: Any, words: str, setting
 
 def found(*tools: Tool) -> list[str]:
     """Return what is found where an agent has these tools."""
-    Agent("gated", instructions="", model=MODEL, tools=tools)
-    messages = check_approvers(None, databases=["default"])
+    with isolated_registry():
+        Agent("gated", instructions="", model=MODEL, tools=tools)
+        messages = check_approvers(None, databases=["default"])
     assert all(one.hint for one in messages)
     assert {*ids(messages)} <= {"agentruns.W010"}
     return [one.msg for one in messages]
