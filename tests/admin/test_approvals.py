@@ -126,6 +126,13 @@ def test_two_people_are_needed(world: World) -> None:
     assert page.text.count("decider ·") == page.text.count("superuser ·") == 1
 
 
+def test_what_one_approved_one_may_still_deny(world: World) -> None:
+    approval = two_needed()
+    for verb in ("approve", "deny"):
+        assert decide(approval, verb, "decider").status_code == 200
+    assert decided(approval) == ("denied", "decider")
+
+
 def test_a_double_click_is_one_decision(world: World) -> None:
     approval = world.waiting()
     decide(approval, "approve")
@@ -140,8 +147,14 @@ def test_somebody_else_was_faster(world: World) -> None:
     approval = world.waiting()
     deny(approval.pk, user("decider"), "no")
     before = snapshot()
-    for verb in ("approve", "deny"):
-        response = decide(approval, verb)
+    for verb, data in {
+        "approve": {},
+        "deny": {},
+        "edit": {"argument-cents": "1"},
+        "answer": {"text": "x"},
+        "extend": {"hours": "4", "seen": "2026-01-01T00:00:00Z"},
+    }.items():
+        response = decide(approval, verb, **data)
         page = read(response)
         assert response.status_code == 409
         assert "Your decision was not recorded. Denied by decider on" in page.text
@@ -162,7 +175,9 @@ def test_the_run_was_cancelled_meanwhile(world: World) -> None:
     cancel_run(approval.run_id, user("superuser"), reason="enough")
     response = decide(approval, "approve")
     assert response.status_code == 409
-    assert "Cancelled: its run ended or went on without it." in read(response).text
+    for page in (read(response), read(browser("superuser").get(url(approval)))):
+        assert "Cancelled: its run ended or went on without it." in page.text
+        assert list(page.forms) == ["/admin/logout/"]
     assert decided(approval) == ("cancelled", "")
 
 

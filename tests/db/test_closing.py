@@ -17,9 +17,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
-from agentruns.testing import Crash, ScriptedModel, check_messages
+from agentruns.testing import Crash, check_messages
 from agentruns.testing.crash import CrashingStore
-from tests.db.helpers import kill, payloads
+from tests.db.helpers import Checked, kill, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, call
@@ -51,14 +51,6 @@ CALLS = [
     call("search", query="y"),
     call("post", text="goodbye"),
 ]
-
-
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
 
 
 class Cancelling(CrashingStore):

@@ -18,8 +18,8 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
-from tests.db.helpers import payloads
+from agentruns.testing import check_messages
+from tests.db.helpers import Checked, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import act, call, post, search
@@ -79,14 +79,6 @@ SAID = {
     "cancelled": "Not run: an earlier call's outcome is unknown.",
 }
 FAILED = ("unknown", "invalid", "missing", "cancelled")
-
-
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
 
 
 def begin(order: tuple[str, ...], on_orphan: Any) -> RunResult:

@@ -115,9 +115,16 @@ def fail(notice: Notice) -> None:
     raise OSError("nobody answers")
 
 
-def make_due() -> None:
-    """Let the pauses of all that was not sent be over."""
+def sweep_later() -> None:
+    """Sweep when the pauses of all that was not sent are over."""
     Notification.objects.filter(sent_at=None).update(not_before=Now() - timedelta(seconds=1))
+    sweep()
+
+
+def cancelled(*sessions: str) -> None:
+    """Let a run in each session end, of which there is something to tell."""
+    for session in sessions:
+        cancel_run(start_run(shop_agent(f"agent-{session}"), "do it", session).pk)
 
 
 # --- what is told ---
@@ -300,8 +307,7 @@ def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
     assert (row.event, row.attempts, row.sent_at) == ("run.completed", 1, None)
     assert "nowhere" in caplog.text
     settings.AGENTRUNS_NOTIFIERS = []  # a notifier that was taken away is not called any more
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert (row.attempts, row.sent_at) == (1, None)
 
@@ -313,8 +319,7 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
     recorder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder(fail)
-    run = start_run(shop_agent("told-later"), "do it", "s1")
-    cancel_run(run.pk)
+    cancelled("s1")
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at, Recorder.told) == (1, None, [])
     assert row.not_before is not None
@@ -324,15 +329,13 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
     sweep()
     row.refresh_from_db()
     assert row.attempts == 1, "not before its time"
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert row.not_before is not None
     pause = (row.not_before - datetime.now(UTC)).total_seconds()
     assert (row.attempts, 25 < pause <= 31) == (2, True)
     recorder(lambda notice: None)
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert (row.attempts, row.sent_at is None, Recorder.told[0].id) == (3, False, row.pk)
     sweep()
@@ -341,10 +344,9 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
 
 def test_after_ten_attempts_it_is_given_up_and_stays(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     recorder(fail)
-    cancel_run(start_run(shop_agent("given-up"), "do it", "s1").pk)
+    cancelled("s1")
     for _ in range(MAX_ATTEMPTS + 2):
-        make_due()
-        sweep()
+        sweep_later()
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at) == (MAX_ATTEMPTS, None)
     (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -359,9 +361,8 @@ def test_a_notifier_may_give_up_itself(recorder: Any) -> None:
         raise UndeliverableError("unsubscribed")
 
     recorder(refuse)
-    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
-    make_due()
-    sweep()
+    cancelled("s1")
+    sweep_later()
     assert (len(calls), Notification.objects.get().attempts) == (1, MAX_ATTEMPTS)
 
 
@@ -374,15 +375,12 @@ def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(recorder: Any) -
 
     recorder(refuse)
     assert run_turns(ASK, ASK, ASK).status == "awaiting-approval"
-    for number in range(4):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(4)))
     assert calls == ["approval.requested"], "after the first failure the rest is left to the sweep"
-    make_due()
-    sweep()
+    sweep_later()
     assert len(calls) == 2
     recorder(lambda notice: None)
-    make_due()
-    sweep()
+    sweep_later()
     assert Recorder.types() == ["approval.requested", *["run.cancelled"] * 4], "the oldest first"
 
 
@@ -401,8 +399,7 @@ def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any
 def test_two_sweepers_at_once_deliver_once(recorder: Any) -> None:
     recorder(lambda notice: time.sleep(0.02))
     resting[RECORDER] = time.monotonic() + 60  # so that all of it is left to the sweepers
-    for number in range(10):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(10)))
     assert Recorder.told == []
     sent = at_once(*[lambda: deliver_due("default")] * 3)
     assert sum(sent) == 10
@@ -431,8 +428,7 @@ def test_a_process_killed_between_commit_and_delivery(
     sweep()
     if where == "notifier":  # it may be about to arrive: the claim has to run out first
         assert Recorder.told == []
-        make_due()
-        sweep()
+        sweep_later()
     assert [notice.id for notice in Recorder.told] == [row.pk]
 
 
@@ -509,8 +505,7 @@ def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(receiver: Rece
     receiver.answers = [500, 503]
     result = run_turns(ASK)
     for _ in range(3):
-        make_due()
-        sweep()
+        sweep_later()
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at is None, len(receiver.came)) == (3, False, 3)
     for headers, body in receiver.came:
@@ -528,7 +523,7 @@ def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(receiver: Rece
 @pytest.mark.parametrize(("answer", "attempts"), [(302, 1), (307, 1), (404, 1), (410, MAX_ATTEMPTS)])
 def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver) -> None:
     receiver.answers = [answer]
-    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
+    cancelled("s1")
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at) == (attempts, None)
     assert len(receiver.came) == 1, "a redirect is not followed"
@@ -540,8 +535,7 @@ def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.2)
     receiver.pause = 3
     began = time.monotonic()
-    for number in range(3):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(3)))
     assert time.monotonic() - began < receiver.pause, "the time-out, and not the answer, was waited for"
     assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
