@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
 from django.utils import timezone
 
 from agentruns import approve, cancel_run, deny, run_agent, tool
@@ -18,6 +17,7 @@ from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
+from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent
 
@@ -244,21 +244,13 @@ def test_the_list_that_one_came_from_is_kept(world: World) -> None:
 def test_two_people_at_once_are_one_decision(world: World) -> None:
     approval = world.waiting()
     clients = {verb: browser(role) for verb, role in (("approve", "decider"), ("deny", "superuser"))}
-    start, answers = threading.Barrier(2), {}
 
-    def click(verb: str) -> None:
-        try:
-            start.wait()
-            data = {"digest": approval.digest, "reason": "now"}
-            answers[verb] = clients[verb].post(url(approval, verb), data).status_code
-        finally:
-            connection.close()
+    def click(verb: str) -> int:
+        data = {"digest": approval.digest, "reason": "now"}
+        return int(clients[verb].post(url(approval, verb), data).status_code)
 
-    threads = [threading.Thread(target=click, args=[verb]) for verb in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    made = at_once(*(partial(click, verb) for verb in clients))
+    answers = dict(zip(clients, made, strict=True))
     assert sorted(answers.values()) == [302, 409]
     assert approval.run.messages.filter(kind="approval_decided").count() == 1
     won = next(verb for verb, status in answers.items() if status == 302)
