@@ -9,8 +9,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -34,7 +32,7 @@ from agentruns.journal.outbox import MAX_ATTEMPTS, Notice, UndeliverableError, d
 from agentruns.models import Notification, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
-from tests.crash.processes import ROOT
+from tests.crash.processes import interpret_and_die
 from tests.db.helpers import run_turns, the_run, user
 from tests.db.racing import at_once
 from tests.effects import Effects
@@ -412,16 +410,8 @@ def test_two_sweepers_at_once_deliver_once(recorder: Any) -> None:
 def test_a_process_killed_between_commit_and_delivery(
     where: str, attempts: int, recorder: Any, effects: Effects
 ) -> None:
-    environment = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
     code = f"import django; django.setup(); from {__name__} import die_at; die_at({where!r})"
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    interpret_and_die("-c", code)
     row = Notification.objects.get()
     assert (row.event, row.attempts, row.sent_at) == ("run.completed", attempts, None)
     assert (Run.objects.get().status, effects.count()) == ("completed", 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ from agentruns.services.retention import Pruned, count_ended, erase_session, pru
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
-from tests.crash.processes import ROOT
+from tests.crash.processes import interpret_and_die
 from tests.db.helpers import user
 from tests.db.racing import at_once
 from tests.effects import Effects
@@ -327,22 +325,11 @@ def test_killed_in_the_middle_it_goes_on(folder: Path) -> None:
     run = fetched()
     aged("s1")
     rows = Message.objects.count()
-    name = str(connection.settings_dict["NAME"])
-    environment = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": name,
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
-
-    def killed(at: str) -> None:
-        command = [sys.executable, "-c", PRUNE, str(folder), at]
-        child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert child.returncode == -signal.SIGKILL, child.stderr
-
-    killed("rows")  # all but the last statement are done, and nothing is committed
+    interpret_and_die("-c", PRUNE, str(folder), "rows")
+    # All but the last statement are done, and nothing is committed.
     assert (Message.objects.count(), Tombstone.objects.count()) == (rows, 0)
     assert problems(run.session_id) == []
-    killed("files")
+    interpret_and_die("-c", PRUNE, str(folder), "files")
     assert (Message.objects.count(), Tombstone.objects.count()) == (0, 1)
     (left,) = stored_in(folder)
     assert prune_ended(30) == Pruned(), "too young to be sure of"
