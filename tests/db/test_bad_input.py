@@ -129,11 +129,16 @@ def test_an_approval_decided_twice(effects: Effects) -> None:
     assert effects.count() == 1
 
 
-def test_a_decision_on_something_else_than_what_was_seen() -> None:
-    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
-    with pytest.raises(ApprovalStateError, match="Look at it again"):
-        approve(card.pk, None, digest="0" * 64)
-    approve(card.pk, None, digest=card.digest)
+def test_a_decision_on_something_else_than_what_was_seen(effects: Effects) -> None:
+    turn = {"tools": [call("refund", cents=5000), call("refund", cents=6000)]}
+    first, second = run_turns(turn).pending
+    for digest in ("0" * 64, first.digest):
+        with pytest.raises(ApprovalStateError, match="Look at it again"):
+            approve(second.pk, None, digest=digest)
+    approve(first.pk, None, digest=first.digest)
+    sweep()
+    second.refresh_from_db()
+    assert (second.status, [line["cents"] for line in effects.lines()]) == ("pending", [5000])
 
 
 @pytest.mark.parametrize("decide", [approve, lambda pk, actor: deny(pk, actor, "no")])
