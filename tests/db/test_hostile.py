@@ -15,12 +15,12 @@ from agentruns.journal import connection as journal_connection
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
-from tests.db.helpers import outcomes, payloads, run_turns, the_run
+from tests.db.helpers import outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
-from tests.statements import captured_statements, statement_wrapper
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,7 +85,7 @@ class HostileModel(ScriptedModel):
 
 @pytest.mark.parametrize("place", ["predicate", "model", "handler"])
 def test_each_payment_is_journaled_before_it_and_happens_once(
-    place: str, hostility: Callable[[], None], effects: Effects, agents: None
+    place: str, hostility: Callable[[], None], effects: Effects
 ) -> None:
     turns = [{"tools": [call("pay", cents=number)]} for number in (1, 2, 3)]
     agent = shop_agent("hostile", *turns, tools=tools_with(hostility, place))
@@ -102,7 +102,7 @@ def test_each_payment_is_journaled_before_it_and_happens_once(
     assert not Message.objects.filter(run=run, kind="late_result").exists()
 
 
-def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects, agents: None) -> None:
+def test_the_connections_that_django_lists_are_not_the_journals() -> None:
     seen: list[list[str]] = []
 
     @tool
@@ -117,28 +117,6 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
     assert len(statements) > 5
     assert set(seen[0]) <= set(connections)
     assert not journal_connection._opened.__dict__, "closed with the drive"
-
-
-@pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="SQLite has no poolers"
-)
-def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects, agents: None) -> None:
-    """As from another client of the same server connection, which SET synchronous_commit for itself."""
-    in_force: list[str] = []
-
-    def spoilt(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        if 'INTO "agentruns_message"' not in sql or context["connection"].alias == "default":
-            return execute(sql, params, many, context)
-        raw = context["connection"].connection
-        raw.execute("SET SESSION synchronous_commit TO off")
-        result = execute(sql, params, many, context)
-        in_force.append(raw.execute("SHOW synchronous_commit").fetchone()[0])
-        return result
-
-    with statement_wrapper(spoilt):
-        run_turns({"tools": [call("post", text="x")]})
-    assert len(in_force) == 3
-    assert set(in_force) == {"on"}
 
 
 RAW: dict[str, Callable[[], None]] = {
@@ -156,9 +134,7 @@ RAW: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
 @pytest.mark.parametrize("way", RAW)
-def test_a_transactional_handler_cannot_end_its_transaction(
-    way: str, swallows: bool, effects: Effects, agents: None
-) -> None:
+def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: bool) -> None:
     entered: list[str] = []
 
     @tool(transactional=True)
@@ -189,9 +165,7 @@ def test_a_transactional_handler_cannot_end_its_transaction(
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")
-def test_executescript_cannot_commit_what_a_transactional_handler_wrote(
-    effects: Effects, agents: None
-) -> None:
+def test_executescript_cannot_commit_what_a_transactional_handler_wrote() -> None:
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
         """Write an order, and run a script, which commits first."""
