@@ -10,7 +10,6 @@ from agentruns import approve, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Message, Run, Session, triggers
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,7 +27,7 @@ def place(session: str, *turns: object, **options: Any) -> Any:
 
 
 @pytest.fixture
-def journal(effects: Effects, agents: None) -> None:
+def journal() -> None:
     """Runs of every status, several of them in one session."""
     ask = {"tools": [call("refund", cents=5000)]}
     place("s1", {"tools": [call("post", text="hi")]})
@@ -156,9 +155,7 @@ def test_a_session_that_does_not_exist_is_a_wrong_use() -> None:
     assert "\x1b" not in outcome.err
 
 
-def test_a_session_costs_as_many_queries_however_many_there_are(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_costs_as_many_queries_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def cost() -> int:
         with CaptureQueriesContext(connection) as captured:
             assert run("verify_journal").code == 0
@@ -177,7 +174,7 @@ def test_a_session_costs_as_many_queries_however_many_there_are(
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_another_database(effects: Effects, agents: None) -> None:
+def test_another_database() -> None:
     shop_agent("elsewhere", {"tools": [call("post", text="hi")]})
     assert run("run_agent", "elsewhere", "say hi", "--session=s1", "--database=other").code == 0
     Run.objects.using("other").update(output="a lie")

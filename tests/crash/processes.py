@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -47,6 +49,20 @@ def run_and_die(*action: str, **environment: str) -> None:
     child = start(*action, **environment)
     assert child.ended() == -signal.SIGKILL
     child.close()
+
+
+def interpret_and_die(*words: str, **environment: str) -> None:
+    """Let a new interpreter work on this test's database, until it is killed by SIGKILL."""
+    database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
+    child = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **database, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:

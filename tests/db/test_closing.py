@@ -17,9 +17,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
-from agentruns.testing import Crash, ScriptedModel, check_messages
+from agentruns.testing import Crash, check_messages
 from agentruns.testing.crash import CrashingStore
-from tests.db.helpers import kill, payloads
+from tests.db.helpers import Checked, kill, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, call
@@ -51,14 +51,6 @@ CALLS = [
     call("search", query="y"),
     call("post", text="goodbye"),
 ]
-
-
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
 
 
 class Cancelling(CrashingStore):
@@ -188,7 +180,7 @@ def cancel_dead(run: Run, when: str) -> str:
 
 
 @pytest.mark.parametrize("when", ["after its lease", "within its lease", "after a sweep"])
-def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects, agents: None) -> None:
+def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects) -> None:
     agent, ends = agent_of(CALM), set()
     for nth in range(1, 100):
         session, store = f"dead-{nth}", CrashingStore(DatabaseStore(), nth)
@@ -203,7 +195,7 @@ def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effe
     assert "cancelled" in ends
 
 
-def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects, agents: None) -> None:
+def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects) -> None:
     agent = agent_of(CALM)
     for nth in range(1, 100):
         session = f"live-{nth}"
@@ -247,7 +239,7 @@ SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0,) if BRIEF
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_a_run_that_died_at_any_prefix_and_then_fails(
-    shift: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    shift: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for nth in range(1, 100):
         how = list(ENDS)[(nth + shift) % len(ENDS)]

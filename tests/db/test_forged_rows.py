@@ -17,14 +17,13 @@ from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import run_turns, the_run
 from tests.db.test_verify import forge
-from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def finished(effects: Effects, agents: None) -> Run:
+def finished() -> Run:
     """A completed run: an approved refund, then a post that asked nobody."""
     run = the_run(run_turns({"tools": [call("refund", cents=5000)]}, {"tools": [call("post", text="hi")]}))
     approve(Approval.objects.get().pk, None)

@@ -15,12 +15,12 @@ from agentruns.journal import connection as journal_connection
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
-from tests.db.helpers import outcomes, payloads, run_turns, the_run
+from tests.db.helpers import outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
-from tests.statements import captured_statements, statement_wrapper
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,7 +85,7 @@ class HostileModel(ScriptedModel):
 
 @pytest.mark.parametrize("place", ["predicate", "model", "handler"])
 def test_each_payment_is_journaled_before_it_and_happens_once(
-    place: str, hostility: Callable[[], None], effects: Effects, agents: None
+    place: str, hostility: Callable[[], None], effects: Effects
 ) -> None:
     turns = [{"tools": [call("pay", cents=number)]} for number in (1, 2, 3)]
     agent = shop_agent("hostile", *turns, tools=tools_with(hostility, place))
@@ -102,7 +102,7 @@ def test_each_payment_is_journaled_before_it_and_happens_once(
     assert not Message.objects.filter(run=run, kind="late_result").exists()
 
 
-def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects, agents: None) -> None:
+def test_the_connections_that_django_lists_are_not_the_journals() -> None:
     seen: list[list[str]] = []
 
     @tool
@@ -120,7 +120,7 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no poolers")
-def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects, agents: None) -> None:
+def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects) -> None:
     """As from another client of the same server connection, which SET synchronous_commit for itself."""
     in_force: list[str] = []
 
@@ -154,9 +154,7 @@ RAW: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
 @pytest.mark.parametrize("way", RAW)
-def test_a_transactional_handler_cannot_end_its_transaction(
-    way: str, swallows: bool, effects: Effects, agents: None
-) -> None:
+def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: bool) -> None:
     entered: list[str] = []
 
     @tool(transactional=True)
@@ -187,9 +185,7 @@ def test_a_transactional_handler_cannot_end_its_transaction(
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")
-def test_executescript_cannot_commit_what_a_transactional_handler_wrote(
-    effects: Effects, agents: None
-) -> None:
+def test_executescript_cannot_commit_what_a_transactional_handler_wrote() -> None:
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
         """Write an order, and run a script, which commits first."""

@@ -61,7 +61,7 @@ def contents(*models: Any) -> list[Any]:
     ]
 
 
-def test_everything_comes_back_with_the_same_hashes(effects: Effects, agents: None) -> None:
+def test_everything_comes_back_with_the_same_hashes() -> None:
     run = story()
     run.refresh_from_db()
     lines = [json.loads(json.dumps(line)) for line in export_run(run.pk, true_values=True)]
@@ -84,7 +84,7 @@ def test_everything_comes_back_with_the_same_hashes(effects: Effects, agents: No
         import_run(lines)
 
 
-def test_a_run_at_work_is_held(effects: Effects, agents: None) -> None:
+def test_a_run_at_work_is_held(effects: Effects) -> None:
     waiting = run_turns({"tools": [call("refund", cents=5000)]})
     lines = list(export_run(str(waiting.run_id), true_values=True))
     forget_everything()
@@ -98,7 +98,7 @@ def test_a_run_at_work_is_held(effects: Effects, agents: None) -> None:
     assert (effects.count(), problems(run.session_id)) == (0, [])
 
 
-def test_a_run_that_is_held_with_a_call_in_doubt(effects: Effects, agents: None) -> None:
+def test_a_run_that_is_held_with_a_call_in_doubt() -> None:
     doubtful = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     assert hold_all() == 1
     lines = list(export_run(str(doubtful.run_id), true_values=True))
@@ -108,7 +108,7 @@ def test_a_run_that_is_held_with_a_call_in_doubt(effects: Effects, agents: None)
     assert list(export_run(run.pk, true_values=True))[1:] == lines[1:]
 
 
-def test_whose_it_was_and_an_acknowledgement_that_is_lost(effects: Effects, agents: None) -> None:
+def test_whose_it_was_and_an_acknowledgement_that_is_lost() -> None:
     ann, staff = user("ann"), user("staff", "fork_run")
     run = the_run(run_agent(shop_agent("hers"), "do it", "hers", actor=ann))
     lines = list(export_run(run_again(run.pk, staff).pk, true_values=True))
@@ -143,7 +143,7 @@ def alter(number: int, **changes: Any) -> Callable[[list[Line]], None]:
     ],
 )
 def test_nothing_is_stored_of_an_export_that_is_not_whole(
-    effects: Effects, agents: None, damage: Callable[[list[Line]], None], said: str
+    damage: Callable[[list[Line]], None], said: str
 ) -> None:
     lines = list(export_run(story().pk, true_values=True))
     forget_everything()
@@ -154,7 +154,7 @@ def test_nothing_is_stored_of_an_export_that_is_not_whole(
     assert not Definition.objects.exists()
 
 
-def test_a_key_that_stands_for_a_run_here(effects: Effects, agents: None) -> None:
+def test_a_key_that_stands_for_a_run_here() -> None:
     lines = list(export_run(story().pk, true_values=True))
     forget_everything()
     run_agent(shop_agent("mine"), "other", "other", idempotency_key="k2")
@@ -163,7 +163,7 @@ def test_a_key_that_stands_for_a_run_here(effects: Effects, agents: None) -> Non
     assert Session.objects.count() == 1
 
 
-def test_a_fork_without_its_origin(effects: Effects, agents: None, tmp_path: Path) -> None:
+def test_a_fork_without_its_origin(tmp_path: Path) -> None:
     run = story()
     fork = fork_run(run.pk, run.messages.filter(kind="tool_result").latest("seq").seq)
     sweep()
@@ -185,7 +185,7 @@ def report(ctx: ToolContext) -> str:
     return "all of it " * 20_000
 
 
-def test_files_come_along(effects: Effects, agents: None, folder: Path) -> None:
+def test_files_come_along(folder: Path) -> None:
     shop_agent("reporting", {"tools": [call("report")]}, tools=[report])
     run = the_run(run_agent("reporting", "long " * 20_000, "s7", idempotency_key="s7"))
     lines = list(export_run(run.pk, true_values=True))

@@ -19,8 +19,8 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.approvals import expire_due
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
-from tests.db.helpers import payloads
+from agentruns.testing import check_messages
+from tests.db.helpers import Checked, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import act, call, post, search
@@ -80,14 +80,6 @@ SAID = {
     "cancelled": "Not run: an earlier call's outcome is unknown.",
 }
 FAILED = ("unknown", "invalid", "missing", "cancelled")
-
-
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
 
 
 def begin(order: tuple[str, ...], on_orphan: Any) -> RunResult:
@@ -185,7 +177,7 @@ def orders() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects) -> None:
     for order in orders():
         result = begin(order, on_orphan)
         # An agent that surfaces at once has done so before anybody could decide, unless a card was first.
@@ -196,7 +188,7 @@ def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, 
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects) -> None:
     """In all orders of a doubt, an open card and a read; where the doubt is held, with a plain call too."""
     kinds = ("unknown", "asked", "parallel", "ok")[: 4 if on_orphan == "hold" else 3]
     for order in itertools.permutations(kinds):

@@ -239,7 +239,7 @@ def acted(effects: Effects) -> Counter[tuple[str, str]]:
     )
 
 
-def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects, agents: None) -> None:
+def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects) -> None:
     with FakeAnthropic(TURNS, faults={2: 529}) as fake:
         model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
         agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
@@ -266,7 +266,7 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects,
     assert {kind: told[kind]["content"] for kind in TOLD} == TOLD
 
 
-def test_what_a_handler_says_as_it_raises_is_kept_too(effects: Effects, agents: None) -> None:
+def test_what_a_handler_says_as_it_raises_is_kept_too(effects: Effects) -> None:
     @tool
     def raising(ctx: ToolContext, kind: str) -> str:
         """Act, and raise."""

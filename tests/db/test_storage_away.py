@@ -17,7 +17,6 @@ from agentruns.journal.payloads import Stored
 from agentruns.models import Run
 from agentruns.services import retention
 from agentruns.utils.ids import uuid7
-from tests.effects import Effects
 from tests.files import alias, fetched, folder, row_of, stored_in
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -54,9 +53,7 @@ def leave(folder: Path, *names: str) -> list[str]:
     return [f"{session}/{name}" for name in names]
 
 
-def test_a_content_is_out_of_reach_and_not_empty(
-    folder: Path, effects: Effects, agents: None, settings: Any
-) -> None:
+def test_a_content_is_out_of_reach_and_not_empty(folder: Path, settings: Any) -> None:
     stored = stored_of(fetched())
     settings.STORAGES = {name: value for name, value in settings.STORAGES.items() if name != "agentruns"}
     with pytest.raises(PayloadError, match="is out of reach: STORAGES has no such alias"):
@@ -67,9 +64,7 @@ def test_a_content_is_out_of_reach_and_not_empty(
     assert len(stored_in(folder)) == 1
 
 
-def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(
-    folder: Path, effects: Effects, agents: None
-) -> None:
+def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(folder: Path) -> None:
     stored = stored_of(fetched())
     (path,) = stored_in(folder)
     path.unlink()

@@ -22,9 +22,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_runs_of_a_retired_definition_do_not_starve_the_others(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_retired_definition_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentruns.services.sweep.BATCH", 3)
     assert BATCH > 3
     with isolated_registry():
@@ -52,9 +50,7 @@ def spoilt(run_id: Any) -> None:
         Message.objects.filter(pk=row.pk).update(payload=kept)
 
 
-def test_a_journal_that_cannot_be_read_stops_no_other_run(
-    effects: Effects, agents: None, settings: Any
-) -> None:
+def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None:
     settings.AGENTRUNS_BACKOFF_SECONDS = (60, 600)
 
     @tool(requires_approval=True, expires_in=timedelta(hours=1))
@@ -76,7 +72,7 @@ def test_a_journal_that_cannot_be_read_stops_no_other_run(
     assert sweep().found == 0, "it is not tried again at once"
 
 
-def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None) -> None:
+def test_an_approval_expires_with_an_honest_text(effects: Effects) -> None:
     @tool(requires_approval=True, expires_in=timedelta(hours=1))
     def launch() -> str:
         """Launch."""
@@ -97,14 +93,14 @@ def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None)
     assert "nobody answered" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_the_sweeper_is_seen(agents: None) -> None:
+def test_the_sweeper_is_seen() -> None:
     sweep()
     first = Control.objects.get(name="resume_runs").seen_at
     sweep()
     assert Control.objects.get(name="resume_runs").seen_at > first
 
 
-def test_one_run_that_raises_does_not_stop_the_others(effects: Effects, agents: None) -> None:
+def test_one_run_that_raises_does_not_stop_the_others() -> None:
     def fail(request: object) -> None:
         raise KeyError("oops")
 
@@ -114,7 +110,7 @@ def test_one_run_that_raises_does_not_stop_the_others(effects: Effects, agents: 
     assert (swept.errors, swept.completed) == (1, 1)
 
 
-def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects, agents: None) -> None:
+def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects) -> None:
     turn = {"tools": [call("post", text=str(n)) for n in range(4)]}
     run = start_run(shop_agent("stopped", turn), "do it", "s1")
     sweep(should_stop=lambda: effects.count() >= 2)
@@ -125,7 +121,7 @@ def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects, agen
     assert "run_resumed" not in run.messages.values_list("kind", flat=True)
 
 
-def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects, agents: None) -> None:
+def test_pause_and_cancel_without_a_worker_act_at_once() -> None:
     agent = shop_agent("parked", {"tools": [call("refund", cents=5000)]})
     run = start_run(agent, "do it", "s1", idempotency_key="k")
     assert pause_run(run.pk, reason="lunch").status == "paused"
@@ -140,7 +136,7 @@ def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects, agents:
     the_run(result_of(run.pk))
 
 
-def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects, agents: None) -> None:
+def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects) -> None:
     run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
     pause_run(run.pk)
     assert resume_run(run.pk, drive=False).status == "queued"
@@ -148,7 +144,7 @@ def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects
     assert sweep().completed == 1
 
 
-def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
+def test_an_idle_sweep_reads_an_index() -> None:
     sql, parameters = Run.objects.runnable().order_by("created_at").values("pk")[:1].query.sql_with_params()
     explain = "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
     with transaction.atomic(), connection.cursor() as cursor:
@@ -164,7 +160,7 @@ def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
     assert "agentruns_runnable" in plan or by_status
 
 
-def test_after_its_time_a_sweep_begins_with_no_further_run(effects: Effects, agents: None) -> None:
+def test_after_its_time_a_sweep_begins_with_no_further_run() -> None:
     agent = shop_agent("several", {"tools": [call("post", text="x")]})
     for number in range(3):
         start_run(agent, "do it", f"s{number}", idempotency_key=f"k{number}")

@@ -86,7 +86,7 @@ def fail(ctx: ToolContext) -> str:
     return "posted"
 
 
-def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects, agents: None) -> None:
+def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects) -> None:
     found = run(call("post"), tools=[post])
     assert (found.status, outcomes(found), effects.count()) == ("orphaned", [], 1)
     assert kinds_after(found, "orphan_found") == ["late_result"]
@@ -99,9 +99,7 @@ def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effe
     assert (the_only_run().status, outcomes(found), effects.count()) == ("completed", ["ok"], 1)
 
 
-def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(
-    effects: Effects, agents: None
-) -> None:
+def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(effects: Effects) -> None:
     found = run(call("fail"), tools=[fail])
     assert (found.status, late(found)[0]["is_error"], effects.count()) == ("orphaned", True, 0)
     resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
@@ -111,7 +109,7 @@ def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(
 
 
 def test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt(
-    effects: Effects, agents: None
+    effects: Effects,
 ) -> None:
     """The verdict was right when it was given; now it is known to be wrong, and nothing has run yet."""
 
@@ -139,9 +137,7 @@ def known(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
 
 
 @pytest.mark.parametrize("declares", ["safe_to_retry", "reconcile"])
-def test_the_result_of_the_worker_that_took_over_stands(
-    declares: str, effects: Effects, agents: None
-) -> None:
+def test_the_result_of_the_worker_that_took_over_stands(declares: str, effects: Effects) -> None:
     options: dict[str, Any] = {"safe_to_retry": True} if declares == "safe_to_retry" else {"reconcile": known}
 
     def work(ctx: ToolContext) -> str:
@@ -161,7 +157,7 @@ def test_the_result_of_the_worker_that_took_over_stands(
     assert len({line["key"] for line in effects.lines()}) == 1
 
 
-def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects, agents: None) -> None:
+def test_every_handler_of_a_parallel_group_leaves_its_evidence() -> None:
     first_is_back = threading.Event()
 
     @tool(safe_to_retry=True, parallel=True)
@@ -183,7 +179,7 @@ def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects,
 
 
 def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.engine.tool_calls.PARALLEL", 1)
 
@@ -200,9 +196,7 @@ def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
     assert [one.get("never_entered", False) for one in late(found)] == [False, True]
 
 
-def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
-    effects: Effects, agents: None
-) -> None:
+def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was() -> None:
     told = []
 
     @tool(safe_to_retry=True, timeout=0.3)
@@ -220,7 +214,7 @@ def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
 
 
 def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
 
@@ -247,9 +241,7 @@ def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
         resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
 
 
-def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence(
-    effects: Effects, agents: None
-) -> None:
+def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence() -> None:
     @tool(safe_to_retry=True, parallel=True)
     def read(ctx: ToolContext, number: int) -> str:
         """Read, but stop the process at the first attempt of the first."""
@@ -291,7 +283,7 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
 
 
 def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, slept = DatabaseStore.append, list[bool]()
 

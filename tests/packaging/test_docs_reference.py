@@ -20,7 +20,6 @@ from agentruns.models import Message
 from agentruns.testing import expire_leases, run_until_blocked
 from agentruns.testing.crash import crashing_at
 from agentruns.tools import Tool
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -136,7 +135,7 @@ def test_all_kinds_are_there() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rows_have_what_the_page_says(effects: Effects, agents: None) -> None:
+def test_rows_have_what_the_page_says() -> None:
     turns = [
         {"tools": [call("refund", cents=50_000), call("post", text="Hello")]},
         {"text": "Done."},

@@ -17,7 +17,6 @@ from agentruns.journal import telemetry
 from agentruns.journal.telemetry import Facts
 from agentruns.utils.redaction import bound, driven
 from tests.crash.processes import ROOT
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 
@@ -80,7 +79,7 @@ def test_facts_are_made_only_for_somebody() -> None:
     assert telemetry.listener() is None
 
 
-def test_a_listener_of_the_project_s_own(settings: Any, effects: Effects, agents: None) -> None:
+def test_a_listener_of_the_project_s_own(settings: Any) -> None:
     listen(settings, "Notebook")
     agent = shop_agent("noted", {"tools": [call("broken"), call("post", text="hi")]})
     assert run_agent(agent, "do it").status == "completed"
@@ -94,7 +93,7 @@ def test_a_listener_of_the_project_s_own(settings: Any, effects: Effects, agents
 
 @pytest.mark.parametrize("name", ["Failing", "FailingLater", "gone"])
 def test_what_a_listener_raises_touches_no_run(
-    name: str, settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    name: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     listen(settings, name)
     agent = shop_agent("robust", {"tools": [call("broken"), call("search", query="x")]})
