@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import enum
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
-from asgiref.sync import async_to_sync
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
-
-T = TypeVar("T")
+from agentruns.utils.coroutines import wait
 
 _MAX_ERRORS = 10
 _MAX_NAME = 60
@@ -121,26 +116,6 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a developer's function, sync or async, and return its result, awaited if necessary."""
     result = fn(*args, **kwargs)
     return wait(result) if inspect.isawaitable(result) else result
-
-
-def wait(awaitable: Awaitable[T]) -> T:
-    """Await from sync code, even in a thread that is running an event loop."""
-
-    async def finish() -> T:
-        return await awaitable
-
-    # Not asyncio.run: asgiref sends the coroutine's ORM work back to this thread, so it uses this thread's
-    # connection, which the engine keeps healthy and a TestCase wraps in its transaction.
-    run = async_to_sync(finish, force_new_loop=True)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run()
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-async")
-    try:
-        return thread.submit(copy_context().run, run).result()
-    finally:
-        thread.shutdown(wait=False)
 
 
 def result_adapter(annotation: Any) -> TypeAdapter[Any]:

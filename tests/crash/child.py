@@ -85,13 +85,14 @@ class Orders:
 def serve(orders: Orders, pipe: Connection) -> None:
     """Do it as a program would: in its own environment alone, and what it raises ends it."""
     os.environ.clear()
-    _prepare(orders)
+    prepare(orders)
     for name, *arguments in orders.actions:
         ACTIONS[name](*arguments)
     connections.close_all()
 
 
-def _prepare(orders: Orders) -> None:
+def prepare(orders: Orders) -> None:
+    """Let this process work on the database of the orders."""
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
     settings.AGENTRUNS_LEASE_SECONDS = orders.lease
@@ -100,7 +101,7 @@ def _prepare(orders: Orders) -> None:
 
 def perform(orders: Orders, pipe: Connection) -> None:
     """Do it, and send the errors that the database caused; a call that raised one is repeated once."""
-    _prepare(orders)
+    prepare(orders)
     errors: list[str] = []
     with ExitStack() as faults:
         if orders.point and orders.dies:
