@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Store
 from agentruns.models import Message, Run
 from agentruns.tools import ToolContext
+from agentruns.utils import clock
 from agentruns.utils.db import close_stale, uptime
 from agentruns.utils.redaction import get_logger
 
@@ -70,6 +72,10 @@ class Driver:
     def alias(self) -> str:
         """The database of the journal."""
         return self.lease.alias if self.lease else settings.DATABASE
+
+    def now(self) -> datetime:
+        """Return the time by the journal's clock."""
+        return clock.now(self.lease.alias if self.lease else None)
 
     @property
     def is_entering(self) -> bool:
@@ -130,7 +136,7 @@ class Driver:
         tries, began = 0, uptime()
         give_up = began + settings.LEASE_SECONDS
         while True:
-            batch = Batch(self.state, self.lease.epoch if self.lease else 0)
+            batch = Batch(self.state, self.lease.epoch if self.lease else 0, local=self.lease is None)
             seq = batch.first_seq
             build(batch)
             if not batch.rows:

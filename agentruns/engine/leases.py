@@ -14,12 +14,12 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Case, Exists, F, IntegerField, Q, When
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.models import Control, Message, Run
+from agentruns.utils import clock
 from agentruns.utils.db import database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import bound, get_logger
@@ -66,7 +66,7 @@ class Lease:
             "lease_owner": "",
             "lease_expires_at": None,
             "lease_epoch": F("lease_epoch") + 1,
-            "updated_at": timezone.now(),
+            "updated_at": clock.now(self.alias),
         }
         run = Run.objects.using(self.alias).filter(pk=self.run_id)
         mine = run.filter(lease_epoch=self.epoch, status="running")

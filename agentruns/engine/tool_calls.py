@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
 from agentruns.engine import gate, handler, in_doubt
@@ -73,7 +73,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
         return True
     if call.timeout is None or call.started_at is None or driver.lease is None:
         return False  # without a lease no other process ever had the run
-    left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
+    left = (call.started_at + timedelta(seconds=call.timeout) - driver.now()).total_seconds()
     if left > 0:
         driver.lease.release(delay=left)
         driver.released = True

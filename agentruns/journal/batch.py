@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Unpack
 from uuid import UUID
 
+from agentruns.conf import settings
 from agentruns.journal import events, payloads
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 
 # After these the run has moved on, so earlier crashes no longer count against it.
@@ -22,12 +23,14 @@ Offload = Callable[[dict[str, Any]], dict[str, Any]]
 class Batch:
     """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
 
-    Adding folds at once: if the batch cannot be stored, discard its state and read it again.
+    `local`: of a stateless run, which asks no database for the time. Adding folds at once: if the batch
+    cannot be stored, discard its state and read it again.
     """
 
-    def __init__(self, state: SessionState, epoch: int = 0) -> None:
+    def __init__(self, state: SessionState, epoch: int = 0, *, local: bool = False) -> None:
         self.state = state
         self.epoch = epoch
+        self.clock = None if local else settings.DATABASE
         self.first_seq = state.next_seq
         self.first_head = state.head
         self.rows: list[Row] = []
@@ -76,7 +79,7 @@ class Batch:
             attempt=attempt,
             epoch=self.epoch,
             payload=canonical.loads(text),
-            created_at=datetime.now(UTC),
+            created_at=clock.now(self.clock),
             prev_hash=self.state.head,
             hash="",
             consumes=consumes,

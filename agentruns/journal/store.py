@@ -26,6 +26,8 @@ from agentruns.journal.outbox import EVENTS, announce
 from agentruns.journal.read import load
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.utils.clock import told
+from agentruns.utils.db import uptime
 
 COLUMNS = (
     "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
@@ -126,8 +128,11 @@ def write_rows(alias: str, batch: Batch, *, closed: bool = False) -> None:
     rows = _rows(connection, batch, session_id, run_id, times)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
+            sent = uptime()
             cursor.execute(_cte(len(batch.rows), sets, where), [*session, *run, *rows])
             stored = cursor.rowcount
+            if stored:
+                told(alias, cursor.fetchone()[0], sent)
         else:
             stored = _three_statements(cursor, sets, where, session, run, rows)
         if stored != len(batch.rows):
@@ -146,6 +151,7 @@ def _cte(count: int, sets: str, where: str) -> str:
         f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"
         f' INSERT INTO "{_MESSAGE}" ({columns})'
         f" SELECT v.* FROM r, (VALUES {', '.join([row] * count)}) AS v"
+        " RETURNING clock_timestamp()"
     )
 
 

@@ -1,4 +1,4 @@
-"""Text columns that can store any output of a model or a tool, on every database."""
+"""Columns for any output of a model or a tool, on every database, and for times by the journal's clock."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
+from agentruns.conf import settings
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     AnyTextField = models.TextField[Any, Any]
+    AnyTimeField = models.DateTimeField[Any, Any]
 else:
     AnyTextField = models.TextField
+    AnyTimeField = models.DateTimeField
 
 
 class CanonicalField(AnyTextField):
@@ -42,3 +46,16 @@ class EscapedTextField(AnyTextField):
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else canonical.escape_text(str(value))
+
+
+class ClockField(AnyTimeField):
+    """A time whose `auto_now` and `auto_now_add` go by the journal's clock."""
+
+    def pre_save(self, instance: models.Model, add: bool) -> Any:
+        if self.auto_now or (self.auto_now_add and add):
+            setattr(instance, self.attname, clock.now(settings.DATABASE))
+        return getattr(instance, self.attname)
+
+    def deconstruct(self) -> Any:
+        name, _path, args, options = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, options

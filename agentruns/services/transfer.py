@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import UUID
@@ -32,6 +32,7 @@ from agentruns.services import permissions
 from agentruns.services.control import hold_run
 from agentruns.services.runs import refuse_pruned
 from agentruns.services.write import find_run
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, is_on, redacted
@@ -158,7 +159,7 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
     yield {
         "format": FORMAT,
         "version": VERSION,
-        "exported_at": events.timestamp(datetime.now(UTC)),
+        "exported_at": events.timestamp(clock.now(alias)),
         "run": str(run.pk),
         "session": {"id": str(session.pk), "key": session.key if true_values else str(redacted(session.key))},
         "head": {"seq": session.next_seq - 1, "hash": session.head},
