@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 import django
+import time_machine
 
 django.setup()
 
@@ -23,7 +25,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
-from agentruns import approve, cancel_run, get_run, run_agent, tool
+from agentruns import approve, cancel_run, get_run, run_agent, start_run, tool
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.services.sweep import sweep
@@ -62,6 +64,7 @@ def work() -> None:
 ACTIONS: dict[str, Callable[..., object]] = {
     "work": work,
     "run": lambda agent, session: run_agent(agent, "do it", session, idempotency_key=session),
+    "start": lambda agent, session: start_run(agent, "do it", session),
     "sweep": sweep,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),
@@ -78,6 +81,7 @@ class Orders:
     dies: bool = False
     lease: float = 1
     beats: bool = True
+    skew: float = 0  # seconds by which the clock of the machine is fast
     database: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -95,6 +99,9 @@ def prepare(orders: Orders) -> None:
     """Let this process work on the database of the orders."""
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
+    if orders.skew:  # as on another machine: its wall clock is wrong, its uptime is not
+        there = datetime.now(UTC) + timedelta(seconds=orders.skew)
+        time_machine.travel(there, tick=True).start()
     settings.AGENTRUNS_LEASE_SECONDS = orders.lease
     settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
 
