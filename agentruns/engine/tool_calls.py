@@ -173,6 +173,7 @@ def _run_one(driver: Driver, call: Call) -> None:
         store_late_result(driver, call, {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
+    driver.allow(tool)
     try:
         if tool.transactional:
             record = partial(_record, driver, call, joined=True)
@@ -273,6 +274,7 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
+            driver.allow(tool)
             enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
             future = handler.in_thread(driver.alias, tool, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)

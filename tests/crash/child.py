@@ -81,6 +81,7 @@ class Orders:
     dies: bool = False
     lease: float = 1
     beats: bool = True
+    patience: float = 3600  # AGENTRUNS_TOOL_TIMEOUT
     skew: float = 0  # seconds by which the clock of the machine is fast
     database: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -103,6 +104,7 @@ def prepare(orders: Orders) -> None:
         there = datetime.now(UTC) + timedelta(seconds=orders.skew)
         time_machine.travel(there, tick=True).start()
     settings.AGENTRUNS_LEASE_SECONDS = orders.lease
+    settings.AGENTRUNS_TOOL_TIMEOUT = orders.patience
     settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
 
 

@@ -27,6 +27,7 @@ def start(
     lease: float = LEASE,
     beats: bool = True,
     skew: float = 0,
+    patience: float = 3600,
     serve: Callable[[Orders, Connection], None] | None = None,
     **environment: str,
 ) -> Forked:
@@ -39,6 +40,7 @@ def start(
         lease=lease,
         beats=beats,
         skew=skew,
+        patience=patience,
         database={name: connection.settings_dict[name] for name in names},
         environment={**os.environ, **environment},
     )
