@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
@@ -12,10 +13,8 @@ from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     AnyTextField = models.TextField[Any, Any]
-    AnyTimeField = models.DateTimeField[Any, Any]
 else:
     AnyTextField = models.TextField
-    AnyTimeField = models.DateTimeField
 
 
 class CanonicalField(AnyTextField):
@@ -48,14 +47,6 @@ class EscapedTextField(AnyTextField):
         return None if value is None else canonical.escape_text(str(value))
 
 
-class ClockField(AnyTimeField):
-    """A time whose `auto_now` and `auto_now_add` go by the journal's clock."""
-
-    def pre_save(self, instance: models.Model, add: bool) -> Any:
-        if self.auto_now or (self.auto_now_add and add):
-            setattr(instance, self.attname, clock.now(settings.DATABASE))
-        return getattr(instance, self.attname)
-
-    def deconstruct(self) -> Any:
-        name, _path, args, options = super().deconstruct()
-        return name, "django.db.models.DateTimeField", args, options
+def now() -> datetime:
+    """Return the time by the journal's clock; Django's `auto_now` would ask this machine."""
+    return clock.now(settings.DATABASE)

@@ -348,7 +348,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     )
     _refuse_known_keys(alias, runs)
     Run.objects.using(alias).bulk_create(runs)
-    # The INSERT sets them to now.
+    # They were made with the present time.
     for run_id, (first, last) in _times(found).items():
         Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(
