@@ -21,11 +21,11 @@ import time_machine
 
 django.setup()
 
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
 from agentruns import approve, cancel_run, get_run, run_agent, start_run, tool
+from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.services.sweep import sweep
@@ -103,9 +103,9 @@ def prepare(orders: Orders) -> None:
     if orders.skew:  # as on another machine: its wall clock is wrong, its uptime is not
         there = datetime.now(UTC) + timedelta(seconds=orders.skew)
         time_machine.travel(there, tick=True).start()
-    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
-    settings.AGENTRUNS_TOOL_TIMEOUT = orders.patience
-    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+    settings.LEASE_SECONDS = orders.lease
+    settings.TOOL_TIMEOUT = orders.patience
+    settings.HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
 
 
 def perform(orders: Orders, pipe: Connection) -> None:
