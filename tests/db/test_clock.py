@@ -28,6 +28,13 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_readings", {})
 
 
+def make_known(*, off: float, age: float) -> None:
+    """Let the known reading be so many seconds off and so many seconds old."""
+    known = clock._readings["default"]
+    moment = known.moment + timedelta(seconds=off - age)
+    clock._readings["default"] = clock.Reading(moment, known.sent - age, known.received - age)
+
+
 def is_right() -> bool:
     return abs(clock.now("default") - database_now("default")) < SECOND
 
@@ -42,10 +49,7 @@ def test_an_append_tells_the_time(agents: None, effects: Effects) -> None:
         clock.now("default")
     assert len(captured) == 0
     assert is_right()
-    off = clock._readings["default"]
-    clock._readings["default"] = clock.Reading(
-        off.moment + timedelta(hours=1), off.sent - 31, off.received - 31
-    )
+    make_known(off=3600, age=31)
     start_run(shop_agent("briefer"), "do it", "s2")
     assert is_right()
 
@@ -55,18 +59,13 @@ def test_it_is_asked_once_a_minute_where_nothing_is_appended() -> None:
         for _ in range(3):
             clock.now("default")
     assert len(captured) == 1
-    off = clock._readings["default"]
-    wrong = clock.Reading(off.moment + timedelta(hours=1), off.sent - 61, off.received - 61)
-    clock._readings["default"] = wrong
+    make_known(off=3600, age=61)
     assert is_right()
 
 
 def test_an_unreachable_database_leaves_the_time_that_was_told() -> None:
     clock.now("default")
-    known = clock._readings["default"]
-    clock._readings["default"] = clock.Reading(
-        known.moment - timedelta(seconds=90), known.sent - 90, known.received - 90
-    )
+    make_known(off=0, age=90)
     with connection.execute_wrapper(refuse):
         later = clock.now("default")
     assert abs(later - database_now("default")) < SECOND
