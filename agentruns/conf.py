@@ -17,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "DISPATCHER": "agentruns.engine.wakeup.SweepDispatcher",
     "LEASE_SECONDS": 60,
     "HEARTBEAT_SECONDS": 20,
+    "TOOL_TIMEOUT": 3600,
     "MAX_ATTEMPTS": 5,
     "BACKOFF_SECONDS": (1, 300),
     "PAYLOAD_INLINE_MAX": 65_536,
@@ -49,6 +50,7 @@ class Settings:
     DISPATCHER: str
     LEASE_SECONDS: float
     HEARTBEAT_SECONDS: float
+    TOOL_TIMEOUT: float
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
     PAYLOAD_INLINE_MAX: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from agentruns.conf import settings
@@ -133,7 +133,7 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.approval = _approval(tool, intent, why)
+        intent.approval = _approval(tool, intent, why, driver.now())
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
@@ -146,7 +146,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
-def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
+def _approval(tool: Tool, intent: Intent, why: str, now: datetime) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
     payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
@@ -158,6 +158,6 @@ def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
         "preview": tool.preview_of(intent.arguments),
         "approvers": tool.approvers or "",
         "required": tool.approvals,
-        "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
+        "expires_at": events.timestamp(now + lifetime) if lifetime else None,
     }
     return {**payload, "only_answers": True} if tool.only_answers else payload

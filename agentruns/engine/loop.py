@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -199,7 +198,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _model_step(driver: Driver) -> None:
-    exceeded = budgets.exceeded(driver.agent, driver.run)
+    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now())
     if exceeded:
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
         return
@@ -367,7 +366,7 @@ def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
     delay = backoff(batch.state.run.failures, retry_after)
     if driver.agent.deadline is None:
         return delay
-    left = driver.agent.deadline - batch.state.run.elapsed(datetime.now(UTC))
+    left = driver.agent.deadline - batch.state.run.elapsed(driver.now())
     return max(0.0, min(delay, left.total_seconds()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
 from agentruns.engine import gate, handler, in_doubt
@@ -74,7 +74,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
         return True
     if call.timeout is None or call.started_at is None or driver.lease is None:
         return False  # without a lease no other process ever had the run
-    left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
+    left = (call.started_at + timedelta(seconds=call.timeout) - driver.now()).total_seconds()
     if left > 0:
         driver.lease.release(delay=left)
         driver.released = True
@@ -175,6 +175,7 @@ def _run_one(driver: Driver, call: Call) -> None:
         raise
     driver.started.discard((call.id, call.attempt))
     replace_broken(driver.alias)
+    driver.allow(tool)
     try:
         if tool.transactional:
             record = partial(_record, driver, call, joined=True)
@@ -277,6 +278,7 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
+            driver.allow(tool)
             enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
             future = handler.in_thread(driver.alias, tool, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)

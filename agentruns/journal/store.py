@@ -8,7 +8,6 @@ nothing. No model instances of rows are built: they cost more than the database 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar, Protocol, Unpack
 from uuid import UUID
@@ -28,8 +27,9 @@ from agentruns.journal.outbox import EVENTS, announce
 from agentruns.journal.read import session_rows
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
-from agentruns.utils.db import LOCK_TIMEOUT
+from agentruns.utils.db import LOCK_TIMEOUT, uptime
 
 COLUMNS = (
     "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
@@ -126,12 +126,14 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
 class Batch:
     """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
 
-    Adding folds at once: if the batch cannot be stored, discard its state and read it again.
+    `local`: of a stateless run, which asks no database for the time. Adding folds at once: if the batch
+    cannot be stored, discard its state and read it again.
     """
 
-    def __init__(self, state: SessionState, epoch: int = 0) -> None:
+    def __init__(self, state: SessionState, epoch: int = 0, *, local: bool = False) -> None:
         self.state = state
         self.epoch = epoch
+        self.clock = None if local else settings.DATABASE
         self.first_seq = state.next_seq
         self.first_head = state.head
         self.rows: list[Row] = []
@@ -180,7 +182,7 @@ class Batch:
             attempt=attempt,
             epoch=self.epoch,
             payload=canonical.loads(text),
-            created_at=datetime.now(UTC),
+            created_at=journal_clock.now(self.clock),
             prev_hash=self.state.head,
             hash="",
             consumes=consumes,
@@ -305,8 +307,11 @@ def write_rows(alias: str, batch: Batch, *, closed: bool = False, durable: bool 
     rows = _rows(connection, batch, session_id, run_id, times)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
+            sent = uptime()
             cursor.execute(_cte(len(batch.rows), sets, where, durable), [*session, *run, *rows])
             stored = cursor.rowcount
+            if stored:
+                journal_clock.told(batch.clock or alias, cursor.fetchone()[0], sent)
         else:
             stored = _three_statements(cursor, sets, where, session, run, rows)
         if stored != len(batch.rows):
@@ -327,6 +332,7 @@ def _cte(count: int, sets: str, where: str, durable: bool) -> str:
         f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"
         f' INSERT INTO "{_MESSAGE}" ({columns})'
         f" SELECT v.* FROM r, (VALUES {', '.join([row] * count)}) AS v"
+        " RETURNING clock_timestamp()"
     )
 
 

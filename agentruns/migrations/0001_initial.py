@@ -41,7 +41,12 @@ class Migration(migrations.Migration):
                     models.CharField(max_length=64, primary_key=True, serialize=False, verbose_name="hash"),
                 ),
                 ("body", agentruns.models.fields.CanonicalField(verbose_name="body")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "definition",
@@ -82,7 +87,12 @@ class Migration(migrations.Migration):
                     "idempotency_keys",
                     agentruns.models.fields.CanonicalField(default=dict, verbose_name="idempotency keys"),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "tombstone",
@@ -103,7 +113,12 @@ class Migration(migrations.Migration):
                 ("digest", models.CharField(max_length=64, verbose_name="digest")),
                 ("name", models.CharField(default="", max_length=100, verbose_name="name")),
                 ("scopes", agentruns.models.fields.CanonicalField(default=list, verbose_name="scopes")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
                 ("last_used_at", models.DateTimeField(null=True, verbose_name="last used at")),
                 ("revoked_at", models.DateTimeField(null=True, verbose_name="revoked at")),
@@ -144,7 +159,12 @@ class Migration(migrations.Migration):
                         max_length=64,
                     ),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
                 (
                     "owner",
                     models.ForeignKey(
@@ -216,8 +236,18 @@ class Migration(migrations.Migration):
                     "blocked_reason",
                     agentruns.models.fields.EscapedTextField(default="", verbose_name="why it is blocked"),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
-                ("updated_at", models.DateTimeField(auto_now=True, verbose_name="updated at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="updated at"
+                    ),
+                ),
                 (
                     "definition",
                     models.ForeignKey(
@@ -375,7 +405,12 @@ class Migration(migrations.Migration):
                 ("body", agentruns.models.fields.EscapedTextField(default="", verbose_name="answer")),
                 (
                     "created_at",
-                    models.DateTimeField(auto_now_add=True, db_index=True, verbose_name="created at"),
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now,
+                        editable=False,
+                        db_index=True,
+                        verbose_name="created at",
+                    ),
                 ),
                 (
                     "owner",

@@ -6,7 +6,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.definition import Definition
-from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.fields import CanonicalField, EscapedTextField, now
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
 from agentruns.utils.ids import uuid7
@@ -77,8 +77,8 @@ class Run(models.Model):
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     blocked_reason = EscapedTextField(_("why it is blocked"), default="")
 
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
-    updated_at = models.DateTimeField(_("updated at"), auto_now=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)
 
     objects = RunQuerySet.as_manager()
 

@@ -4,6 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.models.fields import now
 from agentruns.models.indexes import PrefixIndex
 from agentruns.utils.ids import uuid7
 from agentruns.utils.json import GENESIS
@@ -27,7 +28,7 @@ class Session(models.Model):
     owner_name = models.CharField(_("owner's name"), max_length=200, default="")
     next_seq = models.BigIntegerField(default=1)
     head = models.CharField(max_length=64, default=GENESIS)
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
     class Meta:
         verbose_name = _("session")

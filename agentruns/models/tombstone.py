@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField
+from agentruns.models.fields import CanonicalField, now
 from agentruns.utils.redaction import redact
 
 FORGOTTEN = "sha256:"
@@ -19,7 +19,7 @@ class Tombstone(models.Model):
     key = models.CharField(_("key"), max_length=200)
     head = models.CharField(_("head"), max_length=64)
     idempotency_keys = CanonicalField(_("idempotency keys"), default=dict)
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
     class Meta:
         verbose_name = _("tombstone")

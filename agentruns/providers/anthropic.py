@@ -7,7 +7,6 @@ import email.utils
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
@@ -301,7 +300,10 @@ def _is_transport(error: Exception) -> bool:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date."""
+    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date.
+
+    A date is measured from the answer's own, because this machine's clock may be slow or fast.
+    """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -309,9 +311,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
             continue
         return seconds if math.isfinite(seconds) and seconds >= 0 else None
     try:
-        date = email.utils.parsedate_to_datetime(headers["retry-after"])
-        return max(0.0, date.timestamp() - time.time())
-    except (KeyError, ValueError, OverflowError):
+        until, sent = (email.utils.parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        return max(0.0, (until - sent).total_seconds())
+    except (KeyError, ValueError, OverflowError, TypeError):
         return None
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.utils import json as canonical
+from agentruns.utils.coroutines import wait
 
 Disposition = Literal["retry", "pause", "fail"]
 
@@ -86,7 +84,7 @@ class Model(Protocol):
 def call_model(model: Model, request: ModelRequest) -> ModelReply:
     """Ask a model and return its checked reply; raises ProviderError, or whatever the model raises."""
     reply = model.propose(request)
-    return check_reply(_wait(reply) if inspect.isawaitable(reply) else reply)
+    return check_reply(wait(reply) if inspect.isawaitable(reply) else reply)
 
 
 def check_reply(reply: Any) -> ModelReply:
@@ -137,15 +135,3 @@ def model_identity(model: Model | str) -> str:
 def _unusable(why: str) -> ProviderError:
     text = f"The model's reply cannot be used: {why}."
     return ProviderError(text, disposition="fail", type="invalid_reply")
-
-
-def _wait(awaitable: Awaitable[ModelReply]) -> ModelReply:
-    async def finish() -> ModelReply:
-        return await awaitable
-
-    # In a separate thread: this one may already be running an event loop.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-model")
-    try:
-        return thread.submit(copy_context().run, asyncio.run, finish()).result()
-    finally:
-        thread.shutdown(wait=False)

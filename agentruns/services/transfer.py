@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import UUID
@@ -32,6 +32,7 @@ from agentruns.services import permissions
 from agentruns.services.control import hold_run
 from agentruns.services.runs import refuse_pruned
 from agentruns.services.write import find_run
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, is_on, redacted
@@ -158,7 +159,7 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
     yield {
         "format": FORMAT,
         "version": VERSION,
-        "exported_at": events.timestamp(datetime.now(UTC)),
+        "exported_at": events.timestamp(clock.now(alias)),
         "run": str(run.pk),
         "session": {"id": str(session.pk), "key": session.key if true_values else str(redacted(session.key))},
         "head": {"seq": session.next_seq - 1, "hash": session.head},
@@ -347,7 +348,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     )
     _refuse_known_keys(alias, runs)
     Run.objects.using(alias).bulk_create(runs)
-    # The INSERT sets them to now.
+    # They were made with the present time.
     for run_id, (first, last) in _times(found).items():
         Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(

@@ -11,12 +11,13 @@ from uuid import UUID
 
 from django.db.models import Count, Min, Q
 from django.db.models.functions import Now
-from django.utils import timezone
 
+from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.definition import definition_body
 from agentruns.models.querysets import ACTIVE, RunQuerySet
+from agentruns.utils import clock
 
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
@@ -94,7 +95,7 @@ def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
 def is_live(run: Run) -> bool:
     """Return whether a worker holds the run at this moment."""
     expires = run.lease_expires_at
-    return run.status == Run.Status.RUNNING and expires is not None and expires > timezone.now()
+    return run.status == Run.Status.RUNNING and expires is not None and expires > clock.now(settings.DATABASE)
 
 
 def is_stalled(run: Run) -> bool:
@@ -104,7 +105,8 @@ def is_stalled(run: Run) -> bool:
 
 def backs_off(run: Run) -> bool:
     """Return whether the run waits for a while because its model failed."""
-    return run.status == Run.Status.QUEUED and run.not_before is not None and run.not_before > timezone.now()
+    until = run.not_before
+    return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
 def cancel_request(alias: str, run: Run) -> tuple[str, datetime] | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
 
-from asgiref.sync import async_to_sync
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
@@ -24,13 +20,13 @@ from agentruns.tools.options import Options, Recovery
 from agentruns.tools.results import to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.coroutines import wait
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
-T = TypeVar("T")
 
 _MAX_ERRORS = 10
 _MAX_NAME = 60
@@ -299,23 +295,3 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a developer's function, sync or async, and return its result, awaited if necessary."""
     result = fn(*args, **kwargs)
     return wait(result) if inspect.isawaitable(result) else result
-
-
-def wait(awaitable: Awaitable[T]) -> T:
-    """Await from sync code, even in a thread that is running an event loop."""
-
-    async def finish() -> T:
-        return await awaitable
-
-    # Not asyncio.run: asgiref sends the coroutine's ORM work back to this thread, so it uses this thread's
-    # connection, which the engine keeps healthy and a TestCase wraps in its transaction.
-    run = async_to_sync(finish, force_new_loop=True)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run()
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-async")
-    try:
-        return thread.submit(copy_context().run, run).result()
-    finally:
-        thread.shutdown(wait=False)

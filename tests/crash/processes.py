@@ -24,18 +24,29 @@ LEASE = 1
 ROOT = Path(__file__).parents[2]
 
 
-def start(*action: str, lease: float = LEASE, **environment: str) -> Forked:
+def start(
+    *action: str,
+    lease: float = LEASE,
+    beats: bool = True,
+    skew: float = 0,
+    patience: float = 3600,
+    serve: Callable[[Orders, Connection], None] | None = None,
+    **environment: str,
+) -> Forked:
     """Start a child that does one thing on this test's database, and that an error ends."""
-    from tests.crash.child import Orders, serve
+    from tests.crash import child
 
     names = ("NAME", "HOST", "PORT", "OPTIONS")
-    orders = Orders(
+    orders = child.Orders(
         [action],
         lease=lease,
+        beats=beats,
+        skew=skew,
+        patience=patience,
         database={name: connection.settings_dict[name] for name in names},
         environment={**os.environ, **environment},
     )
-    return Forked(serve, orders)
+    return Forked(serve or child.serve, orders)
 
 
 def finish(child: Forked) -> None:

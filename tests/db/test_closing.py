@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import agentruns.engine.budgets
 from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
+from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
@@ -19,6 +19,7 @@ from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
 from agentruns.testing import Crash, check_messages
 from agentruns.testing.crash import CrashingStore
+from agentruns.utils import clock
 from tests.db.helpers import Checked, kill, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
@@ -212,12 +213,8 @@ def refuses(request: Any) -> Any:
     raise ProviderError("messages: nonsense", disposition="fail", type="invalid_request_error", status=400)
 
 
-class Later(datetime):
-    """A clock two hours ahead."""
-
-    @classmethod
-    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-        return datetime.now(tz) + timedelta(hours=2)
+def in_two_hours(driver: Driver) -> datetime:
+    return clock.now(driver.alias) + timedelta(hours=2)
 
 
 ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -252,7 +249,7 @@ def test_a_run_that_died_at_any_prefix_and_then_fails(
             return
         with monkeypatch.context() as patch:
             if how == "deadline":
-                patch.setattr(agentruns.engine.budgets, "datetime", Later)
+                patch.setattr(Driver, "now", in_two_hours)
             revive(run)
         run.refresh_from_db()
         assert (run.status, run.error.startswith(said)) == ("failed", True), run.error

@@ -15,12 +15,12 @@ from agentruns.journal import connection as journal_connection
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
-from tests.db.helpers import outcomes, payloads, the_run
+from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
-from tests.statements import captured_statements
+from tests.statements import captured_statements, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

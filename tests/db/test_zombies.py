@@ -10,13 +10,16 @@ import pytest
 from django.db import OperationalError
 
 from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
-from agentruns.exceptions import RunStateError
+from agentruns.engine.leases import Lease
+from agentruns.engine.worker import advance
+from agentruns.exceptions import LeaseLostError, RunStateError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from agentruns.utils import failpoints
 from tests.crash.disasters import ended, forked
 from tests.crash.processes import expire_lease, wait_for
 from tests.db.dying import elsewhere
@@ -308,3 +311,54 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
     assert slept
     assert outcomes(the_only_run()) == ["ok"]
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
+
+
+@pytest.mark.parametrize("point", ["after_finish", "after_release"])
+def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
+    point: str,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
+    beat, truly_extend, release = threading.Event(), Lease.extend, Lease.release
+
+    def extend(lease: Lease) -> None:
+        try:
+            truly_extend(lease)
+        except LeaseLostError:
+            beat.set()
+            raise
+
+    def release_and_beat(lease: Lease, **options: Any) -> None:
+        release(lease, **options)
+        assert beat.wait(10)
+
+    monkeypatch.setattr(Lease, "extend", extend)
+    found = start_run(shop_agent("brief"), "do it", "s1")
+    if point == "after_finish":
+        failpoints.arm(point, lambda: beat.wait(10))
+    else:
+        monkeypatch.setattr(Lease, "release", release_and_beat)
+    with caplog.at_level("WARNING", logger="agentruns"):
+        advance(found, "default", should_stop=lambda: point == "after_release")
+    assert beat.is_set()
+    assert caplog.text == ""
+    assert the_only_run().status == ("completed" if point == "after_finish" else "queued")
+
+
+def test_a_beat_that_finds_the_run_taken_says_so(effects: Effects, caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+
+    @tool
+    def sleeps(ctx: ToolContext) -> str:
+        """Sleep through the lease."""
+        lose_the_run(ctx)
+        notice(ctx)
+        wait_for(lambda: "Lease lost" in caplog.text, "the warning")
+        said.append(caplog.text)
+        return "done"
+
+    with caplog.at_level("WARNING", logger="agentruns.leases"):
+        run(call("sleeps"), tools=[sleeps])
+    assert len(said) == 1

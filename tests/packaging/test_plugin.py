@@ -29,7 +29,6 @@ from agentruns.testing import (
     manage_py,
     run_until_blocked,
 )
-from agentruns.testing.database import READERS
 from tests.db.helpers import outcomes, the_run
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
@@ -244,15 +243,6 @@ def test_afterwards_time_goes_on() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     seen = Order.objects.values_list(Now(), flat=True).get()
     assert max(seen, timezone.now()) < clock.now - timedelta(days=999)
-
-
-def test_the_clock_knows_every_module_that_asks_python_for_the_time() -> None:
-    readers = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "agentruns").rglob("*.py")
-        if "datetime.now(" in path.read_text() and "testing" not in path.parts
-    }
-    assert readers == set(READERS)
 
 
 # The ledger and the script

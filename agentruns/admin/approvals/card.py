@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -48,6 +47,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK, one_line
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
@@ -189,7 +189,7 @@ class ApprovalCard:
         approval = self.approval
         if not self.pending:
             return ""
-        if approval.expires_at is not None and approval.expires_at <= timezone.now():
+        if approval.expires_at is not None and approval.expires_at <= clock.now(settings.DATABASE):
             return _("Its time is over. The next sweep of a worker records that nobody answered.")
         if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
             return _("Its run is being cancelled.")

@@ -9,7 +9,6 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import READING
@@ -39,6 +38,7 @@ from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import is_live
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def drawn(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[s
         doing = "model" if is_live(run) else "silent"
     found = timeline.draw(
         run_rows(alias, run.pk, first or 0),
-        timezone.now(),
+        clock.now(settings.DATABASE),
         doing=doing,
         is_ended=run.is_ended,
         is_whole=first is None,
