@@ -79,6 +79,7 @@ def fork_run(
         actor=actor,
         run_id=uuid7(),
         key=idempotency_key or "",
+        session=session or "",
     )
     name = session or _session_key(origin, fork.run_id)
     for what, value in (("session", name), ("idempotency key", fork.key)):
@@ -130,6 +131,7 @@ class _Fork:
     actor: Any
     run_id: UUID
     key: str
+    session: str  # "" where the caller named none
     session_id: UUID = field(default_factory=uuid7)
     stored: dict[str, Any] = field(default_factory=dict)  # what the `user` row holds of a long text
 
@@ -193,7 +195,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
 
 def _made_before(alias: str, fork: _Fork) -> Run | None:
     """Return the fork that this call made already (acknowledgement lost), or that its key stands for."""
-    runs = Run.objects.using(alias)
+    runs = Run.objects.using(alias).select_related("session")
     found = runs.filter(pk=fork.run_id).first()
     if found is None and fork.key:
         owner_id = fork.owner()["owner_id"]
@@ -206,6 +208,8 @@ def _made_before(alias: str, fork: _Fork) -> Run | None:
         what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
     elif (found.agent, found.input) != (fork.agent.name, fork.task):
         what = "a fork at that row with another agent or text"
+    elif fork.session not in ("", found.session.key):
+        what = f"a fork in session {found.session.key!r}, not in {fork.session!r}"
     else:
         return found
     raise RunStateError(f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.")

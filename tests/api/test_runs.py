@@ -56,8 +56,9 @@ def test_the_same_key_is_the_same_run_for_ever(api: Api, effects: Effects, agent
     status, again = api.post("/runs", body)
     assert (status, again["id"], again["status"]) == (200, first["id"], "completed")
     assert again["output"] == "all done"
-    # Another session does not make it another task.
-    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 200
+    # It is not the run of a session that it is not in.
+    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 409
+    assert api.post("/runs", {**body, "session": first["session"]})[0] == 200
     assert Run.objects.count() == 1
 
 
