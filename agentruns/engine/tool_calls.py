@@ -11,7 +11,7 @@ from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
-from agentruns.journal import events
+from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
@@ -21,6 +21,8 @@ from agentruns.utils.failpoints import reached
 REFUSED = "Not executed: {why}. Nothing happened."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
+# After their commit the project's own code is told of them, and may take its time or die.
+ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
 PARALLEL = 8  # threads of one reply's reads; more wait for their turn
 Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
@@ -83,10 +85,13 @@ def _too_early(driver: Driver, call: Call) -> bool:
 def start_next(driver: Driver, batch: Batch) -> None:
     """Add the next ungated call's `tool_started` to this batch: one commit less per call.
 
-    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
+    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it; so
+    does any call after a commit that is announced, so that none counts as started while others are told.
     """
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
+        return
+    if any(row.kind in ANNOUNCED for row in batch.rows):
         return
     if any(call.is_started for call in run.open_calls()):
         return  # the rest of a parallel group is at work, and much may happen before it is done
@@ -207,7 +212,8 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
 
     def build(batch: Batch) -> None:
         observation.write(batch, call.id, offload)
-        start_next(driver, batch)
+        if not joined:  # the handler's own hooks run after its commit
+            start_next(driver, batch)
 
     if joined:  # the caller's transaction holds the effect too: a lost lease rolls both back
         driver.commit(build, joined=True)
