@@ -193,6 +193,7 @@ class Migration(migrations.Migration):
                     "blocked_reason",
                     agentruns.models.fields.EscapedTextField(default="", verbose_name="why it is blocked"),
                 ),
+                ("blocked_at", models.DateTimeField(null=True, verbose_name="blocked at")),
                 ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
                 ("updated_at", models.DateTimeField(auto_now=True, verbose_name="updated at")),
                 (
