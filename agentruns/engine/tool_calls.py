@@ -122,6 +122,8 @@ def _refusal(driver: Driver, call: Call) -> str:
             return f"its approval is {call.approval.status}"
         if call.approval.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
+    if call.verdict == "run" and not call.attempt and (since := gate.run_since(driver, tool)):
+        return f"{since} Ask for it again, and a person decides"
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
     return ""

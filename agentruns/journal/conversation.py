@@ -30,6 +30,8 @@ class SessionState:
         self.tool_use_ids: set[str] = set()
         # tool -> call of unknown outcome without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
+        # tool -> call that was left out of a fork -> the run that may execute it after all
+        self.open_elsewhere: dict[str, dict[str, UUID]] = {}
         # call and preview of a late result -> the file that holds the whole of it
         self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._messages: list[dict[str, Any]] = []
@@ -107,6 +109,14 @@ class SessionState:
             self._stored[row.call_id] = whole
         if payload["outcome"] == "unknown":
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
+        if "open_in" in payload:
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = UUID(payload["open_in"])
+
+    def _tool_started(self, row: Row, payload: events.ToolStarted) -> None:
+        if (
+            "approval" in payload and events.COPIED not in payload
+        ):  # a person knew of it, and let the call run
+            self.open_elsewhere.pop(row.tool_name, None)
 
     def _late_result(self, row: Row, payload: events.LateResult) -> None:
         if payloads.names_in(payload):
@@ -140,6 +150,7 @@ class SessionState:
 _APPLY: dict[str, Callable[[SessionState, Row, Any], None]] = {
     events.USER: SessionState._user,
     events.ASSISTANT: SessionState._assistant,
+    events.TOOL_STARTED: SessionState._tool_started,
     events.TOOL_RESULT: SessionState._tool_result,
     events.LATE_RESULT: SessionState._late_result,
     events.ORPHAN_RESOLVED: SessionState._orphan_resolved,

@@ -57,7 +57,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because(
             "the model sees the result that the call has in the end",
             *(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED),
-            *(events.TOOL_STARTED, events.ORPHAN_FOUND),
+            events.ORPHAN_FOUND,
         ),
     },
     "agentruns.journal.verify:_PAIRED": {
