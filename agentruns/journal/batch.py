@@ -38,6 +38,7 @@ class Batch:
         self.failed_drive = False
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
+        self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
         self.reported = False  # whether telemetry has its events
 
     @property

@@ -141,7 +141,7 @@ def announce(alias: str, batch: Batch) -> None:
 def _events(batch: Batch) -> list[_Event]:
     """Return the events of a batch's rows, each once."""
     found: dict[tuple[str, UUID | None], _Event] = {}
-    for row in batch.rows:
+    for row in () if batch.quiet else batch.rows:
         if row.kind not in EVENTS or events.COPIED in row.payload:  # a copy was announced for its own run
             continue
         name, signal = EVENTS[row.kind]

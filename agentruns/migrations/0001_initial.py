@@ -122,6 +122,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                ("imported_at", models.DateTimeField(null=True, verbose_name="imported at")),
                 (
                     "owner",
                     models.ForeignKey(

@@ -28,6 +28,7 @@ class Session(models.Model):
     next_seq = models.BigIntegerField(default=1)
     head = models.CharField(max_length=64, default=GENESIS)
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    imported_at = models.DateTimeField(_("imported at"), null=True)  # then it is a record: nothing is added
 
     class Meta:
         verbose_name = _("session")

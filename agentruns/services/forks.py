@@ -140,7 +140,8 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
 
 
 def _fate(call: Call, result: Row | None, home: Run) -> Fate:
-    if result is not None and call.attempt:
+    # An import calls unknown what had not started when it was exported.
+    if result is not None and (call.attempt or call.outcome == "unknown"):
         return Fate(call, call.outcome, result)
     # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
     in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"

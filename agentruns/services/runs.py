@@ -36,7 +36,7 @@ from agentruns.models import Approval, Definition, PrunedKey, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.write import find_run, lock_session, write
+from agentruns.services.write import find_run, lock_session, require_no_record, write
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
@@ -465,6 +465,7 @@ def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
         # The program cannot look up the owner of a pruned session; others learn of their own only.
         refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
         return None
+    require_no_record(run.session)
     if not request.is_for(run):
         raise RunStateError(
             f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
@@ -507,6 +508,7 @@ def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
     session = sessions.get(key=request.session)
     if request.again is None and owner is not None and session.owner_id != owner.pk:
         raise SessionAccessDeniedError(f"There is no session {request.session!r}.")
+    require_no_record(session)
     return session, session.pk == made.pk and request.session_id is None
 
 

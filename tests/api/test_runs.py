@@ -26,7 +26,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert set(run) == {
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
         "input", "step", "usage", "output", "error", "lease_expires_at", "not_before", "attempts",
-        "blocked_reason", "created_at", "updated_at", "origin", "origin_seq",
+        "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
     assert (run["input"], run["output"], run["step"]) == ("refund it", None, 0)

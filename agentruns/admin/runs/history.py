@@ -436,6 +436,8 @@ def _again(request: HttpRequest, run: Run) -> Action:
     ]
     if not _may_fork(request, run):
         return Action(effect, missing(FORK), forbidden=True)
+    if run.session.imported_at is not None:
+        return Action(effect, _("The run was imported: it is a record. Fork it to go on from it."))
     try:
         agent = agent_again(run)
     except UnknownAgentError:
