@@ -22,14 +22,13 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError, RunStateError
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import definitions_of, stored_rows
-from agentruns.journal.store import new_approval
+from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions

@@ -10,7 +10,7 @@ from django.db import connection
 from agentruns import approve, cancel_run, fork_run, pause_run, resume_run, run_agent, tool
 from agentruns.engine.worker import advance
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.journal.read import load
+from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, triggers
 from agentruns.services.sweep import sweep
