@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "BACKOFF_SECONDS": (1, 300),
     "PAYLOAD_INLINE_MAX": 65_536,
     "PAYLOAD_STORAGE": "agentruns",
+    "PAYLOAD_TIMEOUT": 30,
     "APPROVAL_EXPIRES": None,
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
@@ -56,6 +57,7 @@ class Settings:
     PAYLOAD_INLINE_MAX: int
     API_PING_SECONDS: float
     PAYLOAD_STORAGE: str
+    PAYLOAD_TIMEOUT: float
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
     DEFAULT_MODEL: Any  # a Claude model's name, or an object with propose()

@@ -221,6 +221,7 @@ class RunOut(BaseModel):
     not_before: Moment | None
     attempts: int
     blocked_reason: str
+    imported_at: Moment | None = Field(description="then it is a record, whose decisions were made elsewhere")
     created_at: Moment
     updated_at: Moment
 
@@ -248,6 +249,7 @@ class RunOut(BaseModel):
             not_before=run.not_before,
             attempts=run.attempts,
             blocked_reason=legal(run.blocked_reason),
+            imported_at=run.session.imported_at,
             created_at=run.created_at,
             updated_at=run.updated_at,
         )

@@ -10,6 +10,7 @@ from typing import Any
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.journal import events
+from agentruns.journal.read import started_since
 from agentruns.journal.store import Batch
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
@@ -22,6 +23,7 @@ DENIED = (
 )
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
+RUN_SINCE = "{tool} was left out when this run was forked, and its origin has executed it since: {calls}."
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -142,8 +144,20 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     if tool.recovery == "nothing" and doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
+    if since := run_since(driver, tool):
+        return since
     context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
+
+
+def run_since(driver: Driver, tool: Tool) -> str:
+    """Return that calls of a tool, left out of this fork as not executed, have run in its origin, or ""."""
+    left_out = driver.state.open_elsewhere.get(tool.name)
+    if not left_out or tool.recovery == "safe_to_retry":
+        return ""
+    started = started_since(driver.alias, left_out)
+    calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in started)
+    return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
 
 
 def _approval(tool: Tool, intent: Intent, why: str, now: datetime) -> events.ApprovalRequested:

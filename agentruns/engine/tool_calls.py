@@ -11,7 +11,7 @@ from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
-from agentruns.journal import events
+from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.connection import replace_broken
 from agentruns.journal.fold import Call
 from agentruns.journal.store import Batch
@@ -22,6 +22,8 @@ from agentruns.utils.failpoints import reached
 REFUSED = "Not executed: {why}. Nothing happened."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
+# After their commit the project's own code is told of them, and may take its time or die.
+ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
 PARALLEL = 8  # threads of one reply's reads; more wait for their turn
 Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
@@ -84,10 +86,13 @@ def _too_early(driver: Driver, call: Call) -> bool:
 def start_next(driver: Driver, batch: Batch) -> None:
     """Add the next ungated call's `tool_started` to this batch: one commit less per call.
 
-    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
+    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it; so
+    does any call after a commit that is announced, so that none counts as started while others are told.
     """
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
+        return
+    if any(row.kind in ANNOUNCED for row in batch.rows):
         return
     if any(call.is_started for call in run.open_calls()):
         return  # the rest of a parallel group is at work, and much may happen before it is done
@@ -118,6 +123,8 @@ def _refusal(driver: Driver, call: Call) -> str:
             return f"its approval is {call.approval.status}"
         if call.approval.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
+    if call.verdict == "run" and not call.attempt and (since := gate.run_since(driver, tool)):
+        return f"{since} Ask for it again, and a person decides"
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
     return ""

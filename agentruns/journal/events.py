@@ -220,6 +220,7 @@ class ResultFacts(_Returned):
     duration_ms: NotRequired[float]  # of the handler, where it was entered
     edited: NotRequired[dict[str, Any]]  # arguments it ran with, where a person set them
     actor: NotRequired[Actor | None]  # who decided, where the handler did not say
+    open_in: NotRequired[str]  # in a fork: the run that may execute the call after all
 
 
 class ToolResult(ResultFacts):

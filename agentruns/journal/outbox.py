@@ -115,7 +115,7 @@ def announce(alias: str, batch: Batch) -> None:
 
     Without notifiers and signal receivers this costs neither a query nor a hook.
     """
-    found = _events(batch)
+    found = [] if batch.quiet else _events(batch)
     for event in found:
         if event.signal.has_listeners(Run):
             transaction.on_commit(event.send, using=alias, robust=True)

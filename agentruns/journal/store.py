@@ -74,6 +74,8 @@ class SessionState:
         self.run = RunState(run_id)
         # tool -> call of unknown outcome without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
+        # tool -> call that was left out of a fork -> the run that may execute it after all
+        self.open_elsewhere: dict[str, dict[str, UUID]] = {}
         # call and preview of a late result -> the file that holds the whole of it
         self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._conversation: Conversation | None = None
@@ -90,6 +92,13 @@ class SessionState:
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
         elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
             self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
+        elif "open_in" in row.payload:
+            open_in = UUID(row.payload["open_in"])
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
+        elif (
+            row.kind == events.TOOL_STARTED and "approval" in row.payload and events.COPIED not in row.payload
+        ):
+            self.open_elsewhere.pop(row.tool_name, None)  # a person could know of it, and let the call run
         self._unread.append(row)
 
     @property
@@ -144,6 +153,7 @@ class Batch:
         self.failed_drive = False
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
+        self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
         self.reported = False  # whether telemetry has its events
 
     @property

@@ -114,7 +114,7 @@ def event(name: str, facts: Facts) -> None:
 def stored(batch: Batch, alias: str | None) -> None:
     """Report the events of a stored batch, once, as soon as it is committed; no `alias`: a stateless run."""
     active = listener()
-    if active is not None:
+    if active is not None and not batch.quiet:
         _guarded(_when_committed, active, batch, alias)
 
 

@@ -157,6 +157,7 @@ def run_record(run: Run) -> dict[str, Any]:
         "definition": run.definition_id,
         "origin": str(run.origin_id) if run.origin_id else None,
         "origin_seq": run.origin_seq,
+        "imported_at": run.session.imported_at,
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }

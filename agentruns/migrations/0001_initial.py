@@ -165,6 +165,7 @@ class Migration(migrations.Migration):
                         default=agentruns.models.fields.now, editable=False, verbose_name="created at"
                     ),
                 ),
+                ("imported_at", models.DateTimeField(null=True, verbose_name="imported at")),
                 (
                     "owner",
                     models.ForeignKey(
@@ -236,6 +237,7 @@ class Migration(migrations.Migration):
                     "blocked_reason",
                     agentruns.models.fields.EscapedTextField(default="", verbose_name="why it is blocked"),
                 ),
+                ("blocked_at", models.DateTimeField(null=True, verbose_name="blocked at")),
                 (
                     "created_at",
                     models.DateTimeField(

@@ -76,6 +76,7 @@ class Run(models.Model):
     not_before = models.DateTimeField(_("not before"), null=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     blocked_reason = EscapedTextField(_("why it is blocked"), default="")
+    blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found that it is
 
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
     updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)

@@ -29,6 +29,7 @@ class Session(models.Model):
     next_seq = models.BigIntegerField(default=1)
     head = models.CharField(max_length=64, default=GENESIS)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    imported_at = models.DateTimeField(_("imported at"), null=True)  # then it is a record: nothing is added
 
     class Meta:
         verbose_name = _("session")

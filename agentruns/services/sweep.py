@@ -35,6 +35,7 @@ logger = get_logger("agentruns.sweep")
 
 LATE = 600  # seconds without a sweep after which something is wrong
 BATCH = 100
+RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked
 SEVERAL = 10
 
 
@@ -70,8 +71,15 @@ def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> li
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """Return runs that only their definition keeps from being claimed here and that have no reason yet."""
-    return list(_runnable(run_id).exclude(_served()).filter(blocked_reason="")[:BATCH])
+    """Return runs that only their definition keeps from being claimed here and that need a reason.
+
+    First those that have none, then those whose reason is old: another process may have found it, and it
+    need not be true of the processes that are still there.
+    """
+    blocked = _runnable(run_id).exclude(_served())
+    found = list(blocked.filter(blocked_reason="")[:BATCH])
+    old = Q(blocked_at=None) | Q(blocked_at__lt=later(-RENEWED))
+    return found + list(blocked.exclude(blocked_reason="").filter(old)[: BATCH - len(found)])
 
 
 def _runnable(run_id: UUID | str | None) -> RunQuerySet:

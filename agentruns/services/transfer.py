@@ -13,10 +13,13 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
+from django.db.models import Value
+from django.db.models.functions import Concat, Left, Now, Trim
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
+from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError, RunStateError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
@@ -25,13 +28,12 @@ from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import definitions_of, stored_rows
-from agentruns.journal.store import new_approval
+from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions
-from agentruns.services.control import hold_run
-from agentruns.services.runs import refuse_pruned
-from agentruns.services.write import find_run
+from agentruns.services.runs import NAME_LENGTH, refuse_pruned
+from agentruns.services.write import find_run, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
@@ -42,7 +44,7 @@ PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
 REVEAL = "agentruns.reveal_arguments"
 ACTOR = "import_run"
-HELD = "imported: it may be at work in the database it came from"
+MARK = " (imported)"  # after the name of who decided elsewhere
 # No browser may open what a model or a tool wrote.
 INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
@@ -232,9 +234,9 @@ def _readable(row: Row, text: str, sensitive: Sensitive) -> str:
 def import_run(lines: Iterable[dict[str, Any]]) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    Nothing is stored unless the whole chain is intact. The runs get no owner, and one that has not ended is
-    paused: it may still be at work where it came from. Raises RunStateError and PayloadError, which say what
-    is wrong and where.
+    Nothing is stored unless the whole chain is intact. It is a record: nothing is ever added to it, and no
+    copied decision allows anything. The runs get no owner, and one that has not ended is closed here: it may
+    go on where it came from. Raises RunStateError and PayloadError, which say what is wrong and where.
     """
     with TemporaryFile() as files:
         found = _Export(lines, files)
@@ -358,9 +360,23 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     for wrong in check(session.pk, alias, files=False):
         raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
-        if not found.history.states[run.pk].paused:
-            hold_run(run.pk, ACTOR, reason=HELD)
+        write(run.pk, _close, takes_lease=True)
+    # Users of this database are others. After the closing, which writes the decisions of what it cancels.
+    Approval.objects.using(alias).filter(run__session_id=session.pk, decided_at__isnull=False).update(
+        decided_by=None,
+        decided_by_name=Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK))),
+    )
+    Session.objects.using(alias).filter(pk=session.pk).update(imported_at=Now())
     return Run.objects.using(alias).get(pk=found.run_id)
+
+
+def _close(run: Run, batch: Batch) -> None:
+    """End an unfinished run here. What becomes of its open calls is known elsewhere, if anywhere."""
+    batch.quiet = True
+    for call in batch.state.run.open_calls():
+        in_doubt.unknown(batch, call, ACTOR)
+    reason = f"imported, {run.get_status_display()} then: it may go on in the database it came from"
+    batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(ACTOR), "reason": reason})
 
 
 def _refuse_known_keys(alias: str, runs: list[Run]) -> None:
@@ -417,6 +433,4 @@ def _approvals(found: _Export) -> Iterator[Approval]:
         if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload:
             call = found.history.calls[row.run_id][row.call_id]
             if call.approval is not None:
-                approval = new_approval(call, call.approval, row)
-                approval.decided_by_id = None  # users of this database are others
-                yield approval
+                yield new_approval(call, call.approval, row)

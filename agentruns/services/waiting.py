@@ -63,7 +63,12 @@ def waits(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Wait]]:
 
 
 def uncleared(alias: str, run: Run) -> list[Wait]:
-    """Return the calls of the run's session whose outcome the model reads as unknown, and nobody cleared."""
+    """Return the calls of the run's session whose outcome the model reads as unknown, and nobody cleared.
+
+    None of an imported one, which takes no verdict.
+    """
+    if run.session.imported_at is not None:
+        return []
     rows = Message.objects.using(alias).filter(
         session_id=run.session_id, kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED)
     )

@@ -26,7 +26,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert set(run) == {
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
         "input", "step", "usage", "output", "error", "lease_expires_at", "not_before", "attempts",
-        "blocked_reason", "created_at", "updated_at", "origin", "origin_seq",
+        "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
     assert (run["input"], run["output"], run["step"]) == ("refund it", None, 0)
@@ -56,8 +56,9 @@ def test_the_same_key_is_the_same_run_for_ever(api: Api) -> None:
     status, again = api.post("/runs", body)
     assert (status, again["id"], again["status"]) == (200, first["id"], "completed")
     assert again["output"] == "all done"
-    # Another session does not make it another task.
-    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 200
+    # It is not the run of a session that it is not in.
+    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 409
+    assert api.post("/runs", {**body, "session": first["session"]})[0] == 200
     assert Run.objects.count() == 1
 
 

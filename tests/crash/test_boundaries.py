@@ -143,7 +143,7 @@ def test_a_request_at_each_append(word: str, when: str, effects: Effects) -> Non
         click = Click(word)
         run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, when)
         if not click.made:
-            assert (run.status, nth) == ("completed", 15), "there are 14 appends"
+            assert (run.status, nth) == ("completed", 16), "there are 15 appends"
             return
         nothing_lost(honoured(click, run), effects)
 
@@ -158,7 +158,7 @@ def test_a_request_that_lands_before_a_lost_acknowledgement_is_read_again(
         click = Click(word)
         run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, "after", UnansweredStore)
         if not click.made:
-            assert (run.status, nth) == ("completed", 15), "there are 14 appends"
+            assert (run.status, nth) == ("completed", 16), "there are 15 appends"
             return
         nothing_lost(honoured(click, run), effects)
 
@@ -189,7 +189,7 @@ def test_a_decision_at_each_append(word: str, when: str, effects: Effects) -> No
         refunds = [line for line in effects.lines() if line["tool"] == "refund"]
         assert len(refunds) == (word == "approve" or not click.made)
         assert outcomes(run).count("denied") == (not refunds)
-    assert (live, parked) == ((7, 0) if when == "before" else (7, 1))
+    assert (live, parked) == ((8, 0) if when == "before" else (8, 1))
 
 
 def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPatch, effects: Effects) -> Run:

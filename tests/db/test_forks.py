@@ -32,7 +32,7 @@ from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.services.write import write
 from agentruns.signals import run_ended
-from agentruns.testing import check_messages
+from agentruns.testing import check_messages, crashing_at
 from tests.db.helpers import payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.files import folder
@@ -104,12 +104,15 @@ def the_run_of(run: Run) -> Run:
 
 
 def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects) -> None:
-    run = story()
-    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    first = run_turns(*TURNS)
+    run = the_run(first)
+    fork = fork_run(run.pk, run.messages.latest("seq").seq)
     settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
-    assert [(p["outcome"], p["content"]) for p in settled] == [
-        ("cancelled", "Not executed in this fork.")
-    ] * 2
+    assert [(p["outcome"], p["content"]) for p in settled] == [("cancelled", "Not executed in this fork.")]
+    agent = shop_agent("dies", *TURNS)
+    with crashing_at("after_tool:2"):
+        run_agent(agent, "do it", "dies", idempotency_key="dies")
+    run = Run.objects.get(session__key="dies")
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
     assert [p["outcome"] for p in settled] == ["unknown"]
@@ -118,17 +121,19 @@ def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Eff
     assert resolve_orphan(fork.pk, call_id, "occurred", None, result="seen").pk == fork.pk
     assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
     assert problems(fork.session_id) == []
-    assert effects.count() == 3
+    assert effects.count() == 4
 
 
 def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effects) -> None:
     shop_agent("doubting", *TURNS[:1], {"tools": [call("post", text="hello again")]})
-    run = the_run(run_agent("doubting", "do it", "s9", idempotency_key="s9"))
-    assert effects.count() == 3
+    with crashing_at("after_tool:2"):
+        run_agent("doubting", "do it", "s9", idempotency_key="s9")
+    run = Run.objects.get()
+    assert effects.count() == 2
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     sweep()
     assert the_run_of(fork).status == "awaiting-approval"
-    assert effects.count() == 3
+    assert effects.count() == 2
 
 
 def test_nothing_left_to_do_needs_a_text() -> None:
@@ -255,7 +260,9 @@ def test_the_same_key_is_the_same_fork() -> None:
 def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=100)
     agent = shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})
-    run = the_run(run_agent(agent, "do it", "s4", idempotency_key="s4"))
+    with crashing_at("before_result_commit"):
+        run_agent(agent, "do it", "s4", idempotency_key="s4")
+    run = Run.objects.get()
     fork = fork_run(run.pk, seq_of(run, "tool_started"))
     (settled,) = payloads(fork, "tool_result")
     assert settled["outcome"] == "unknown"

@@ -19,7 +19,7 @@ from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import import_run
 from tests.commands.running import run as command
 from tests.crash.test_faults import broken_commit
-from tests.db.helpers import run_turns, the_run, user
+from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.db.test_doubt import wire
 from tests.effects import Effects
 from tests.files import folder
@@ -49,7 +49,7 @@ def forget_everything() -> None:
 
 
 def contents(*models: Any) -> list[Any]:
-    left_out = {"id", "owner_id", "created_at"}
+    left_out = {"id", "owner_id", "created_at", "imported_at", "decided_by_name"}
     return [
         {
             name: value
@@ -80,20 +80,24 @@ def test_everything_comes_back_with_the_same_hashes() -> None:
     again = list(export_run(imported.pk, true_values=True))
     assert again[1:] == lines[1:]
     assert sweep() == Swept(), "nothing of it is at work here"
+    assert Approval.objects.get().decided_by_name == "(imported)"
+    assert Session.objects.get().imported_at is not None
     with pytest.raises(RunStateError, match=r"There is a session .* already; nothing was imported"):
         import_run(lines)
 
 
-def test_a_run_at_work_is_held(effects: Effects) -> None:
+def test_a_run_at_work_is_closed_here(effects: Effects) -> None:
     waiting = run_turns({"tools": [call("refund", cents=5000)]})
     lines = list(export_run(str(waiting.run_id), true_values=True))
     forget_everything()
     run = import_run(lines)
-    assert (run.status, run.blocked_reason) == (
-        "paused",
-        "imported: it may be at work in the database it came from",
-    )
-    approve(Approval.objects.get().pk, None)
+    assert (run.status, outcomes(run), Approval.objects.get().status) == (
+        "cancelled", ["unknown"], "cancelled",
+    )  # fmt: skip
+    (closed,) = payloads(run, "run_cancelled")
+    assert closed["reason"] == ("imported, awaiting approval then: it may go on in the database it came from")
+    with pytest.raises(RunStateError, match="it is a record"):
+        approve(Approval.objects.get().pk, None)
     assert sweep() == Swept()
     assert (effects.count(), problems(run.session_id)) == (0, [])
 
@@ -104,8 +108,10 @@ def test_a_run_that_is_held_with_a_call_in_doubt() -> None:
     lines = list(export_run(str(doubtful.run_id), true_values=True))
     forget_everything()
     run = import_run(lines)
-    assert (run.status, problems(run.session_id)) == ("orphaned", [])
-    assert list(export_run(run.pk, true_values=True))[1:] == lines[1:]
+    assert (run.status, outcomes(run), problems(run.session_id)) == ("cancelled", ["unknown"], [])
+    again = list(export_run(run.pk, true_values=True))
+    assert again[1 : len(lines)] == lines[1:]
+    assert [line["kind"] for line in again[len(lines) :]] == ["tool_result", "run_cancelled"]
 
 
 def test_whose_it_was_and_an_acknowledgement_that_is_lost() -> None:

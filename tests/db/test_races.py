@@ -78,14 +78,16 @@ def test_one_of_many_deciders_wins() -> None:
 
 def test_many_starts_with_one_key_are_one_run() -> None:
     agent = shop_agent("started")
-    for session in ("one", "session-{}"):
-        key = session.format(0)
-        starts = [
-            partial(start_run, agent, "do it", session.format(n), idempotency_key=key) for n in range(6)
-        ]
-        runs = at_once(*starts)
-        assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key=key).pk}
-    assert {session.pk for session in Session.objects.all()} >= {run.session_id for run in Run.objects.all()}
+    runs = at_once(*[partial(start_run, agent, "do it", "one", idempotency_key="k1")] * 6)
+    assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key="k1").pk}
+    runs = at_once(
+        *[partial(start_run, agent, "do it", f"session-{n}", idempotency_key="k2") for n in range(6)]
+    )
+    run = Run.objects.get(idempotency_key="k2")
+    refused = [one for one in runs if one != run]
+    assert len(refused) == 5
+    assert all(isinstance(one, RunStateError) and f"belongs to run {run.pk}" in str(one) for one in refused)
+    assert {session.pk for session in Session.objects.all()} == {run.session_id for run in Run.objects.all()}
 
 
 def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Message, Run, triggers
 from agentruns.services.runs import result_of
-from agentruns.services.sweep import BATCH, sweep
+from agentruns.services.sweep import BATCH, RENEWED, sweep
+from tests.commands.running import run as command
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.effects import Effects
@@ -40,6 +44,32 @@ def test_runs_of_a_retired_definition_do_not_starve_the_others(monkeypatch: pyte
         assert sweep().completed == 3
         assert sweep().completed == 2
     assert not Run.objects.exclude(blocked_reason="").exists()
+
+
+def test_the_reason_is_that_of_the_process_that_looked_last(effects: Effects) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("moved"), "do it", "s1")
+
+    def found(**declared: Any) -> str:
+        with isolated_registry():
+            if declared:
+                shop_agent("moved", **declared)
+            swept = sweep()
+        run.refresh_from_db()
+        assert (swept.driven, run.status, run.attempts) == (0, "queued", 0)
+        return run.blocked_reason
+
+    nobody = found()
+    assert "There is no agent 'moved'" in nobody
+    assert f"(Found by process {os.getpid()} on {socket.gethostname()}, 2" in nobody
+    assert found(instructions="Be brief.") == nobody, "it says of when and of whom it is, and is not old yet"
+    Run.objects.filter(pk=run.pk).update(blocked_at=Now() - timedelta(seconds=RENEWED + 1))
+    differs = found(instructions="Be brief.")
+    assert ("instructions differ" in differs, "There is no agent" in differs) == (True, False)
+    assert "instructions differ" in command("show_run", str(run.pk)).out
+    with isolated_registry():
+        shop_agent("moved")
+        assert sweep().completed == 1
 
 
 def spoilt(run_id: Any) -> None:

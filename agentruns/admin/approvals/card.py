@@ -341,7 +341,9 @@ def _state(row: Row, before: str) -> str:
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
     """Return "12 approved, 1 denied" for the tool, and the reasons of the latest denials."""
-    decided = approvals.filter(tool_name=approval.tool_name, status__in=DECIDED)
+    decided = approvals.filter(
+        tool_name=approval.tool_name, status__in=DECIDED, run__session__imported_at__isnull=True
+    )
     latest = decided.exclude(pk=approval.pk).order_by("-requested_at")
     fields = ("status", "decided_by_name", "reason", "decided_at")
     rows = list(latest.values_list(*fields)[:LATEST])

@@ -144,6 +144,9 @@ def facts(run: Run) -> list[Fact]:
         Fact(_("Crashes in a row"), run.attempts),
         Fact(_("Definition"), run.definition_id[:12], run.definition_id),
     ]
+    if run.session.imported_at:
+        text = _("%(when)s: a record; its decisions were made in another database")
+        found.append(Fact(_("Imported"), text % {"when": exact(run.session.imported_at)}))
     if run.idempotency_key:
         found.append(Fact(_("Idempotency key"), visible(run.idempotency_key)))
     if run.not_before:

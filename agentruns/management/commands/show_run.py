@@ -47,12 +47,14 @@ class Command(AgentRunsCommand):
 
 def _header(run: Run) -> Iterator[tuple[str, object]]:
     """Yield the labels and values of a run's heading, without empty ones."""
+    imported = run.session.imported_at
     facts = {
         "run": run.pk,
         "status": run.status,
         "agent": f"{run.agent} version {run.version}",
         "session": run.session.key,
         "owner": run.owner_name,
+        "imported": imported and f"{moment(imported)} UTC: a record, decided in another database",
         "created": f"{moment(run.created_at)} UTC",
         "updated": f"{moment(run.updated_at)} UTC",
         "steps": run.step,
