@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from agentruns.agents import output
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.engine import budgets, gate, in_doubt, tool_calls
+from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import LeaseLostError, PayloadError
@@ -30,6 +30,7 @@ from agentruns.providers.base import (
     ProviderError,
     call_model,
     model_identity,
+    usage_of,
 )
 from agentruns.providers.registry import resolve
 from agentruns.utils.db import close_stale, reading
@@ -224,12 +225,13 @@ def _model_step(driver: Driver) -> None:
         _model_raised(driver, error)
         raise
     reached("after_model")
-    content, intents = gate.judge(driver, reply)
+    content, intents, left_out = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
         payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
         payload |= {"model": reply.model, "request_id": reply.request_id, "sent": sent}
         payload["calls"] = [intent.record() for intent in intents]
+        payload |= {"left_out": left_out} if left_out else {}
         batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
@@ -321,7 +323,8 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-        failed |= budgets.used(driver.agent, error.usage) if error.usage else {}
+        usage = usage_of(error)
+        failed |= budgets.used(driver.agent, usage) if usage else {}
         if error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             _pause(batch, _reason(error))
@@ -348,7 +351,7 @@ def _model_raised(driver: Driver, error: Exception) -> None:
 
     def build(batch: Batch) -> None:
         delay = _delay(driver, batch, None)
-        failed = _failure(batch, type(error).__name__, str(error))
+        failed = _failure(batch, type(error).__name__, handler.words(error))
         batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
         batch.failed_drive, batch.delay = True, delay
 

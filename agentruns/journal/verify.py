@@ -20,6 +20,7 @@ from agentruns.journal.fold import ACTIVE, Call, RunState
 from agentruns.journal.read import stored_rows
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_ROW_DEPTH, is_deeper
 
 # Approval columns that are folded from the journal; those of a run are in RunState.columns.
 APPROVAL_COLUMNS = (
@@ -185,6 +186,8 @@ class History:
 
     def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
         """Return why a row does not fit the rows before it, or ""."""
+        if is_deeper(row.payload, MAX_ROW_DEPTH):
+            return f"is nested more than {MAX_ROW_DEPTH} levels deep: it cannot be read everywhere."
         if events.COPIED in row.payload:
             return self._copied(row, state)
         if row.kind == events.ASSISTANT:

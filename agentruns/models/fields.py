@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import NAME_LENGTH
 
 if TYPE_CHECKING:
+    AnyCharField = models.CharField[Any, Any]
     AnyTextField = models.TextField[Any, Any]
 else:
+    AnyCharField = models.CharField
     AnyTextField = models.TextField
 
 
@@ -42,3 +45,10 @@ class EscapedTextField(AnyTextField):
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else canonical.escape_text(str(value))
+
+
+class PersonNameField(AnyCharField):
+    """A person's name for lists and searches, cut to the column: a project's users may have longer names."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        return None if value is None else canonical.escape_text(str(value))[:NAME_LENGTH]

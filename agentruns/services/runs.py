@@ -37,11 +37,10 @@ from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
 from agentruns.services.write import find_run, lock_session, write
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
-
-NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutp
 from agentruns.tools.options import Options, Recovery
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_RESULT_DEPTH, is_deeper
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
@@ -174,7 +175,8 @@ class Tool(Generic[P, R]):
                 try:
                     content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
                     canonical.dumps(content)
-                    return ToolOutput(content)
+                    if not is_deeper(content, MAX_RESULT_DEPTH):
+                        return ToolOutput(content)
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
         content, stringified = to_jsonable(result)

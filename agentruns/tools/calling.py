@@ -20,13 +20,12 @@ from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 from agentruns.exceptions import AgentRunsError
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
 
 T = TypeVar("T")
 
 _MAX_ERRORS = 10
 _MAX_NAME = 60
-# Far above any sensible result, far below what json and the recursion limit bear.
-_MAX_DEPTH = 100
 _MAX_BITS = 14_000
 _RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
 
@@ -41,7 +40,9 @@ def effective(model: type[BaseModel], raw: Any) -> dict[str, Any]:
     Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
     would receive different arguments from those that were shown and approved.
     """
+    refuse_deep(raw)
     arguments = dump(validate(model, raw))
+    refuse_deep(arguments)  # a parameter may read a text as JSON
     again = dump(validate(model, arguments))
     try:
         same = canonical.dumps(arguments) == canonical.dumps(again)
@@ -50,6 +51,12 @@ def effective(model: type[BaseModel], raw: Any) -> dict[str, Any]:
     if not same:
         raise InvalidArguments(f"{_changed(arguments, again)}: this value does not read back as itself.")
     return arguments
+
+
+def refuse_deep(arguments: Any) -> None:
+    """Raise InvalidArguments for arguments that are nested too deeply to be stored, shown and sent."""
+    if is_deeper(arguments, MAX_DEPTH):
+        raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")
 
 
 def validate(model: type[BaseModel], raw: Any) -> BaseModel:
@@ -201,7 +208,7 @@ class _Walk:
         if id(value) in self.inside:
             self.stringified = True
             return "<circular reference>"
-        if depth >= _MAX_DEPTH:
+        if depth >= MAX_RESULT_DEPTH:
             return self.text(value)
         self.inside.add(id(value))
         try:
@@ -222,7 +229,7 @@ class _Walk:
         return result
 
     def key(self, key: Any) -> str:
-        plain = self.convert(key, _MAX_DEPTH)
+        plain = self.convert(key, MAX_RESULT_DEPTH)
         if isinstance(plain, str):
             return plain
         if plain is None or isinstance(plain, bool):

@@ -17,6 +17,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
 from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import import_run
+from agentruns.utils import json as canonical
 from tests.commands.running import run as command
 from tests.crash.test_faults import broken_commit
 from tests.db.helpers import run_turns, the_run, user
@@ -203,3 +204,23 @@ def test_files_come_along(effects: Effects, agents: None, folder: Path) -> None:
     imported = import_run(lines)
     assert (imported.input, problems(run.session_id)) == ("long " * 20_000, [])
     assert list(export_run(run.pk, true_values=True))[1:] == lines[1:]
+
+
+@pytest.mark.parametrize("depth", [150, 488, 600, 5_000])
+def test_a_row_that_nobody_could_read_is_not_imported(depth: int, effects: Effects, agents: None) -> None:
+    run = the_run(run_turns({"tools": [call("post", text="hi")]}))
+    lines = list(export_run(run.pk, true_values=True))
+    forget_everything()
+    deep, head = "[" * depth + "]" * depth, ""
+    for line in (line for line in lines if "seq" in line):
+        if line["kind"] == "tool_result":
+            line["payload"] = line["payload"].replace('"post done"', deep)
+        line["prev_hash"] = head or line["prev_hash"]
+        row = {name: value for name, value in line.items() if name not in ("prev_hash", "hash")}
+        line["hash"] = head = canonical.chain_hash(
+            line["prev_hash"], {**row, "session": lines[0]["session"]["id"]}
+        )
+    lines[0]["head"]["hash"] = head
+    with pytest.raises(RunStateError, match=r"nested more than 128 levels|cannot be folded|no export"):
+        import_run(lines)
+    assert not Session.objects.exists()
