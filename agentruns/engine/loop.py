@@ -15,9 +15,9 @@ from agentruns.agents import output
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls
-from agentruns.engine.driver import Driver
+from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
-from agentruns.exceptions import LeaseLostError, PayloadError
+from agentruns.exceptions import JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.conversation import SessionState
@@ -33,7 +33,8 @@ from agentruns.providers.base import (
     usage_of,
 )
 from agentruns.providers.registry import resolve
-from agentruns.utils.db import close_stale, reading
+from agentruns.tools.card import one_line
+from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger
 
@@ -41,6 +42,7 @@ logger = get_logger("agentruns.engine")
 
 MAX_PAUSE_TURNS = 10
 LONGEST_WAIT = 3600.0
+EXHAUSTED = "attempts_exhausted"  # reason of a pause, before the error that ended the last attempt
 FAILING = {
     "refusal": "The model refused.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
@@ -98,8 +100,8 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
         except LeaseLostError:
             driver.released = True
             raise
-        except BaseException:
-            if lease is not None and not driver.released:
+        except BaseException as error:
+            if lease is not None and not driver.released and not _paused_by(driver, error):
                 with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
                     lease.release(failed=True)
             raise
@@ -118,10 +120,12 @@ def _driver(
     """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
         state, session_key = (state, run.session.key) if state else _read(store, lease)
-    except BaseException:
+    except BaseException as error:
+        exhausted = isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
             # Not at once again: a journal that cannot be read stays so until somebody mends it.
-            lease.release(failed=True, delay=backoff(lease.attempts, None))
+            delay = None if exhausted else backoff(lease.attempts, None)
+            lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if exhausted else "")
         raise
     if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
@@ -150,7 +154,7 @@ def _advance(driver: Driver) -> None:
         elif run.pause_requested and not entering:
             driver.commit(lambda batch: _pause(batch, "pause requested"))
         elif driver.attempts >= settings.MAX_ATTEMPTS:
-            driver.commit(lambda batch: _pause(batch, "attempts_exhausted"))
+            driver.commit(lambda batch: _pause(batch, EXHAUSTED))
         elif driver.should_stop() and not entering:
             _stop(driver)
         elif ready := run.next_calls():
@@ -170,6 +174,28 @@ def _stop(driver: Driver) -> None:
 
 def _pause(batch: Batch, reason: str) -> None:
     batch.add(events.RUN_PAUSED, {"reason": reason})
+
+
+def _paused_by(driver: Driver, error: BaseException) -> bool:
+    """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is.
+
+    With a call at work it is given back all the same: recovery judges the call first.
+    """
+    last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
+    if not isinstance(error, Exception) or not (last or cannot_pass(error)):
+        return False
+
+    def build(batch: Batch) -> None:
+        _pause(
+            batch, f"{EXHAUSTED if last else 'cannot be stored'}: {one_line(handler.described(error), 500)}"
+        )
+        batch.failed_drive = True
+
+    with suppress(Exception):  # the lease is lost, or there is no way to store even that
+        driver.reread([], patient=False, give_up=uptime())
+        if not any(call.is_started for call in driver.run.open_calls()):
+            driver.commit(build)
+    return driver.released
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:

@@ -68,8 +68,9 @@ def block(run: Run, alias: str) -> int:
     """
     try:
         agent_for(run, alias)
-    except DurableConfigMismatchError as error:
+    except Exception as error:  # such as a stored definition that cannot be read: other runs go on
         rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
-        reason = str(error)
+        known = isinstance(error, DurableConfigMismatchError)
+        reason = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
         return in_transaction(alias, lambda: rows.update(blocked_reason=reason))
     return 0

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
+from django.db import DatabaseError, InterfaceError
 from django.db.models import Max, Min, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from agentruns.exceptions import RunStateError
+from agentruns.exceptions import JournalUnreadableError, RunStateError
 from agentruns.journal import events
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
@@ -61,10 +62,18 @@ def definitions_of(alias: str, session_id: UUID) -> set[str]:
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows."""
+    """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
     state = SessionState(session_id, run_id)
-    for row in session_rows(alias, session_id):
-        state.apply(row)
+    try:
+        for row in session_rows(alias, session_id):
+            state.apply(row)
+    except (DatabaseError, InterfaceError):
+        raise
+    except Exception as error:  # an altered row can be wrong in any way
+        raise JournalUnreadableError(
+            f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
+            "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
+        ) from error
     return state
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from agentruns import get_run
 from agentruns.conf import settings
-from agentruns.journal.masking import masked, sensitive_in
+from agentruns.exceptions import JournalUnreadableError
+from agentruns.journal.masking import Sensitive, masked, sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
@@ -33,16 +34,24 @@ class Command(AgentRunsCommand):
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), sensitive)))
             return
-        rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
-        if json:
-            self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
+        if not json:
+            self._show(run, sensitive)
             return
+        rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
+        self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
+
+    def _show(self, run: Run, sensitive: Sensitive) -> None:
         for label, value in _header(run):
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
-        for row in rows:
-            self.say(timeline.line(row))
+        try:
+            lines = [timeline.line(masked(row, sensitive)) for row in run_rows(settings.DATABASE, run.pk)]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            text = f"The journal of run {run.pk} cannot be read: manage.py verify_journal names the row."
+            raise JournalUnreadableError(text) from error
+        for line in lines:
+            self.say(line)
 
 
 def _header(run: Run) -> Iterator[tuple[str, object]]:
