@@ -173,10 +173,12 @@ class Tool(Generic[P, R]):
                 flags["misfit"] = calling.misfit(error)
             else:
                 try:
-                    content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
+                    content = calling.dumped(adapter, fitting)[0]
                     canonical.dumps(content)
                     if not is_deeper(content, MAX_RESULT_DEPTH):
                         return ToolOutput(content)
+                except calling.SameKeyError as error:
+                    flags["misfit"] = str(error)
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
         content, stringified = to_jsonable(result)

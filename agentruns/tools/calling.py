@@ -6,6 +6,7 @@ import asyncio
 import base64
 import enum
 import inspect
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,10 @@ _MAX_ERRORS = 10
 _MAX_NAME = 60
 _MAX_BITS = 14_000
 _RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
+
+
+class SameKeyError(ValueError):
+    """Two keys of a mapping have the same form in JSON."""
 
 
 class InvalidArguments(AgentRunsError, ValueError):
@@ -159,6 +164,23 @@ def result_adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(list[annotation], config=_RESULT)
 
 
+def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
+    """Return a list of one value as an adapter writes it in JSON.
+
+    Raises whatever pydantic raises, and ValueError where two keys of a mapping become the same: one of them
+    would be dropped silently.
+    """
+    plain = adapter.dump_python(value, mode="json", by_alias=True, warnings=False, **options)
+    text = adapter.dump_json(value, by_alias=True, warnings=False, **options)
+    json.loads(text, object_pairs_hook=_distinct)
+    return plain
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise SameKeyError("two of its keys are the same in JSON, so one of them is renamed")
+
+
 def to_jsonable(value: Any) -> tuple[Any, bool]:
     """Return `value` as JSON that `canonical.dumps` accepts, and whether any part of it became text.
 
@@ -258,10 +280,11 @@ class _Walk:
 
         try:
             if isinstance(value, BaseModel):
-                dump = _model_adapter(type(value)).dump_python
-                plain = dump([value], mode="json", by_alias=True, warnings=False, fallback=fallback)[0]
+                plain = dumped(_model_adapter(type(value)), [value], fallback=fallback)[0]
             else:
                 plain = to_jsonable_python(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                json.loads(text, object_pairs_hook=_distinct)
         except Exception:
             return self.fields(value)
         self.stringified = self.stringified or bool(odd)
