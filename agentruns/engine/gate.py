@@ -10,7 +10,7 @@ from typing import Any
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal.store import Batch
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import one_line
@@ -86,7 +86,7 @@ def judge(
     intents: list[Intent] = []
     left_out: list[dict[str, Any]] = []
     count = sum(block.get("type") == "tool_use" for block in reply.content)
-    seen = set(driver.state.tool_use_ids)
+    seen = set(driver.state.conversation.tool_use_ids)
     for block in reply.content:
         if block.get("type") != "tool_use":
             content.append(block)

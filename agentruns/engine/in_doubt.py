@@ -8,8 +8,8 @@ from typing import Any
 from agentruns.engine.gate import DENIED
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
+from agentruns.journal.store import Batch
 
 UNKNOWN = (
     "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "
@@ -96,7 +96,7 @@ def orphan(
     `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
     its start; `recovery_failed` says that what the tool declared did not help.
     """
-    if call.declares == "transactional":
+    if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again
     action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
     if recovery_failed:

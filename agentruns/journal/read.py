@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError
 from django.db.models import Max, Min, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from agentruns.exceptions import JournalUnreadableError, RunStateError
+from agentruns.exceptions import RunStateError
 from agentruns.journal import events
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.models import Message, Run
 
@@ -59,22 +57,6 @@ def definitions_of(alias: str, session_id: UUID) -> set[str]:
     """Return the hashes of all definitions that a session's runs ever had."""
     rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
     return set().union(*map(definitions_in, rows.values_list("payload", flat=True)))
-
-
-def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
-    state = SessionState(session_id, run_id)
-    try:
-        for row in session_rows(alias, session_id):
-            state.apply(row)
-    except (DatabaseError, InterfaceError):
-        raise
-    except Exception as error:  # an altered row can be wrong in any way
-        raise JournalUnreadableError(
-            f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
-            "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
-        ) from error
-    return state
 
 
 def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:

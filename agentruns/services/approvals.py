@@ -14,11 +14,16 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
-from agentruns.exceptions import ApprovalStateError, NotFoundError, PermissionDeniedError
+from agentruns.exceptions import (
+    ApprovalStateError,
+    JournalLockedError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
+from agentruns.journal.store import Batch
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
@@ -159,7 +164,10 @@ def expire_due() -> int:
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
+    locked: set[UUID] = set()
     for approval in list(due.only("run_id", "call_id", "expires_at")):
+        if approval.run_id in locked:  # each card would wait as long again
+            continue
         if len(ended) == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
             break
 
@@ -180,9 +188,11 @@ def expire_due() -> int:
             write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except (DatabaseError, InterfaceError):
             raise
-        except Exception:  # busy, or a journal that was altered: no other approval waits for it
+        except Exception as error:  # locked, or a journal that was altered: no other approval waits for it
             logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
+            if isinstance(error, JournalLockedError):
+                locked.add(approval.run_id)
     return len(ended)
 
 
@@ -228,7 +238,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     pending = call.approval if call is not None else None
     if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
-    if run.is_ended or batch.state.run.cancel_requested:
+    if batch.state.run.ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )

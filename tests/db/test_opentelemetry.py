@@ -30,8 +30,7 @@ from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import telemetry
-from agentruns.journal.batch import Batch
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.services.sweep import sweep
@@ -41,6 +40,7 @@ from tests.crash.processes import Forked, expire_lease
 from tests.db.helpers import forget_backoff, run_turns, the_run
 from tests.effects import VARIABLE, Effects
 from tests.shop.agents import call, shop_agent
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,9 +106,9 @@ def to_file() -> OpenTelemetry:
 
 def perform_traced(orders: Orders, pipe: Connection) -> None:
     """Do what a forked child is to do, with its spans in a file."""
-    from django.conf import settings
+    from agentruns.conf import settings
 
-    settings.AGENTRUNS_TELEMETRY = f"{__name__}.to_file"
+    settings.TELEMETRY = f"{__name__}.to_file"
     perform(orders, pipe)
 
 
@@ -417,7 +417,7 @@ def test_what_fails_in_it_changes_nothing(
     for processor in (None, Raising(at)):
         if processor is not None:
             watch(processor=processor)
-        with CaptureQueriesContext(connection) as captured:
+        with captured_statements() as captured:
             run = a_run(f"session-{len(queries)}")
         queries.append(len(captured))
         kinds.append(list(run.messages.order_by("seq").values_list("kind", "attempt")))

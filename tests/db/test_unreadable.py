@@ -45,7 +45,7 @@ def test_a_journal_that_cannot_be_read_pauses_its_run(text: str, effects: Effect
     agent = shop_agent("damaged", {"tools": [call("post", text="x")]})
     run = start_run(agent, "do it", "s1", idempotency_key="k")
     other = start_run(agent, "do it", "s2", idempotency_key="k2")
-    row = Message.objects.get(run=run, kind="user")
+    row = Message.objects.get(run=run, kind="run_started")
     with connection.cursor() as cursor:
         cursor.execute("SELECT payload FROM agentruns_message WHERE id = %s", [row.pk])
         before = cursor.fetchone()[0]
