@@ -70,6 +70,10 @@ class RunStateError(AgentRunsError):
     """The run's state does not allow what was asked."""
 
 
+class JournalUnreadableError(AgentRunsError, ValueError):
+    """The journal of a session is damaged, so nothing can be done with its runs until it is mended."""
+
+
 class ApprovalStateError(AgentRunsError):
     """The approval was decided, expired, cancelled or changed since it was seen."""
 

@@ -24,7 +24,7 @@ from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.utils import clock
-from agentruns.utils.db import close_stale, uptime
+from agentruns.utils.db import cannot_pass, close_stale, uptime
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.driver")
@@ -182,7 +182,7 @@ class Driver:
                     break
                 tries = tries + 1 if self.state.next_seq == seq else 0
                 passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
-                if tries > SAME_STATE_RETRIES and not passing:
+                if cannot_pass(error) or (tries > SAME_STATE_RETRIES and not passing):
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))

@@ -116,11 +116,16 @@ def _invoke(
 
 
 def described(error: BaseException) -> str:
+    """Return the type and the text of an exception."""
+    return f"{type(error).__name__}: {words(error)}"
+
+
+def words(error: BaseException) -> str:
     """Return the text of an exception, also when making it raises."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception:
-        return f"{type(error).__name__} (its text could not be made)"
+        return "(its text could not be made)"
 
 
 def _is_time_limit(error: BaseException) -> bool:

@@ -62,14 +62,18 @@ class Lease:
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
         self.deadline = before + settings.LEASE_SECONDS
 
-    def release(self, *, failed: bool = False, delay: float | None = None) -> None:
-        """Give the run back at a boundary; a drive that `failed` counts as an attempt."""
+    def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
+        """Give the run back at a boundary; a drive that `failed` counts as an attempt.
+
+        `pauses` is the reason to pause it without a row: for a journal that cannot be read, nor added to.
+        """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
         if failed:
             columns["attempts"] = F("attempts") + 1
         columns |= {
-            "status": "queued",
+            "status": "paused" if pauses else "queued",
+            "blocked_reason": pauses,
             "lease_owner": "",
             "lease_expires_at": None,
             "lease_epoch": F("lease_epoch") + 1,

@@ -73,9 +73,11 @@ def block(run: Run, alias: str) -> int:
     """
     try:
         agent_for(run, alias)
-    except DurableConfigMismatchError as error:
+    except Exception as error:  # such as a stored definition that cannot be read: other runs go on
         rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
+        known = isinstance(error, DurableConfigMismatchError)
+        why = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
         where = f"process {os.getpid()} on {socket.gethostname()}"
-        reason = f"{error} (Found by {where}, {readable(database_now(alias))}.)"
+        reason = f"{why} (Found by {where}, {readable(database_now(alias))}.)"
         return in_transaction(alias, lambda: rows.update(blocked_reason=reason, blocked_at=Now()))
     return 0

@@ -102,7 +102,8 @@ class AskedCall(TypedDict):
     digest: str  # "" where they were never validated
     parallel: bool
     verdict: str  # run | ask | refuse
-    original: NotRequired[dict[str, Any]]  # id, name, input as the model gave them, where they were mended
+    # id, name, input as the model gave them, where they were mended; an input nested too deeply as its text
+    original: NotRequired[dict[str, Any]]
 
 
 class RunStarted(Payload):
@@ -133,6 +134,7 @@ class Assistant(Payload):
     model: str
     request_id: str
     calls: list[AskedCall]
+    left_out: NotRequired[list[dict[str, Any]]]  # calls past the bound: not sent back, told as one error
     sent: str  # fingerprint of the conversation it answers
     usage: dict[str, Any]  # tokens by kind
     cost: NotRequired[str]  # exact digits; absent where no price is known

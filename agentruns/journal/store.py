@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, Unpack
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from agentruns.conf import settings
-from agentruns.exceptions import JournalConflictError
+from agentruns.exceptions import JournalConflictError, JournalUnreadableError
 from agentruns.journal import events, payloads, telemetry
 from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import Conversation
@@ -125,10 +125,18 @@ class SessionState:
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows."""
+    """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
     state = SessionState(session_id, run_id)
-    for row in session_rows(alias, session_id):
-        state.apply(row)
+    try:
+        for row in session_rows(alias, session_id):
+            state.apply(row)
+    except (DatabaseError, InterfaceError):
+        raise
+    except Exception as error:  # an altered row can be wrong in any way
+        raise JournalUnreadableError(
+            f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
+            "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
+        ) from error
     return state
 
 

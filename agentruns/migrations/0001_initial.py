@@ -150,7 +150,12 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("key", models.CharField(max_length=200, unique=True, verbose_name="key")),
-                ("owner_name", models.CharField(default="", max_length=200, verbose_name="owner's name")),
+                (
+                    "owner_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="owner's name"
+                    ),
+                ),
                 ("next_seq", models.BigIntegerField(default=1)),
                 (
                     "head",
@@ -193,7 +198,12 @@ class Migration(migrations.Migration):
                         default=agentruns.utils.ids.uuid7, editable=False, primary_key=True, serialize=False
                     ),
                 ),
-                ("owner_name", models.CharField(default="", max_length=200, verbose_name="requester")),
+                (
+                    "owner_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="requester"
+                    ),
+                ),
                 ("agent", models.CharField(max_length=100, verbose_name="agent")),
                 ("version", models.CharField(max_length=100, verbose_name="version")),
                 (
@@ -515,7 +525,12 @@ class Migration(migrations.Migration):
                 ("requested_at", models.DateTimeField(verbose_name="requested at")),
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
                 ("decided_at", models.DateTimeField(null=True, verbose_name="decided at")),
-                ("decided_by_name", models.CharField(default="", max_length=200, verbose_name="decided by")),
+                (
+                    "decided_by_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="decided by"
+                    ),
+                ),
                 ("reason", agentruns.models.fields.EscapedTextField(default="", verbose_name="reason")),
                 (
                     "decided_by",

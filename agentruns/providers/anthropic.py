@@ -258,6 +258,9 @@ def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool 
     if isinstance(error, TypeError) and "authentication method" in str(error):
         text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
+    if isinstance(error, RecursionError) or (begun and "recursion limit" in str(error)):
+        text = f"The reply is nested too deeply for the SDK to read: {name}."  # asking again costs as much
+        return ProviderError(text, disposition="fail", type="invalid_reply")
     # Nothing was sent, or the SDK could not handle its input: a person has to look.
     local = isinstance(error, (anthropic.AnthropicError, *_MISTAKES)) and not begun
     text = _clean(f"{name}: {error}", secrets or [])

@@ -25,7 +25,6 @@ from agentruns.models import Run, Session
 from agentruns.services import permissions
 from agentruns.services.control import agent_again
 from agentruns.services.runs import (
-    NAME_LENGTH,
     RunRequest,
     check_name,
     first_row,
@@ -35,6 +34,7 @@ from agentruns.services.runs import (
     user_row,
 )
 from agentruns.services.write import find_run, lock_session
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction
 from agentruns.utils.ids import uuid7
 

@@ -35,11 +35,10 @@ from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
 from agentruns.services.write import find_run, lock_session, require_no_record, write
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
-
-NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +234,9 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
         )
     if not batch.epoch:
         _refuse_live(run)
-    batch.unpaused = unpauses and bool(state.paused or state.pause_requested)
+    # A run whose journal could not be read was paused without a row.
+    held = state.paused or state.pause_requested or run.status == Run.Status.PAUSED
+    batch.unpaused = unpauses and bool(held)
     payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
     batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
     for call in state.open_calls():

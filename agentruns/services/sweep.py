@@ -84,6 +84,7 @@ def unserved(run_id: UUID | str | None = None) -> list[Run]:
 
 def _runnable(run_id: UUID | str | None) -> RunQuerySet:
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
+    runs = runs.defer("usage", "pending_calls")  # one that was altered must not keep the others from going on
     return runs if run_id is None else runs.filter(pk=run_id)
 
 
@@ -206,6 +207,8 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
+        if Run.objects.using(alias).filter(pk=run.pk, status=Run.Status.PAUSED).exists():
+            swept.left.append(run.pk)
         return
     swept.driven += 1
     status = Run.objects.using(alias).values_list("status", flat=True).get(pk=run.pk)

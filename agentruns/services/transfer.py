@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import definitions_of, stored_rows
+from agentruns.journal.read import NAMING, definitions_in, definitions_of, stored_rows
 from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
@@ -39,7 +40,8 @@ from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, is_on, redacted
 
-FORMAT, VERSION = "agentruns-export", 1
+FORMAT, VERSION = "agentruns-export", 2
+READABLE = (1, 2)  # version 1 has no last line
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
 REVEAL = "agentruns.reveal_arguments"
@@ -151,9 +153,22 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
 
     The chain begins with the session, so all rows of the session are there, each with its run. Sensitive and
     redacted values are left out, so that the hash of such a row cannot be recomputed, and files that may
-    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts.
-    Raises DurableRunNotFoundError.
+    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts, and
+    the last line has the hash of all others. Raises DurableRunNotFoundError.
     """
+    whole = hashlib.sha256()
+    for line in _lines(run_id, true_values):
+        whole.update(_written(line))
+        yield line
+    yield {"end": whole.hexdigest()}
+
+
+def _written(line: dict[str, Any]) -> bytes:
+    """Return a line as the hash of the whole export counts it."""
+    return json.dumps(line, sort_keys=True).encode() + b"\n"
+
+
+def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
     alias, run = settings.DATABASE, find_run(run_id)
     session = Session.objects.using(alias).get(pk=run.session_id)
     definitions = Definition.objects.using(alias).in_bulk(definitions_of(alias, session.pk))
@@ -256,14 +271,16 @@ class _Export:
         self.definitions: dict[str, Any] = {}
         try:
             self._read(iter(lines))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             where = f"after row {len(self.rows)}"
             raise RunStateError(f"This is no export of a run: {error!r} {where}.") from error
 
     def _read(self, lines: Iterator[dict[str, Any]]) -> None:
         first = next(lines, {})
-        if (first.get("format"), first.get("version")) != (FORMAT, VERSION):
+        version = first.get("version")
+        if first.get("format") != FORMAT or version not in READABLE:
             raise RunStateError(f"This is no export of version {VERSION}: make one with export_run.")
+        whole, end = hashlib.sha256(_written(first)), None
         self.run_id = UUID(first["run"])
         head = first["head"]
         self.session = Session(
@@ -274,6 +291,12 @@ class _Export:
         )
         self.history = History(self.session)
         for line in lines:
+            if end is not None:
+                raise RunStateError("The export goes on after its last line.")
+            if "end" in line:
+                end = line
+                continue
+            whole.update(_written(line))
             if "redacted" in line:
                 raise RunStateError("The export is redacted; make one with export_run --true-values.")
             if "definition" in line:
@@ -287,11 +310,17 @@ class _Export:
             raise RunStateError(str(wrong))
         if self.run_id not in self.history.states:
             raise RunStateError(f"The export has no row of run {self.run_id}.")
-        missing = {state.definition for state in self.history.states.values()} - {*self.definitions}
-        if missing:
+        named = set().union(*(definitions_in(row.payload) for row in self.rows if row.kind in NAMING))
+        if missing := named - {*self.definitions}:
             raise RunStateError(f"The export lacks the definitions {', '.join(sorted(missing))}.")
+        if unknown := {*self.definitions} - named:
+            raise RunStateError(f"No row names the definitions {', '.join(sorted(unknown))}.")
+        if (end is None) != (version == 1) or (end and end != {"end": whole.hexdigest()}):
+            raise RunStateError("The export's last line, with the hash of all others, is missing or differs.")
 
     def _define(self, line: dict[str, Any]) -> None:
+        if line["definition"] in self.definitions:
+            raise RunStateError(f"Definition {line['definition']} is there twice.")
         body = canonical.loads(line["body"])
         if canonical.digest(body) != line["definition"]:
             raise RunStateError(f"Definition {line['definition']} was altered.")

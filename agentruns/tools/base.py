@@ -17,9 +17,10 @@ from agentruns.exceptions import AgentRunsError
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
-from agentruns.tools.results import to_jsonable
+from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
 from agentruns.utils.coroutines import wait
 from agentruns.utils.redaction import get_logger
 
@@ -109,7 +110,9 @@ class Tool(Generic[P, R]):
         Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
         would receive different arguments from those that were shown and approved.
         """
+        _refuse_deep(raw)
         arguments = self._read(raw)[1]
+        _refuse_deep(arguments)  # a parameter may read a text as JSON
         again = self._read(arguments)[1]
         try:
             same = canonical.dumps(arguments) == canonical.dumps(again)
@@ -194,9 +197,12 @@ class Tool(Generic[P, R]):
                 flags["misfit"] = _misfit(error)
             else:
                 try:
-                    content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
+                    content = dumped(adapter, fitting)[0]
                     canonical.dumps(content)
-                    return ToolOutput(content)
+                    if not is_deeper(content, MAX_RESULT_DEPTH):
+                        return ToolOutput(content)
+                except SameKeyError as error:
+                    flags["misfit"] = str(error)
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
         content, stringified = to_jsonable(result)
@@ -295,3 +301,9 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a developer's function, sync or async, and return its result, awaited if necessary."""
     result = fn(*args, **kwargs)
     return wait(result) if inspect.isawaitable(result) else result
+
+
+def _refuse_deep(arguments: Any) -> None:
+    """Refuse arguments that are nested too deeply to be stored, shown and sent."""
+    if is_deeper(arguments, MAX_DEPTH):
+        raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import enum
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json, to_jsonable_python
 
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_RESULT_DEPTH
 
-# Far above any sensible result, far below what json and the recursion limit bear.
-_MAX_DEPTH = 100
 _MAX_BITS = 14_000
 _RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
+
+
+class SameKeyError(ValueError):
+    """Two keys of a mapping have the same form in JSON."""
 
 
 def result_adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -27,6 +31,23 @@ def result_adapter(annotation: Any) -> TypeAdapter[Any]:
     null.
     """
     return TypeAdapter(list[annotation], config=_RESULT)
+
+
+def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
+    """Return a list of one value as an adapter writes it in JSON.
+
+    Raises whatever pydantic raises, and ValueError where two keys of a mapping become the same: one of them
+    would be dropped silently.
+    """
+    plain = adapter.dump_python(value, mode="json", by_alias=True, warnings=False, **options)
+    text = adapter.dump_json(value, by_alias=True, warnings=False, **options)
+    json.loads(text, object_pairs_hook=_distinct)
+    return plain
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise SameKeyError("two of its keys are the same in JSON, so one of them is renamed")
 
 
 def to_jsonable(value: Any) -> tuple[Any, bool]:
@@ -78,7 +99,7 @@ class _Walk:
         if id(value) in self.inside:
             self.stringified = True
             return "<circular reference>"
-        if depth >= _MAX_DEPTH:
+        if depth >= MAX_RESULT_DEPTH:
             return self.text(value)
         self.inside.add(id(value))
         try:
@@ -99,7 +120,7 @@ class _Walk:
         return result
 
     def key(self, key: Any) -> str:
-        plain = self.convert(key, _MAX_DEPTH)
+        plain = self.convert(key, MAX_RESULT_DEPTH)
         if isinstance(plain, str):
             return plain
         if plain is None or isinstance(plain, bool):
@@ -128,10 +149,11 @@ class _Walk:
 
         try:
             if isinstance(value, BaseModel):
-                dump = _model_adapter(type(value)).dump_python
-                plain = dump([value], mode="json", by_alias=True, warnings=False, fallback=fallback)[0]
+                plain = dumped(_model_adapter(type(value)), [value], fallback=fallback)[0]
             else:
                 plain = to_jsonable_python(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                json.loads(text, object_pairs_hook=_distinct)
         except Exception:
             return self.fields(value)
         self.stringified = self.stringified or bool(odd)

@@ -6,6 +6,7 @@ import pytest
 
 from agentruns import approve, resume_run, start_run
 from agentruns.engine.leases import claim
+from agentruns.exceptions import JournalUnreadableError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import hold_all, sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
@@ -70,6 +71,6 @@ def test_a_run_that_cannot_be_read_is_told_after_all_others_are_held() -> None:
     unread = start_run(shop_agent("unread"), "do it", "first")
     read = start_run(shop_agent("read"), "do it", "second")
     spoilt(unread.pk)
-    with pytest.raises(KeyError):
+    with pytest.raises(JournalUnreadableError, match="KeyError"):
         hold_all()
     assert dict(Run.objects.values_list("pk", "status")) == {unread.pk: "queued", read.pk: "paused"}

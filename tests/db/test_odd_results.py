@@ -213,7 +213,7 @@ def calls(name: str, kinds: Any) -> list[dict[str, Any]]:
 
 LIGHT = [kind for kind in ODD if kind != "five_megabytes"]
 TURNS: list[dict[str, Any]] = [
-    {"tools": [*calls("odd", ODD), *calls("read", LIGHT), *calls("booked", LIGHT)]},
+    *({"tools": calls(name, kinds)} for name, kinds in (("odd", ODD), ("read", LIGHT), ("booked", LIGHT))),
     {"tools": calls("typed", ODD)},
     *({"tools": calls("odd", [kind])} for kind in ("nul", "nan", "mute", "deep_list")),
     {"text": "all done"},

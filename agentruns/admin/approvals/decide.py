@@ -24,6 +24,7 @@ from agentruns.exceptions import (
     ApprovalStateError,
     JournalConflictError,
     JournalLockedError,
+    JournalUnreadableError,
     PermissionDeniedError,
     RunStateError,
 )
@@ -44,7 +45,13 @@ FORMS: dict[str, type[Form]] = {
     "deny": DenyForm,
     "extend": ExtendForm,
 }
-REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError, JournalLockedError)
+REFUSALS = (
+    ApprovalStateError,
+    RunStateError,
+    JournalConflictError,
+    JournalLockedError,
+    JournalUnreadableError,
+)
 
 
 def view_of(verb: str) -> Callable[..., HttpResponse]:

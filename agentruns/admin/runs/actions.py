@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
 # A row that was altered can raise any of these in whoever reads it.
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SILENT_AFTER = timedelta(minutes=5)
 
 
