@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
@@ -133,20 +134,20 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.approval = _approval(tool, intent, why)
+        intent.approval = _approval(driver, tool, intent, why)
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     """Return the reason to ask a person, or ""."""
-    doubts = driver.state.doubts.get(tool.name)
-    if tool.recovery == "nothing" and doubts:
+    doubts = _doubts(driver, tool)
+    if doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
     context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
-def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
+def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
     payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
@@ -160,4 +161,13 @@ def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
         "required": tool.approvals,
         "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
     }
-    return {**payload, "only_answers": True} if tool.only_answers else payload
+    if tool.only_answers:
+        payload["only_answers"] = True
+    if settles := [call_id for call_id in _doubts(driver, tool) if call_id in driver.state.raised]:
+        payload["settles"] = settles
+    return payload
+
+
+def _doubts(driver: Driver, tool: Tool) -> dict[str, UUID]:
+    """Return the calls in doubt, and their runs, for which the tool asks a person."""
+    return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}

@@ -1,4 +1,4 @@
-"""The conversation of a session in the provider's form, and its calls of unknown outcome."""
+"""The conversation of a session in the provider's form, and its calls in doubt."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class SessionState:
         self.head = canonical.GENESIS
         self.run = RunState(run_id)
         self.tool_use_ids: set[str] = set()
-        # tool -> call of unknown outcome without a verdict -> its run
+        # tool -> call that may have happened, without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
+        self.raised: set[str] = set()  # those whose handler raised: the approval of a next call settles them
         # call and preview of a late result -> the file that holds the whole of it
         self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._messages: list[dict[str, Any]] = []
@@ -105,12 +106,18 @@ class SessionState:
         whole = _whole(row, lambda payload: [result_block(provider_id, payload)])
         if whole is not None:
             self._stored[row.call_id] = whole
-        if payload["outcome"] == "unknown":
+        if events.leaves_doubt(payload):
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
+        if payload.get("in_doubt"):
+            self.raised.add(row.call_id)
 
     def _late_result(self, row: Row, payload: events.LateResult) -> None:
         if payloads.names_in(payload):
             self.returned_late[row.call_id, payload["content"]] = payload["stored"]
+
+    def _approval_decided(self, row: Row, payload: events.ApprovalDecided) -> None:
+        for call_id in payload.get("settles", ()):
+            self.doubts.get(row.tool_name, {}).pop(call_id, None)
 
     def _orphan_resolved(self, row: Row, payload: events.OrphanResolved) -> None:
         if payload["verdict"] in events.CLEARING:
@@ -141,6 +148,7 @@ _APPLY: dict[str, Callable[[SessionState, Row, Any], None]] = {
     events.USER: SessionState._user,
     events.ASSISTANT: SessionState._assistant,
     events.TOOL_RESULT: SessionState._tool_result,
+    events.APPROVAL_DECIDED: SessionState._approval_decided,
     events.LATE_RESULT: SessionState._late_result,
     events.ORPHAN_RESOLVED: SessionState._orphan_resolved,
 }

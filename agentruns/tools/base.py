@@ -16,6 +16,7 @@ from agentruns.tools.calling import InvalidArguments, call, to_jsonable
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
+from agentruns.tools.refusals import is_refusal, path_of
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import get_logger
@@ -54,6 +55,7 @@ class Tool(Generic[P, R]):
         self.parallel = options.parallel
         self.timeout = options.timeout
         self.sensitive = options.sensitive
+        self.refuses = options.refuses
         self.recovery: Recovery = options.recovery
         self.only_answers = options.only_answers
 
@@ -89,6 +91,7 @@ class Tool(Generic[P, R]):
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
+            **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
         }
 
     # A call's life
@@ -155,6 +158,10 @@ class Tool(Generic[P, R]):
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code that has yet to run
         return self.output(result)
+
+    def refused(self, error: Exception) -> bool:
+        """Return whether an exception of the handler says that nothing happened; never raises."""
+        return is_refusal(error, self.refuses)
 
     def _read(self, arguments: dict[str, Any]) -> tuple[BaseModel, dict[str, Any]]:
         """Return recorded arguments validated, and dumped again."""

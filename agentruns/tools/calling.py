@@ -17,7 +17,7 @@ from asgiref.sync import async_to_sync
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
-from agentruns.exceptions import AgentRunsError
+from agentruns.exceptions import ToolRefused
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 
@@ -31,7 +31,7 @@ _MAX_BITS = 14_000
 _RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
 
 
-class InvalidArguments(AgentRunsError, ValueError):
+class InvalidArguments(ToolRefused, ValueError):
     """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
 
 
