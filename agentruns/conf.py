@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "WEBHOOK_SECRET": "",
     "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
-    "REFUSALS": (),
+    "REFUSALS": [],
 }
 
 THROTTLED = ("user", "anonymous")

@@ -55,7 +55,7 @@ class Observation:
     def write(self, batch: Batch, call_id: str, offload: Offload | None) -> None:
         """Add it as the call's result."""
         call = batch.state.run.calls[call_id]
-        doubt: events.ResultFacts = {"in_doubt": True} if self.in_doubt else {}
+        facts = {**self.flags, "in_doubt": True} if self.in_doubt else self.flags
         batch.result(
             call,
             self.content,
@@ -63,8 +63,7 @@ class Observation:
             is_error=self.is_error,
             duration_ms=round(self.seconds * 1000, 3),
             offload=offload,
-            **self.flags,
-            **doubt,
+            **facts,
         )
 
 

@@ -61,6 +61,7 @@ class Call:
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
     returned_late: bool = False  # without an error, after its worker had lost the run
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
+    in_doubt: bool = False  # its result is an error that may have come after the effect
     raised: str = ""  # error of that attempt's handler, until the outside world is asked
     outcome: str = ""
 
@@ -314,7 +315,7 @@ def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> Non
 
 def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
     call = state.calls[row.call_id]
-    call.outcome, call.orphan = payload["outcome"], ""
+    call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
     if call.approval is not None and call.approval.status in ("pending", "approved"):
         call.approval.status = "cancelled"
 
@@ -337,7 +338,10 @@ def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> Non
 
 def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
     call = state.calls.get(row.call_id)
-    if call is not None and call.is_open and payload["verdict"] == "not_occurred":
+    if call is None or payload["verdict"] not in events.CLEARING:
+        return
+    call.in_doubt = False
+    if call.is_open and payload["verdict"] == "not_occurred":
         call.orphan = "not_occurred"
 
 

@@ -42,16 +42,16 @@ def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
     if isinstance(error, ToolRefused):
         return True
     try:
-        return any(_matches(error, each) for each in (*named, *settings.refusals))
+        return _among(error, named) or _among(error, settings.refusals)
     except Exception:
         logger.warning("Whether %s is a refusal cannot be told", type(error).__name__, exc_info=True)
         return False
 
 
-def _matches(error: Exception, refusal: Refusal) -> bool:
-    if isinstance(refusal, type):
-        return isinstance(error, refusal)
-    return bool(call(refusal, error))
+def _among(error: Exception, named: Iterable[Refusal]) -> bool:
+    return any(
+        isinstance(error, each) if isinstance(each, type) else bool(call(each, error)) for each in named
+    )
 
 
 def mistake(refusal: object) -> str:

@@ -56,7 +56,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because("the model is not told", *ENDS | OF_A_RUN - {events.USER, events.ASSISTANT}),
         **because(
             "the model sees the result that the call has in the end",
-            *(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED),
+            *(events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED),
             *(events.TOOL_STARTED, events.ORPHAN_FOUND),
         ),
     },

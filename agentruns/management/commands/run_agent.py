@@ -81,7 +81,7 @@ class Command(AgentRunsCommand):
 
     def _print(self, row: Row) -> None:
         self.say(timeline.line(masked(row, self.sensitive)))
-        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.unknown.append(row.call_id)
 
     def _print_json(self, row: Row) -> None:
@@ -108,7 +108,8 @@ class Command(AgentRunsCommand):
                 ("1 call", "it") if len(self.unknown) == 1 else (f"{len(self.unknown)} calls", "them")
             )
             self.say(
-                f"The outcome of {calls} is unknown, and the model is told so. Say what became of {them}:"
+                f"Whether {calls} took effect is unknown, and the model is told so. "
+                f"Say what became of {them}:"
             )
         for call in self.unknown:
             self.say(waiting.verdict(str(result.run_id), call))
