@@ -172,7 +172,7 @@ def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> CallHis
             run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
         ).calls.get(call_id)
         if call is not None:
-            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows[-1], sensitive))
+            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, sensitive))
     return None
 
 
@@ -239,9 +239,8 @@ def verdict(row: Row) -> str:
 def recorded(row: Row) -> str:
     """Return when and by whom an outcome was recorded that leaves a doubt."""
     if row.payload.get("in_doubt"):
-        return _("Its handler raised an error on %(when)s, which the model was told.") % {
-            "when": _moment(row)
-        }
+        text = _("Its handler raised an error on %(when)s, which the model was told.")
+        return text % {"when": _moment(row)}
     actor = row.payload.get("actor") or {}
     if not actor.get("name"):
         return _("Its outcome was recorded as unknown on %(when)s.") % {"when": _moment(row)}
@@ -432,13 +431,19 @@ def _later(run: Run, reply: Row, call: Call) -> list[str]:
     ]
 
 
-def _settled(run: Run, last: Row, sensitive: Sensitive) -> Row | None:
-    """Return the approval of a later call that settles the doubt about a call with this last row."""
-    rows = Message.objects.using(settings.DATABASE).filter(
-        session_id=run.session_id, kind=events.APPROVAL_DECIDED, tool_name=last.tool_name, seq__gt=last.seq
+def _settled(run: Run, rows: list[Row], sensitive: Sensitive) -> Row | None:
+    """Return the approval of a later call that settles the doubt about the call of these rows."""
+    failed = next((row for row in rows if row.payload.get("in_doubt")), None)
+    if failed is None:
+        return None
+    decided = Message.objects.using(settings.DATABASE).filter(
+        session_id=run.session_id,
+        kind=events.APPROVAL_DECIDED,
+        tool_name=failed.tool_name,
+        seq__gt=failed.seq,
     )
-    found = _rows(rows.order_by("seq"), sensitive) if last.payload.get("in_doubt") else []
-    return next((row for row in found if last.call_id in row.payload.get("settles", ())), None)
+    found = _rows(decided.order_by("seq"), sensitive)
+    return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
 def _text(tool: str, arguments: dict[str, Any]) -> str:
