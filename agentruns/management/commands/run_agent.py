@@ -108,8 +108,7 @@ class Command(AgentRunsCommand):
                 ("1 call", "it") if len(self.unknown) == 1 else (f"{len(self.unknown)} calls", "them")
             )
             self.say(
-                f"Whether {calls} took effect is unknown, and the model is told so. "
-                f"Say what became of {them}:"
+                f"The outcome of {calls} is unknown, and the model is told so. Say what became of {them}:"
             )
         for call in self.unknown:
             self.say(waiting.verdict(str(result.run_id), call))
