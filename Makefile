@@ -6,6 +6,11 @@ VENV = .venv
 BIN = $(VENV)/bin
 # More processes than the two cores of a small machine: many tests wait for another process or a disk.
 PYTEST = pytest -n 4 --dist worksteal
+# `make test` has all its parts at work at a time, each with fewer.
+BRIEFLY = pytest -n $(1) --dist worksteal
+BRIEF = brief-sqlite brief-postgresql brief-browser
+# GNU make 3.81 has no such option; there the lines of the parts come mixed.
+SYNC = $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 # By themselves: Playwright's loop runs in the thread that uses the database.
 BROWSER = tests/e2e tests/browser
 ENGINE = tests/db tests/crash tests/properties
@@ -38,7 +43,8 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check messages bench
+.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check \
+	messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -48,11 +54,21 @@ console: $(VENV)/runtime
 
 # Every behaviour, in some eight minutes on two cores: the engine's boundaries on both databases, with real crashes, what
 # the database decides on PostgreSQL, the rest on SQLite; the demo and the console in a browser.
-test: export AGENTRUNS_TEST_BRIEF = 1
+# All parts at a time, because each waits often and ends with few tests at work; what one prints comes at its end.
 test: $(VENV)/dev
-	$(BIN)/$(PYTEST) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
-	$(BIN)/python -m tests.servers $(PYTEST) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
-	$(BIN)/$(PYTEST) $(BROWSER) $(addprefix --deselect=,$(LONG))
+	@$(MAKE) --no-print-directory --keep-going -j3 $(SYNC) $(BRIEF)
+
+$(BRIEF): export AGENTRUNS_TEST_BRIEF = 1
+$(BRIEF): $(VENV)/dev
+
+brief-sqlite:
+	$(BIN)/$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
+
+brief-postgresql:
+	$(BIN)/python -m tests.servers $(call BRIEFLY,3) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
+
+brief-browser:
+	$(BIN)/$(call BRIEFLY,2) $(BROWSER) $(addprefix --deselect=,$(LONG))
 
 # The products: each test on both databases, all examples, drivers that forget all they remember, the long lives.
 test-full: test-sqlite test-rebuild

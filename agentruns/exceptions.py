@@ -54,6 +54,10 @@ class SessionBusyError(AgentRunsError):
         self.lease_expires_at = lease_expires_at
 
 
+class JournalLockedError(SessionBusyError):
+    """Another transaction keeps a lock for too long; nothing was changed."""
+
+
 class SessionAccessDeniedError(AgentRunsError):
     """The session belongs to somebody else; the text is that of a session not found."""
 

@@ -59,6 +59,7 @@ LONG = (
 # By one process: what they share takes long to make, or to import (the Anthropic SDK: two seconds).
 TOGETHER = {
     "demo": ("e2e/test_demo", "e2e/test_console"),
+    "celery": ("workers/test_celery",),
     "sdk": (
         "test_fake_anthropic", "unit/test_anthropic", "test_window", "test_caching", "unit/test_providers",
         "db/test_claude", "test_claude_page", "test_odd_results",

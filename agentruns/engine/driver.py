@@ -13,9 +13,10 @@ from django.db import DatabaseError, InterfaceError, InternalError, OperationalE
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine.leases import Lease
-from agentruns.exceptions import JournalConflictError, LeaseLostError, NotDurableError
+from agentruns.exceptions import JournalConflictError, LeaseLostError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload
@@ -114,8 +115,14 @@ class Driver:
             return None
         return Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
 
+    def mend(self) -> None:
+        """Roll back what user code left open in this thread, before the journal may wait for it."""
+        if self.lease is not None:
+            mend_connection(self.alias)
+
     def hold_lease(self) -> None:
         """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
+        self.mend()
         if self.lease is not None and (self.lease.lost.is_set() or uptime() >= self.lease.deadline):
             self.lease.extend()
 
@@ -136,6 +143,8 @@ class Driver:
             if not batch.rows:
                 return batch
             tried.append(batch)
+            if not joined:
+                self.mend()
             try:
                 self.store.append(batch, durable=not joined)
                 break
@@ -176,17 +185,16 @@ class Driver:
                 pause = min(2 * pause, 2.0)
 
     def _reread(self, lease: Lease, tried: list[Batch]) -> Batch | None:
-        close_stale(lease.alias)
+        alias = journal_alias(lease.alias)
+        close_stale(alias)
         self.state = self.store.load(lease.session_id, lease.run_id)
         stored = self._stored_of(lease, tried)
         if stored is not None:
-            telemetry.stored(stored, lease.alias)
+            telemetry.stored(stored, alias)
             if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
                 self.state = self.store.load(lease.session_id, lease.run_id)
             return stored
-        epoch, status = (
-            Run.objects.using(lease.alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
-        )
+        epoch, status = Run.objects.using(alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
         if epoch != lease.epoch or status in Run.ENDED:
             lease.lost.set()
             raise LeaseLostError(
@@ -197,7 +205,8 @@ class Driver:
     def _stored_of(self, lease: Lease, tried: list[Batch]) -> Batch | None:
         # All of them: the server may commit a transaction long after its connection broke.
         hashes = {batch.rows[0].hash: batch for batch in tried}
-        rows = Message.objects.using(lease.alias).filter(session_id=lease.session_id, hash__in=hashes)
+        rows = Message.objects.using(journal_alias(lease.alias))
+        rows = rows.filter(session_id=lease.session_id, hash__in=hashes)
         return next((hashes[found] for found in rows.values_list("hash", flat=True)), None)
 
     def _stored(self, batch: Batch, sent: float) -> None:
@@ -214,23 +223,3 @@ class Driver:
         if self.lease is None:
             raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
         return self.lease
-
-
-def require_no_transaction(alias: str) -> None:
-    """Raise NotDurableError where a row just committed could still be rolled back.
-
-    A TestCase's own transaction is let through, as `atomic(durable=True)` does.
-    """
-    connection = connections[alias]
-    blocks = connection.atomic_blocks
-    if blocks and not all(getattr(block, "_from_testcase", False) for block in blocks):
-        raise NotDurableError(
-            f"A run cannot be driven inside transaction.atomic() on {alias!r}: a journal row that can "
-            "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
-            "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
-        )
-    if not blocks and not connection.get_autocommit():
-        raise NotDurableError(
-            f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "
-            "commits. Turn AUTOCOMMIT on for it."
-        )

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import mend_connection, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
+from agentruns.models import CommitFence
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.utils.db import read_committed, uptime
 from agentruns.utils.failpoints import reached
@@ -29,7 +34,16 @@ logger = get_logger("agentruns.executor")
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
 NOTHING_HAPPENED = " Nothing happened."
 ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+ENDED_BY_HANDLER = (
+    "The handler ended its transaction by itself; what it wrote may or may not have been committed."
+)
 LATE_TRIES = 20
+MARK = "agentruns_handler"  # a savepoint: where it is gone, so is the transaction
+NOWHERE = -1
+_ENDS_TRANSACTION = re.compile(
+    r"\s*(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(\w+\s+)?TO\b))\b",
+    re.IGNORECASE,
+)
 
 T = TypeVar("T")
 
@@ -169,24 +183,6 @@ def reconcile(
         return Unknown(f"reconcile did not return within {tool.timeout} s")
 
 
-def mend_connection(alias: str) -> None:
-    """Repair a connection that a handler left with an open transaction or with autocommit off.
-
-    Under either, the journal's next row would not be committed before the next handler is entered.
-    """
-    connection = connections[alias]
-    foreign = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
-    fine = connection.in_atomic_block or connection.connection is None or connection.autocommit
-    if fine and not foreign:
-        return
-    logger.error("A handler left a transaction open on %r; it is rolled back.", alias)
-    connection.in_atomic_block = False
-    connection.atomic_blocks, connection.savepoint_ids = [], []
-    connection.needs_rollback = connection.closed_in_transaction = False
-    connection.run_on_commit = []
-    connection.close()
-
-
 class _RollBack(Exception):
     """Leaves the block without its writes."""
 
@@ -210,7 +206,7 @@ def run_transactional(
             mend_connection(driver.alias)
     except _RollBack as rolled_back:
         return rolled_back.observation
-    except LeaseLostError:
+    except (LeaseLostError, Interrupted):
         raise
     except Exception as error:
         # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
@@ -239,17 +235,19 @@ def _run_transactional(
         connection = connections[alias]
         read_committed(alias)
         blocks = list(connection.atomic_blocks)
-        with refuse_other_writes(alias):
-            try:
-                observation = enter(tool, context, call.arguments)
-            except Interrupted as interruption:
-                observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
-        if observation.is_error:
-            raise _RollBack(observation)
-        if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
-            raise RuntimeError("The handler left a transaction block open.")
-        reached("before_result_commit")
-        record(observation)
+        with fenced(alias):
+            with contained(alias):
+                try:
+                    observation = enter(tool, context, call.arguments)
+                except Interrupted as interruption:
+                    observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
+            require_same_transaction(connection)
+            if observation.is_error:
+                raise _RollBack(observation)
+            if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
+                raise RuntimeError("The handler left a transaction block open.")
+            reached("before_result_commit")
+            record(observation)
 
 
 def _is_stored(driver: Driver, call: Call) -> bool:
@@ -259,21 +257,66 @@ def _is_stored(driver: Driver, call: Call) -> bool:
     return not driver.run.calls[call.id].is_open
 
 
-class refuse_other_writes:
-    """While a transactional handler runs, a write elsewhere would outlive its rollback: refuse it."""
+@contextmanager
+def fenced(alias: str) -> Iterator[None]:
+    """Let the database refuse to commit the open transaction before the end of the block."""
+    fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SAVEPOINT {MARK}")
+    yield
+    if CommitFence.objects.using(alias).filter(pk=fence.pk).delete()[0] != 1:
+        raise RuntimeError("The transaction is not the one in which the handler began.")
+
+
+def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke it for good.
+
+    Asked of the driver itself: Django answers no question in a block that it knows to be broken.
+    """
+    raw = connection.connection
+    try:
+        cursor = raw.cursor()
+    except Exception as error:  # closed, which rolls back
+        if getattr(raw, "broken", False):
+            raise OperationalError("The connection was lost while the handler ran.") from error
+        raise RuntimeError("The handler closed the connection.") from error
+    try:
+        cursor.execute(f"RELEASE SAVEPOINT {MARK}")
+        return
+    except Exception as error:
+        failed = error
+    try:
+        cursor.execute(f"ROLLBACK TO SAVEPOINT {MARK}")
+    except Exception as error:
+        if getattr(raw, "broken", False):
+            raise OperationalError("The connection was lost while the handler ran.") from error
+        raise Interrupted(ENDED_BY_HANDLER) from error
+    raise RuntimeError("A statement of the handler failed and broke its transaction.") from failed
+
+
+class contained:
+    """While a transactional handler runs, refuse what would outlive its rollback, or end its transaction."""
 
     def __init__(self, alias: str) -> None:
+        self.own = connections[alias]
         self.others = [connections[other] for other in connections if other != alias]
 
     def __enter__(self) -> None:
+        self.own.execute_wrappers.append(self._check_own)
         for connection in self.others:
-            connection.execute_wrappers.append(self._check)
+            connection.execute_wrappers.append(self._check_other)
 
     def __exit__(self, *exc_info: object) -> None:
+        self.own.execute_wrappers.remove(self._check_own)
         for connection in self.others:
-            connection.execute_wrappers.remove(self._check)
+            connection.execute_wrappers.remove(self._check_other)
 
-    def _check(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def _check_own(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if not _ENDS_TRANSACTION.match(sql):
+            return execute(sql, params, many, context)
+        raise RuntimeError("A transactional tool may not begin or end a transaction by SQL: use atomic().")
+
+    def _check_other(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
             return execute(sql, params, many, context)
         raise RuntimeError(
@@ -293,18 +336,20 @@ def store_late_result(
     if lease is None:
         return
     offload = offload or driver.offload(call)
+    driver.mend()
     for _ in range(LATE_TRIES):
         try:
-            batch = Batch(driver.store.load(lease.session_id, lease.run_id))
-            batch.add(
-                events.LATE_RESULT,
-                {**facts, "worker_epoch": lease.epoch},
-                call_id=call.id,
-                tool_name=call.tool,
-                attempt=call.attempt,
-                offload=offload,
-            )
-            driver.store.append(batch, closed=True)
+            with own_connection(lease.alias):
+                batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+                batch.add(
+                    events.LATE_RESULT,
+                    {**facts, "worker_epoch": lease.epoch},
+                    call_id=call.id,
+                    tool_name=call.tool,
+                    attempt=call.attempt,
+                    offload=offload,
+                )
+                driver.store.append(batch, closed=True, durable=True)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

@@ -125,7 +125,7 @@ def orphan(
     `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
     its start; `recovery_failed` says that what the tool declared did not help.
     """
-    if call.declares == "transactional":
+    if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again
     action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
     if recovery_failed:

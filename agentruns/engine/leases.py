@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -19,6 +19,7 @@ from django.utils import timezone
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
+from agentruns.journal.connection import own_alias, own_connection
 from agentruns.models import Control, Message, Run
 from agentruns.utils.db import database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
@@ -46,11 +47,9 @@ class Lease:
 
     def extend(self) -> None:
         """Extend the lease by a guarded update; LeaseLostError if another process took it."""
-        before = uptime()
-        rows = Run.objects.using(self.alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
-        extended = in_transaction(
-            self.alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS))
-        )
+        before, alias = uptime(), own_alias(self.alias)
+        rows = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
+        extended = in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS)))
         if extended != 1:
             self.lost.set()
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
@@ -68,16 +67,17 @@ class Lease:
             "lease_epoch": F("lease_epoch") + 1,
             "updated_at": timezone.now(),
         }
-        run = Run.objects.using(self.alias).filter(pk=self.run_id)
+        alias = own_alias(self.alias)
+        run = Run.objects.using(alias).filter(pk=self.run_id)
         mine = run.filter(lease_epoch=self.epoch, status="running")
-        in_transaction(self.alias, lambda: mine.update(**columns))
+        in_transaction(alias, lambda: mine.update(**columns))
         if delay and self.is_cancel_requested():  # while the lease was ours, so nobody has closed the run
             released = run.filter(lease_epoch=self.epoch + 1, status="queued")
-            in_transaction(self.alias, lambda: released.update(not_before=None))
+            in_transaction(alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:
         """Tell whether a cancel of the run was requested."""
-        rows = Message.objects.using(self.alias)
+        rows = Message.objects.using(own_alias(self.alias))
         return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
@@ -87,7 +87,8 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
     An expired lease is taken over, which counts as an attempt.
     """
     owner, before, tries = uuid7().hex, uptime(), itertools.count()
-    taken = in_transaction(alias, lambda: _claim(alias, run_id, owner, again=next(tries) > 0))
+    own = own_alias(alias)
+    taken = in_transaction(own, lambda: _claim(own, run_id, owner, again=next(tries) > 0))
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
@@ -178,6 +179,7 @@ class Heartbeat:
             self._beat()
 
     def _beat(self) -> None:
+        own = ExitStack()
         try:
             while True:
                 self.lease.wake.wait(settings.HEARTBEAT_SECONDS)
@@ -185,6 +187,7 @@ class Heartbeat:
                 if self._stop.is_set():
                     return
                 try:
+                    own.enter_context(own_connection(self.lease.alias))
                     self.lease.extend()
                     if self.lease.is_cancel_requested():
                         self.lease.cancelled.set()
@@ -193,8 +196,9 @@ class Heartbeat:
                     return
                 except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
                     logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
-                    connections[self.lease.alias].close()
+                    connections[own_alias(self.lease.alias)].close()
         finally:
+            own.close()
             connections.close_all()  # of this thread, if it ever beat
 
 
@@ -252,5 +256,5 @@ class DrainCheck:
         if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()
             with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
-                self.found = is_draining(self.alias)
+                self.found = is_draining(own_alias(self.alias))
         return self.found

@@ -20,6 +20,7 @@ from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import text_of
 from agentruns.journal.store import DatabaseStore, Store
@@ -63,7 +64,7 @@ def drive_run(
     `state` spares a read where the taker of the lease has just written it. None if another process goes on:
     a lease lost on the way is logged. See `drive` for the rest.
     """
-    with bound(lease.run_id, lease.epoch):
+    with bound(lease.run_id, lease.epoch), own_connection(lease.alias):
         driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop, state)
         if driver is None:
             return None
@@ -133,16 +134,19 @@ def _driver(
 def _read(store: Store, lease: Lease) -> tuple[SessionState, str]:
     """Return the state of a run just claimed, and its session's key."""
 
+    alias = own_alias(lease.alias)
+
     def read() -> tuple[SessionState, str]:
-        keys = Session.objects.using(lease.alias).values_list("key", flat=True)
+        keys = Session.objects.using(alias).values_list("key", flat=True)
         return store.load(lease.session_id, lease.run_id), keys.get(pk=lease.session_id)
 
-    return reading(lease.alias, read)
+    return reading(alias, read)
 
 
 def _advance(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
         close_stale(driver.alias)
+        close_stale(own_alias(driver.alias))
         run, entering = driver.run, driver.is_entering
         if run.cancel_requested and not entering:
             driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))

@@ -180,7 +180,8 @@ def _run_one(driver: Driver, call: Call) -> None:
         else:
             observation = _observe(driver, tool, context, call)
     except Interrupted as interruption:
-        _orphan(driver, call, str(interruption))
+        # A transactional handler whose outcome is unknown has ended its transaction by itself.
+        _orphan(driver, call, str(interruption), recovery_failed=tool.transactional)
         return
     if observation is None:  # the result was committed together with what the handler wrote
         reached("after_result")
@@ -214,7 +215,8 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
         observation.write(batch, call.id, offload)
         if observation.in_doubt:
             in_doubt.stop_tool(batch, call)
-        start_next(driver, batch)
+        if not joined:  # a start must be committed where no handler can take it back
+            start_next(driver, batch)
 
     if joined:  # the caller's transaction holds the effect too: a lost lease rolls both back
         driver.commit(build, joined=True)
@@ -234,7 +236,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
         try:
             return handler.enter(tool, context, call.arguments)
         finally:
-            handler.mend_connection(driver.alias)
+            driver.mend()
     enter = partial(handler.enter, tool, context, call.arguments)
     future = handler.in_thread(driver.alias, tool, enter)
     try:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from agentruns.agents.agent import Agent, definition_difference, get_agent
-from agentruns.engine.driver import require_no_transaction
 from agentruns.engine.leases import claim
 from agentruns.engine.loop import drive_run
 from agentruns.exceptions import DurableConfigMismatchError, UnknownAgentError
+from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.store import Store
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
@@ -54,10 +54,11 @@ def advance(
     """
     require_no_transaction(alias)
     agent = agent_for(run, alias)
-    lease = claim(alias, run.pk)
-    if lease is None:
-        return False
-    drive_run(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
+    with own_connection(alias):
+        lease = claim(alias, run.pk)
+        if lease is None:
+            return False
+        drive_run(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
     return True
 
 

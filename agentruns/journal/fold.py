@@ -73,7 +73,7 @@ class Call:
     @property
     def is_started(self) -> bool:
         """Return whether an effect may have happened that no stored result tells of yet."""
-        if self.declares == "transactional":
+        if self.declares == "transactional" and not self.orphan:  # without its result nothing was committed
             return False
         if self.orphan == "not_occurred" and not self.returned_late:
             return False

@@ -133,7 +133,7 @@ def announce(alias: str, batch: Batch) -> None:
         Notification.objects.using(alias).bulk_create(notifications)
 
         def deliver() -> None:
-            _deliver_at_once(alias, notifications)
+            _deliver_at_once(settings.DATABASE, notifications)
 
         transaction.on_commit(deliver, using=alias, robust=True)
 

@@ -19,6 +19,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval
@@ -26,6 +27,7 @@ from agentruns.journal.outbox import EVENTS, announce
 from agentruns.journal.read import load
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.utils.db import LOCK_TIMEOUT
 
 COLUMNS = (
     "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
@@ -35,6 +37,11 @@ TYPES = (
     "uuid", "bigint", "uuid", "text", "text", "text", "integer", "bigint",
     "text", "timestamptz", "text", "text", "uuid",
 )  # fmt: skip
+# For the transaction of a durable append: what it commits is on the disk, and it waits for no lock for long.
+SETTINGS = (
+    f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
+    " THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
+)
 ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
 
 # The other folded columns are stored as they are.
@@ -75,20 +82,25 @@ class DatabaseStore:
     ) -> None:
         """Store rows, folded columns and approvals in one transaction (a savepoint inside another).
 
-        `durable` insists that no transaction is open, so that the commit is real. Raises
+        `durable` insists that no transaction is open, so that the commit is real, and commits on the
+        journal's own connection, where this thread has one. Raises
         JournalConflictError when the writer did not know the whole journal.
         """
-        with transaction.atomic(using=self.alias, durable=durable):
-            write_rows(self.alias, batch, closed=closed)
-            project(self.alias, batch, guard)
+        alias = self.alias
+        if durable:
+            require_no_transaction(alias)
+            alias = own_alias(alias)
+        with transaction.atomic(using=alias, durable=durable):
+            write_rows(alias, batch, closed=closed, durable=durable)
+            project(alias, batch, guard)
             if settings.NOTIFIERS or any(signal.receivers for _name, signal in EVENTS.values()):
-                announce(self.alias, batch)
+                announce(alias, batch)
         if settings.TELEMETRY:
-            telemetry.stored(batch, self.alias)
+            telemetry.stored(batch, alias)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Rebuild the state from the session's rows."""
-        return load(self.alias, session_id, run_id)
+        return load(journal_alias(self.alias), session_id, run_id)
 
 
 class MemoryStore:
@@ -107,8 +119,8 @@ class MemoryStore:
         raise LookupError(f"Run {run_id} lives in memory only; there is nothing to load.")
 
 
-def write_rows(alias: str, batch: Batch, *, closed: bool = False) -> None:
-    """Store a batch in the open transaction.
+def write_rows(alias: str, batch: Batch, *, closed: bool = False, durable: bool = False) -> None:
+    """Store a batch in the open transaction, which is the batch's own if `durable`.
 
     Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
     unless `closed` says that they change no status. Raises JournalConflictError if the writer did not know
@@ -126,7 +138,7 @@ def write_rows(alias: str, batch: Batch, *, closed: bool = False) -> None:
     rows = _rows(connection, batch, session_id, run_id, times)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute(_cte(len(batch.rows), sets, where), [*session, *run, *rows])
+            cursor.execute(_cte(len(batch.rows), sets, where, durable), [*session, *run, *rows])
             stored = cursor.rowcount
         else:
             stored = _three_statements(cursor, sets, where, session, run, rows)
@@ -135,12 +147,14 @@ def write_rows(alias: str, batch: Batch, *, closed: bool = False) -> None:
 
 
 @cache
-def _cte(count: int, sets: str, where: str) -> str:
+def _cte(count: int, sets: str, where: str, durable: bool) -> str:
     # Each UPDATE reads FROM the one before: sibling CTEs run in no fixed order, and Session is locked first.
+    # The settings come before all of them, and with the statement: a pooler may pass on another client's SET.
     row = "(" + ", ".join(f"%s::{kind}" for kind in TYPES) + ")"
     columns = ", ".join(COLUMNS)
     return (
-        f'WITH s AS (UPDATE "{_SESSION}" SET next_seq = %s, head = %s'
+        f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
+        f' s AS (UPDATE "{_SESSION}" SET next_seq = %s, head = %s FROM c'
         f" WHERE id = %s AND next_seq = %s AND head = %s RETURNING id),"
         f' r AS (UPDATE "{_RUN}" AS run SET {sets} FROM s'
         f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"

@@ -284,7 +284,9 @@ def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
 
 
 def _doubted(row: Row, call: Call, payload: events.OrphanFound) -> str:
-    return "" if call.is_started else f"doubts call {call.id}, which has a result or never started."
+    # A transactional call, too, where its handler ended the transaction by itself.
+    started = call.is_started or (call.declares == "transactional" and call.is_open and call.attempt > 0)
+    return "" if started else f"doubts call {call.id}, which has a result or never started."
 
 
 _CHECKS: dict[str, Callable[[Row, Call, Any], str]] = {

@@ -50,6 +50,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="CommitFence",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "nothing",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="agentruns.commitfence",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
             name="Tombstone",
             fields=[
                 ("session_id", models.UUIDField(primary_key=True, serialize=False)),

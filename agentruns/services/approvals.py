@@ -14,7 +14,12 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
-from agentruns.exceptions import ApprovalStateError, NotFoundError, PermissionDeniedError
+from agentruns.exceptions import (
+    ApprovalStateError,
+    JournalLockedError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, CallApproval
@@ -162,7 +167,10 @@ def expire_due() -> int:
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
+    locked: set[UUID] = set()
     for approval in list(due.only("run_id", "call_id", "expires_at")):
+        if approval.run_id in locked:  # each card would wait as long again
+            continue
         if len(ended) == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
             break
 
@@ -183,9 +191,11 @@ def expire_due() -> int:
             write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
         except (DatabaseError, InterfaceError):
             raise
-        except Exception:  # busy, or a journal that was altered: no other approval waits for it
+        except Exception as error:  # locked, or a journal that was altered: no other approval waits for it
             logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
             ended.discard(approval.pk)
+            if isinstance(error, JournalLockedError):
+                locked.add(approval.run_id)
     return len(ended)
 
 

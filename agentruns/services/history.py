@@ -13,9 +13,9 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
-from agentruns.engine.driver import require_no_transaction
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
+from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row, timestamp
 from agentruns.journal.fold import Call, RunState, text_of

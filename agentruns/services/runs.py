@@ -14,7 +14,7 @@ from agentruns.agents import output
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt, leases
-from agentruns.engine.driver import Driver, require_no_transaction
+from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive, drive_run
 from agentruns.engine.wakeup import notify_on_commit
@@ -29,6 +29,7 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.conversation import SessionState
 from agentruns.journal.read import load
 from agentruns.journal.store import DatabaseStore, MemoryStore, Store

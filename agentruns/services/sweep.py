@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 from uuid import UUID
@@ -16,11 +17,11 @@ from django.db.models import Count, Q
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.engine.driver import require_no_transaction
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
-from agentruns.exceptions import RunStateError, SessionBusyError
+from agentruns.exceptions import JournalLockedError, RunStateError, SessionBusyError
 from agentruns.journal import telemetry
+from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Run
 from agentruns.models.querysets import RunQuerySet
@@ -104,29 +105,49 @@ def sweep(
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
-    swept = Swept(expired=approvals.expire_due())
+    swept = Swept()
     claims = not drives or not leases.is_draining(alias)
     if claims:  # one that drives nothing any more must not look like a worker
-        in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
+        with _put_off("The stamp of this sweep"):
+            in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
-        swept.blocked += block(run, alias)
+        with _put_off(f"The reason why run {run.pk} waits"):
+            swept.blocked += block(run, alias)
     if tell_model:
         _surface(alias, name, run_id, swept)
-    deliver_due(alias, should_stop)
-    found = candidates(run_id, limit) if claims else []
-    if len(found) > SEVERAL:
-        random.shuffle(found)  # or all workers would go for the same ones
-    for run in found:
-        if should_stop() or (swept.driven and time.monotonic() > until):
-            break
-        swept.found += 1
-        if drives:
-            _advance(run, alias, swept, should_stop)
-        else:
-            notify_on_commit(alias, run.pk)
-            swept.notified += 1
+    with _put_off("The delivery of notifications"):
+        deliver_due(alias, should_stop)
+
+    def drive_all() -> None:
+        found = candidates(run_id, limit) if claims else []
+        if len(found) > SEVERAL:
+            random.shuffle(found)  # or all workers would go for the same ones
+        for run in found:
+            if should_stop() or (swept.driven and time.monotonic() > until):
+                break
+            swept.found += 1
+            if drives:
+                _advance(run, alias, swept, should_stop)
+            else:
+                notify_on_commit(alias, run.pk)
+                swept.notified += 1
+
+    with own_connection(alias):  # one for all the drives
+        drive_all()  # before the cards: one whose session is locked must not keep the others waiting
+        swept.expired = approvals.expire_due()
+        if swept.expired:
+            drive_all()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
+
+
+@contextmanager
+def _put_off(what: str) -> Iterator[None]:
+    """Leave what another transaction has locked to the next sweep."""
+    try:
+        yield
+    except JournalLockedError as error:
+        logger.warning("%s: %s", what, error)
 
 
 def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:

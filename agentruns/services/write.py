@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
-from agentruns.exceptions import DurableRunNotFoundError
+from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import DatabaseStore
@@ -50,9 +50,12 @@ def write(
     alias = settings.DATABASE
     tried: list[str] = []
     with bound(run_id):
-        return in_transaction(
-            alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
-        )
+        try:
+            return in_transaction(
+                alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
+            )
+        except JournalLockedError as error:
+            raise JournalLockedError(f"Run {run_id}: {error}", run_id=str(run_id)) from error
 
 
 def lock_session(alias: str, session_id: UUID) -> None:

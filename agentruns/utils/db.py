@@ -14,11 +14,22 @@ from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from agentruns.exceptions import JournalConflictError
+from agentruns.exceptions import JournalConflictError, JournalLockedError
 
 T = TypeVar("T")
 
 TRIES = 12
+LOCK_SECONDS = 5
+LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code for a wait that `lock_timeout` ended
+LOCK_TIMEOUT = (
+    "set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '0'"
+    f" THEN '{LOCK_SECONDS}s' ELSE current_setting('lock_timeout') END, true)"
+)
+LOCKED = (
+    f"Another transaction has locked this part of the journal for over {LOCK_SECONDS} s; its process may "
+    "hang. Nothing was changed. Try again; if that does not help, end that transaction (pg_blocking_pids "
+    "names its process)."
+)
 RACES = (JournalConflictError, IntegrityError, OperationalError)
 
 
@@ -26,19 +37,42 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
     """Run `action` in a transaction, its own or the caller's, and return its result.
 
     In its own, serialization failures, deadlocks, a busy database and conflicts are retried with growing,
-    jittered pauses and at READ COMMITTED. In the caller's nothing is retried: the caller has to.
+    jittered pauses and at READ COMMITTED. In the caller's nothing is retried: the caller has to. Raises
+    JournalLockedError where PostgreSQL waits for a lock for over `LOCK_SECONDS`.
     """
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=alias):
                 if attempt > 1:
                     read_committed(alias)
-                return action()
-        except RACES:
+                with short_lock_waits(alias):
+                    return action()
+        except RACES as error:
+            if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+                raise JournalLockedError(LOCKED) from error
             if connections[alias].in_atomic_block or attempt == TRIES:
                 raise
             time.sleep(random.uniform(0, min(0.01 * 2**attempt, 0.5)))  # noqa: S311 - spreads load
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def short_lock_waits(alias: str) -> Iterator[None]:
+    """End waits for a lock soon: its owner may be a frozen process. A shorter `lock_timeout` stays.
+
+    For the open transaction; of the caller's only the block's part. SQLite has its `timeout`.
+    """
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT current_setting('lock_timeout'), {LOCK_TIMEOUT}")
+        before = cursor.fetchone()[0]
+    yield  # after an error the savepoint, or the transaction, takes it back
+    if len(connection.savepoint_ids) > 0:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
 def read_committed(alias: str) -> None:

@@ -91,6 +91,7 @@ def test_bad_bodies(staff: Api, pending: Pending) -> None:
         ("approve", '{"digest": "x", "arguments": []}'),
         ("approve", '{"digest": "x", "reason": 5}'),
         ("approve", '{"digest": "x", "actor": "root"}'),
+        ("approve", '{"digest": "x", "tool_name": "search", "arguments": {"query": "y"}}'),
         ("approve", '{"digest": "x", "arguments": ' + nested + "}"),
         ("deny", '{"digest": "x"}'),
         ("deny", '{"digest": "x", "reason": " "}'),

@@ -368,7 +368,7 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
     for worker in workers:
         worker.start()
     try:
-        while cuts < CUTS:
+        while cuts < CUTS or (workers[0].is_alive() and len(journal(run)) <= CUTS):
             listener = Listener(server, url(run), cookie, last)
             most, until = chance.randrange(6_000), time.monotonic() + chance.uniform(0, 0.07)
             while most > 0 and time.monotonic() < until:

@@ -26,6 +26,7 @@ from tests.db.racing import decide
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
+from tests.statements import on_each_connection, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,23 +77,29 @@ class BrokenStatement:
 
 @contextmanager
 def broken_commit(nth: int, went_through: bool) -> Iterator[list[int]]:
-    """Let the nth COMMIT of this connection raise, although it went through or after it was undone."""
-    left, target = [nth], connections["default"]
-    commit = target._commit
+    """Let the nth COMMIT of this thread raise, although it went through or after it was undone."""
+    left = [nth]
 
-    def commit_or_break() -> None:
-        left[0] -= 1
-        if left[0] != 0:
-            commit()
-            return
-        commit() if went_through else target._rollback()
-        raise OperationalError("the connection broke before the acknowledgement came")
+    @contextmanager
+    def breaking(target: Any) -> Iterator[None]:
+        commit = target._commit
 
-    target._commit = commit_or_break  # type: ignore[method-assign]
-    try:
+        def commit_or_break() -> None:
+            left[0] -= 1
+            if left[0] != 0:
+                commit()
+                return
+            commit() if went_through else target._rollback()
+            raise OperationalError("the connection broke before the acknowledgement came")
+
+        target._commit = commit_or_break
+        try:
+            yield
+        finally:
+            del target.__dict__["_commit"]
+
+    with on_each_connection(breaking):
         yield left
-    finally:
-        del target.__dict__["_commit"]
 
 
 def attempt(agent: Agent, session: str) -> None:
@@ -134,7 +141,7 @@ def test_at_each_statement(when: str, effects: Effects, agents: None) -> None:
     for nth in itertools.count(1):
         effects.path.unlink(missing_ok=True)
         fault = BrokenStatement(nth, when)
-        with connection.execute_wrapper(fault):
+        with statement_wrapper(fault):
             attempt(agent, f"{when}-{nth}")
         ends_well(f"{when}-{nth}", effects, exactly=False)
         if fault.left > 0:  # the whole run has fewer statements

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from agentruns import run_agent
 from tests import rebuild
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.statements import captured_statements
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -20,12 +20,17 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_look_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver looks every five seconds, and on a slow machine a run lasts as long."""
+    monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 3600.0)
+
+
 def cost(turns: list[Any], session: str) -> tuple[int, int]:
     """Return commits that insert journal rows, and all statements, of a whole run."""
     agent = shop_agent(f"cost-{session}", *turns)
-    with CaptureQueriesContext(connection) as captured:
+    with captured_statements() as statements:
         assert run_agent(agent, "do it", session, idempotency_key=session).status == "completed"
-    statements = [query["sql"] for query in captured.captured_queries]
     return sum('INTO "agentruns_message"' in sql for sql in statements), len(statements)
 
 
@@ -72,9 +77,9 @@ def test_ten_steps_of_two_calls_take_less_than_two_hundred_milliseconds(
 
 def test_a_run_in_a_session_of_its_own_asks_little_beyond_its_steps(effects: Effects, agents: None) -> None:
     agent = shop_agent("cost")
-    with CaptureQueriesContext(connection) as captured:
+    with captured_statements() as captured:
         assert run_agent(agent, "do it", "alone").status == "completed"
     # Asked to drain; BEGIN, session twice, definition, run, the first rows in a savepoint, COMMIT; BEGIN, the
     # last rows, COMMIT; the result.
     limit = {"sqlite": 18, "postgresql": 14}[connection.vendor]
-    assert len(captured) <= limit, [query["sql"][:80] for query in captured.captured_queries]
+    assert len(captured) <= limit, [sql[:80] for sql in captured]

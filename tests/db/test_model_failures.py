@@ -13,7 +13,7 @@ from agentruns.providers.base import ProviderError
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
-from tests.db.helpers import forget_backoff, payloads, the_run
+from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call
 
@@ -84,6 +84,30 @@ def test_a_wrong_key_pauses_and_resume_goes_on(effects: Effects, agents: None) -
 def test_a_bad_request_fails_the_run_and_settles_its_calls(effects: Effects, agents: None) -> None:
     run = start([failing("fail", status=400)])
     assert (run.status, run.error) == ("failed", "some_error: no luck")
+
+
+@pytest.mark.parametrize(
+    ("disposition", "end"), [("fail", "failed"), ("pause", "paused"), ("retry", "queued")]
+)
+def test_no_failure_of_the_model_repeats_what_was_done_before_it(
+    disposition: str, end: str, effects: Effects, agents: None
+) -> None:
+    errors = [failing(disposition)]
+
+    def fail_once(request: Any) -> dict[str, str]:
+        if errors:
+            raise errors.pop()
+        return {"text": "at last"}
+
+    run = the_run(run_turns({"tools": [call("post", text="x")]}, fail_once))
+    assert (run.status, effects.count()) == (end, 1)
+    forget_backoff(run)
+    sweep()
+    if end == "paused":
+        resume_run(run.pk)
+    run = Run.objects.get()
+    assert (run.status, outcomes(run)) == ("failed" if end == "failed" else "completed", ["ok"])
+    assert effects.count() == 1
 
 
 def test_a_model_that_raises_counts_as_an_attempt_and_ends_paused(

@@ -25,7 +25,6 @@ from django.core import mail
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.dispatch import Signal
-from django.test.utils import CaptureQueriesContext
 
 from agentruns import approve, cancel_run, deny, pause_run, run_agent, signals, start_run, tool
 from agentruns.contrib.mail import MailNotifier
@@ -39,6 +38,7 @@ from tests.db.helpers import run_turns, the_run, user
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -269,13 +269,13 @@ def test_with_no_listener_and_no_notifier_nothing_is_added(
     settings: Any, monkeypatch: pytest.MonkeyPatch, effects: Effects, agents: None
 ) -> None:
     def cost(session: str) -> int:
-        with CaptureQueriesContext(connection) as captured:
+        with captured_statements() as captured:
             result = run_turns(ASK, session=session)
             pause_run(result.run_id or "")
             with transaction.atomic():
                 cancel_run(result.run_id or "")
                 assert [hook[1].__module__ for hook in connection.run_on_commit] == []
-        assert not [query for query in captured if "agentruns_notification" in query["sql"]]
+        assert not [sql for sql in captured if "agentruns_notification" in sql]
         return len(captured)
 
     with_hook = cost("a")

@@ -41,6 +41,7 @@ from tests.crash.processes import Forked, expire_lease
 from tests.db.helpers import forget_backoff, run_turns, the_run
 from tests.effects import VARIABLE, Effects
 from tests.shop.agents import call, shop_agent
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -417,7 +418,7 @@ def test_what_fails_in_it_changes_nothing(
     for processor in (None, Raising(at)):
         if processor is not None:
             watch(processor=processor)
-        with CaptureQueriesContext(connection) as captured:
+        with captured_statements() as captured:
             run = a_run(f"session-{len(queries)}")
         queries.append(len(captured))
         kinds.append(list(run.messages.order_by("seq").values_list("kind", "attempt")))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.db import connection, connections
+from django.db import connections
 from django.test.client import MULTIPART_CONTENT
 from django.urls import reverse
 
@@ -21,6 +21,7 @@ from tests.admin.people import browser, user
 from tests.admin.test_limits import drifted, seen
 from tests.db.test_host_project import Bell, bell
 from tests.effects import Effects
+from tests.statements import statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,7 +205,7 @@ def test_every_post(
     bell.rung.clear()
     acted, asked = effects.count(), Message.objects.filter(kind="assistant").count()
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    with connection.execute_wrapper(watch):
+    with statement_wrapper(watch):
         response = client.post(path, body, content_type=kind_of(path))
     assert response.status_code in (200, 201, 302), response.content
     assert watch.inside

@@ -1,4 +1,4 @@
-"""docs/reference/requirements.md: every test that the page names exists."""
+"""Pages that say which test shows what: every test that they name exists."""
 
 from __future__ import annotations
 
@@ -8,19 +8,46 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "reference" / "requirements.md"
-ROWS = re.findall(r"^\| (?!requirement|-)(.+?) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+DOCS = TESTS.parent / "docs"
 
 
-@pytest.mark.parametrize(("requirement", "shown"), ROWS)
-def test_a_requirement_names_tests_that_exist_or_a_reason(requirement: str, shown: str) -> None:
+def rows(page: str, head: str) -> list[tuple[str, str]]:
+    """Return the first cell and the rest of each row of a page's tables."""
+    return re.findall(rf"^\| (?!{head}|-)(.+?) \| (.+) \|$", (DOCS / page).read_text(), re.MULTILINE)
+
+
+REQUIREMENTS = rows("reference/requirements.md", "requirement")
+INCIDENTS = rows("explanation/incidents.md", "incident")
+LINK = re.compile(r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github\.com/([\w./-]+)\)")
+
+
+def existing(shown: str) -> list[tuple[str, str]]:
+    """Return the tests that a row names, each of which exists."""
     named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", shown)
-    assert named or len(shown.split()) > 3, f"{requirement} has neither test nor reason"
     for file, name in named:
         source = (TESTS / file).read_text()
         for part in name.split("::"):
             assert re.search(rf"^ *(def|class) {part}\b", source, re.MULTILINE), f"{file} has no {name}"
+    return named
+
+
+@pytest.mark.parametrize(("requirement", "shown"), REQUIREMENTS)
+def test_a_requirement_names_tests_that_exist_or_a_reason(requirement: str, shown: str) -> None:
+    assert existing(shown) or len(shown.split()) > 3, f"{requirement} has neither test nor reason"
 
 
 def test_each_requirement_is_there_once() -> None:
-    assert len({requirement for requirement, _shown in ROWS}) == len(ROWS) > 150
+    assert len({requirement for requirement, _shown in REQUIREMENTS}) == len(REQUIREMENTS) > 150
+
+
+@pytest.mark.parametrize(("incident", "shown"), INCIDENTS)
+def test_an_incident_names_a_test_that_exists(incident: str, shown: str) -> None:
+    assert existing(shown), f"{incident} has no test"
+
+
+def test_each_incident_is_there_once_and_its_link_is_what_it_says() -> None:
+    found = [link for incident, _shown in INCIDENTS for link in LINK.findall(incident)]
+    for repository, number, target in found:
+        assert target in {f"{repository}/issues/{number}", f"{repository}/pull/{number}"}
+    assert all(LINK.match(incident) for incident, _shown in INCIDENTS)
+    assert len({*found}) == len(found) >= len(INCIDENTS) >= 28

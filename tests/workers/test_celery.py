@@ -48,6 +48,25 @@ def test_a_message_is_sent_on_commit_and_one_too_many_does_nothing(
     assert [line["tool"] for line in effects.lines()] == ["refund"]
 
 
+def test_a_message_that_comes_again_while_its_tool_is_at_work_does_nothing(
+    worker: Workers, effects: Effects, tmp_path: Path
+) -> None:
+    """As from a broker whose visibility time-out is shorter than the tool."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    worker("--concurrency=2", SHOP_SLOW="post:before", SHOP_GATE=str(gate))
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    wait_for(lambda: effects.count("at:post:before") == 1, "the call")
+    time.sleep(3)  # longer than the lease without its heartbeat
+    for _ in range(4):
+        advance_run.delay(str(run.pk))
+    (log,) = tmp_path.glob("worker-*.log")
+    wait_for(lambda: log.read_text().count("Nothing to do") == 4, "the messages")
+    gate.unlink()
+    wait_for(lambda: ended(run), "the end")
+    assert [line.get("tool") for line in effects.lines()] == [None, "post"]
+
+
 def test_while_the_broker_is_away_nobody_notices_and_the_sweep_delivers(
     broker: Broker,
     worker: Workers,

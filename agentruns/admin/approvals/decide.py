@@ -23,6 +23,7 @@ from agentruns.engine.in_doubt import EXPIRED
 from agentruns.exceptions import (
     ApprovalStateError,
     JournalConflictError,
+    JournalLockedError,
     PermissionDeniedError,
     RunStateError,
 )
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 CHANNEL = "console"
 VERBS = ("approve", "edit", "answer", "deny", "extend")
-REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError)
+REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError, JournalLockedError)
 
 
 def view_of(verb: str) -> Callable[..., HttpResponse]:

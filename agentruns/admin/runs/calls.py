@@ -30,7 +30,12 @@ from agentruns.admin.html import (
 from agentruns.admin.runs import actions, verdicts
 from agentruns.admin.runs.steps import TEXT_LIMIT, read_rows, row_card
 from agentruns.conf import settings
-from agentruns.exceptions import JournalConflictError, PermissionDeniedError, RunStateError
+from agentruns.exceptions import (
+    JournalConflictError,
+    JournalLockedError,
+    PermissionDeniedError,
+    RunStateError,
+)
 from agentruns.journal import events
 from agentruns.journal.copies import original
 from agentruns.journal.events import Row
@@ -142,7 +147,7 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
     except PermissionDeniedError as error:
         return _refuse(admin, request, run, call_id, 403, plain(error))
-    except (RunStateError, JournalConflictError) as error:
+    except (RunStateError, JournalConflictError, JournalLockedError) as error:
         return _too_late(admin, request, run, call_id, given, plain(error))
     said = verdicts.done(found, now, verdict, given["result"])
     tool = plain(found.call.tool)

@@ -1,0 +1,147 @@
+"""The journal's own database connection: nothing that user code does to the thread's can reach it.
+
+Handlers, predicates, model objects, notifiers and signal receivers share a thread, and with it Django's
+connection, with the engine that runs them. What they leave there (an open transaction, autocommit off, a SET)
+must not decide whether a row of the journal is committed. So a drive opens a second connection, under a name
+that `django.db.connections` does not list.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from agentruns.exceptions import NotDurableError
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.connection")
+
+_opened = threading.local()  # the names of the own connections of this thread, by alias
+_wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
+
+
+@contextmanager
+def own_connection(alias: str) -> Iterator[None]:
+    """Open the journal's own connection of this thread, until the end of the outermost such block.
+
+    Inside a TestCase's transaction, and on a SQLite database that is in memory or not in WAL mode, a second
+    connection would see nothing or wait for the first: there the thread's own one serves.
+    """
+    names = _opened.__dict__
+    if alias in names or connections[alias].in_atomic_block:
+        yield
+        return
+    connection = _connect(alias)
+    if connection is None:
+        yield
+        return
+    names[alias] = connection.alias
+    connections[connection.alias] = connection
+    try:
+        yield
+    finally:
+        del names[alias], connections[connection.alias]
+        connection.close()
+
+
+def _connect(alias: str) -> BaseDatabaseWrapper | None:
+    shared: Any = connections[alias]
+    settings = copy.deepcopy(shared.settings_dict)
+    settings["AUTOCOMMIT"] = True
+    settings["OPTIONS"].pop("pool", None)  # another thread's handler may have used what a pool hands out
+    connection: BaseDatabaseWrapper = type(shared)(settings, f"{alias} of the journal")
+    if connection.vendor != "sqlite":
+        return connection
+    if shared.is_in_memory_db():
+        return None
+    file = str(settings["NAME"])
+    if file not in _wal:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode")
+            if cursor.fetchone()[0] != "wal":
+                connection.close()
+                return None
+        _wal.add(file)
+    return connection
+
+
+def own_alias(alias: str) -> str:
+    """Return the name of the journal's own connection of this thread; `alias` itself where there is none."""
+    name: str = _opened.__dict__.get(alias, alias)
+    return name
+
+
+def journal_alias(alias: str) -> str:
+    """Return the name of the connection that sees the thread's rows: the own one outside a transaction."""
+    return alias if connections[alias].in_atomic_block else own_alias(alias)
+
+
+def require_no_transaction(alias: str) -> None:
+    """Raise NotDurableError where a row just committed could still be rolled back, or wait for this thread.
+
+    A TestCase's own transaction is let through, as `atomic(durable=True)` does.
+    """
+    connection = connections[alias]
+    if _foreign_blocks(connection):
+        raise NotDurableError(
+            f"A run cannot be driven inside transaction.atomic() on {alias!r}: a journal row that can "
+            "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
+            "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
+        )
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise NotDurableError(
+            f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "
+            "commits. Turn AUTOCOMMIT on for it."
+        )
+    if _is_inside(connection):
+        raise NotDurableError(
+            f"A transaction that Django did not begin is open on {alias!r}: what it locks, the journal would "
+            "wait for. End it before the run is driven."
+        )
+
+
+def mend_connection(alias: str) -> None:
+    """Roll back what user code left open on the thread's connection, and turn autocommit on again.
+
+    Under an open transaction the journal's own connection could wait for locks of this very thread.
+    """
+    connection = connections[alias]
+    left = [block for block in connection.atomic_blocks if not _is_of_test_case(block)]
+    if not left and not _is_inside(connection):
+        return
+    logger.error("A handler or another function left a transaction open on %r; it is rolled back.", alias)
+    connection.in_atomic_block = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+    connection.needs_rollback = connection.closed_in_transaction = False
+    connection.run_on_commit = []
+    connection.close()
+
+
+def _foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
+    blocks = connection.atomic_blocks
+    return bool(blocks) and not all(_is_of_test_case(block) for block in blocks)
+
+
+def _is_of_test_case(block: object) -> bool:
+    return bool(getattr(block, "_from_testcase", False))
+
+
+def _is_inside(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether a transaction is open, or would be with the next query, that no `atomic` answers for."""
+    raw = connection.connection
+    if connection.in_atomic_block or raw is None:
+        return False
+    if not connection.autocommit:
+        return True
+    try:
+        if connection.vendor == "sqlite":
+            return bool(raw.in_transaction)
+        return bool(raw.closed) or raw.info.transaction_status in (1, 2, 3)  # libpq: active, in one, failed
+    except Exception:  # closed behind Django's back, which would go on using it
+        return True

@@ -1,0 +1,183 @@
+"""User code may do to its connection whatever it likes: the journal is committed on another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, connections
+
+from agentruns import ModelReply, ModelRequest, ToolContext, run_agent, tool
+from agentruns.journal import connection as journal_connection
+from agentruns.journal.verify import problems
+from agentruns.models import CommitFence, Message, Run
+from agentruns.providers.scripted import ScriptedModel
+from tests.db.helpers import outcomes, payloads, the_run
+from tests.effects import Effects
+from tests.hostile import HOSTILITIES, clean
+from tests.shop.agents import act, call, shop_agent
+from tests.shop.models import Order
+from tests.statements import captured_statements
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    clean()
+
+
+@pytest.fixture(params=HOSTILITIES)
+def hostility(request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Each thing that user code can do to its connection."""
+    return HOSTILITIES[request.param]
+
+
+def committed(ctx: ToolContext) -> int:
+    """Return how many starts of a call another connection sees."""
+    seen: list[int] = []
+
+    def look() -> None:
+        rows = Message.objects.filter(run_id=ctx.run_id, kind="tool_started", call_id=ctx.call_id)
+        seen.append(rows.count())
+        connections.close_all()
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def tools_with(hostility: Callable[[], None], place: str) -> list[Any]:
+    """Return a tool that acts, and does or suffers the hostility at a place."""
+
+    def at(here: str, value: Any) -> Any:
+        if here == place:
+            hostility()
+        return value
+
+    @tool(
+        requires_approval=lambda arguments, ctx: at("predicate", False),
+        describe=lambda arguments: at("describe", "a payment"),
+        preview=lambda arguments: at("preview", {}),
+    )
+    def pay(cents: int, ctx: ToolContext) -> str:
+        """Pay."""
+        assert committed(ctx) == 1, "the start is committed before the handler is entered"
+        return str(at("handler", act("pay", ctx)))
+
+    return [pay]
+
+
+class HostileModel(ScriptedModel):
+    """A model object that does something to the connection before it answers."""
+
+    hostility: Callable[[], None] = staticmethod(lambda: None)
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        self.hostility()
+        return super().propose(request)
+
+
+@pytest.mark.parametrize("place", ["predicate", "model", "handler"])
+def test_each_payment_is_journaled_before_it_and_happens_once(
+    place: str, hostility: Callable[[], None], effects: Effects, agents: None
+) -> None:
+    turns = [{"tools": [call("pay", cents=number)]} for number in (1, 2, 3)]
+    agent = shop_agent("hostile", *turns, tools=tools_with(hostility, place))
+    if place == "model":
+        agent.model.__class__ = HostileModel
+        agent.model.hostility = hostility
+    with suppress(RuntimeError, DatabaseError):  # the caller's own look at the result meets it, too
+        run_agent(agent, "pay three times", "s1", idempotency_key="k")
+    clean()
+    run = the_run(run_agent(agent, "pay three times", "s1", idempotency_key="k"))
+    assert run.status == "completed"
+    assert outcomes(run) == ["ok", "ok", "ok"]
+    assert effects.count() == 3
+    assert not Message.objects.filter(run=run, kind="late_result").exists()
+
+
+def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects, agents: None) -> None:
+    seen: list[list[str]] = []
+
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """List the connections."""
+        seen.append([one.alias for one in connections.all(initialized_only=True)])
+        return act("look", ctx)
+
+    agent = shop_agent("looks", {"tools": [call("look")]}, tools=[look])
+    with captured_statements() as statements:
+        assert run_agent(agent, "look", "s1").status == "completed"
+    assert len(statements) > 5
+    assert set(seen[0]) <= set(connections)
+    assert not journal_connection._opened.__dict__, "closed with the drive"
+
+
+RAW: dict[str, Callable[[], None]] = {
+    "commit by SQL": lambda: connection.cursor().execute("COMMIT") and None,
+    "rollback by SQL": lambda: connection.cursor().execute("ROLLBACK") and None,
+    "commit by the driver": lambda: connection.connection.commit(),
+    "rollback by the driver": lambda: connection.connection.rollback(),
+    "SQL of the driver": lambda: connection.connection.cursor().execute("COMMIT") and None,
+    "close": lambda: connection.close(),
+    "close by the driver": lambda: connection.connection.close(),
+    "close all": lambda: connections.close_all(),
+    "a block left open": HOSTILITIES["open_block"],
+}
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
+@pytest.mark.parametrize("way", RAW)
+def test_a_transactional_handler_cannot_end_its_transaction(
+    way: str, swallows: bool, effects: Effects, agents: None
+) -> None:
+    entered: list[str] = []
+
+    @tool(transactional=True)
+    def write(ctx: ToolContext) -> str:
+        """Write an order, and end the transaction behind it."""
+        entered.append(ctx.call_id)
+        Order.objects.create(number="written", customer="Eve", total_cents=1)
+        try:
+            RAW[way]()
+        except Exception:
+            if not swallows:
+                raise
+        return "written"
+
+    agent = shop_agent("ends", {"tools": [call("write")]}, tools=[write])
+    result = run_agent(agent, "write", "s1", idempotency_key="k")
+    clean()
+    run = Run.objects.get(pk=result.run_id)
+    assert problems(run.session_id) == []
+    assert len(entered) == 1, "not five times"
+    assert not CommitFence.objects.exists()
+    written = Order.objects.filter(number="written").count()
+    if run.status == "completed":
+        [settled] = payloads(run, "tool_result")
+        assert written == (settled["outcome"] == "ok"), settled
+    else:  # nobody can know: a person is asked
+        assert (run.status, written) == ("orphaned", 0)
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")
+def test_executescript_cannot_commit_what_a_transactional_handler_wrote(
+    effects: Effects, agents: None
+) -> None:
+    @tool(transactional=True)
+    def write(ctx: ToolContext) -> str:
+        """Write an order, and run a script, which commits first."""
+        Order.objects.create(number="written", customer="Eve", total_cents=1)
+        connection.connection.executescript("SELECT 1;")
+        return "written"
+
+    agent = shop_agent("scripts", {"tools": [call("write")]}, tools=[write])
+    run = the_run(run_agent(agent, "write", "s1"))
+    [settled] = payloads(run, "tool_result")
+    assert (settled["outcome"], Order.objects.filter(number="written").count()) == ("error", 0)
