@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 from agentruns.engine.driver import Driver
-from agentruns.journal.batch import Batch
+from agentruns.journal.connection import own_alias
+from agentruns.journal.store import Batch
 from agentruns.models import Run
 from tests.settings import BRIEF
 
@@ -31,7 +32,9 @@ def always() -> None:
             return
         self.state = self.store.load(self.lease.session_id, self.lease.run_id)
         self.attempts = (
-            Run.objects.using(self.alias).values_list("attempts", flat=True).get(pk=self.lease.run_id)
+            Run.objects.using(own_alias(self.alias))
+            .values_list("attempts", flat=True)
+            .get(pk=self.lease.run_id)
         )
 
     Driver._stored = stored_and_forgotten  # type: ignore[method-assign]

@@ -15,12 +15,10 @@ from agentruns.conf import settings
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import JournalConflictError, LeaseLostError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import journal_alias, mend_connection
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload
-from agentruns.journal.store import Store
+from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
 from agentruns.tools import ToolContext
 from agentruns.utils.db import close_stale, uptime

@@ -11,7 +11,7 @@ from uuid import UUID
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal.store import Batch
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.utils import json as canonical
@@ -74,7 +74,7 @@ def judge(driver: Driver, reply: ModelReply) -> tuple[list[dict[str, Any]], list
     A `tool_use` whose id, name or input no provider would take back is mended, the original kept beside it.
     """
     content, intents = [], []
-    seen = set(driver.state.tool_use_ids)
+    seen = set(driver.state.conversation.tool_use_ids)
     for block in reply.content:
         if block.get("type") != "tool_use":
             content.append(block)

@@ -19,10 +19,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import mend_connection, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
+from agentruns.journal.store import Batch
 from agentruns.models import CommitFence
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.utils.db import read_committed, uptime

@@ -19,11 +19,9 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import own_alias, own_connection
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import text_of
-from agentruns.journal.store import DatabaseStore, Store
+from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
 from agentruns.models import Run, Session
 from agentruns.providers.base import (
     ModelReply,

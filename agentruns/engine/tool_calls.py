@@ -12,8 +12,8 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
+from agentruns.journal.store import Batch
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached

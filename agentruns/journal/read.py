@@ -11,7 +11,6 @@ from django.db.models.functions import Cast
 
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.models import Message, Run
 
@@ -58,14 +57,6 @@ def definitions_of(alias: str, session_id: UUID) -> set[str]:
     """Return the hashes of all definitions that a session's runs ever had."""
     rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
     return set().union(*map(definitions_in, rows.values_list("payload", flat=True)))
-
-
-def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows."""
-    state = SessionState(session_id, run_id)
-    for row in session_rows(alias, session_id):
-        state.apply(row)
-    return state
 
 
 def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:

@@ -13,8 +13,8 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, RunState
+from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.runs import store_definition

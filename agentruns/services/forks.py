@@ -16,13 +16,11 @@ from agentruns.engine import in_doubt
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.copies import original, task_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import rows_until
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, SessionState
 from agentruns.models import Run, Session
 from agentruns.services import permissions
 from agentruns.services.control import agent_again

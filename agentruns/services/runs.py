@@ -28,11 +28,8 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import require_no_transaction
-from agentruns.journal.conversation import SessionState
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore, MemoryStore, Store
+from agentruns.journal.store import Batch, DatabaseStore, MemoryStore, SessionState, Store, load
 from agentruns.models import Approval, Definition, PrunedKey, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
@@ -312,7 +309,7 @@ class RunRequest:
 class Submission(NamedTuple):
     """The run of a request: created for it, leased if requested, or found.
 
-    `state` is set for a run just created and leased, so that nobody reads what was just written.
+    `state` is set for a run just created, so that nobody reads what was just written.
     """
 
     run: Run
@@ -410,8 +407,14 @@ def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
     write_start(batch, request)
     store.append(batch)
     if lease is None:
-        return Submission(find_run(run.pk), is_new=True)
+        _catch_up(run, batch)
     return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def _catch_up(run: Run, batch: Batch) -> None:
+    """Give a run just inserted the columns that its first rows have changed, without reading them back."""
+    run.status, run.updated_at = Run.Status.QUEUED.value, batch.rows[-1].created_at
+    run.session.next_seq, run.session.head = batch.state.next_seq, batch.state.head
 
 
 def _found(alias: str, run: Run, owner: str) -> Submission:

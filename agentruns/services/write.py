@@ -12,9 +12,8 @@ from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import bound

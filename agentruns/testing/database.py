@@ -17,7 +17,7 @@ READERS = (
     "agentruns.engine.tool_calls",
     "agentruns.services.transfer",
     "agentruns.engine.gate",
-    "agentruns.journal.batch",
+    "agentruns.journal.store",
 )
 _current: list[DatabaseClock] = []
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
 
-from pydantic import BaseModel
+from asgiref.sync import async_to_sync
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns.tools import calling
-from agentruns.tools.calling import InvalidArguments, call, to_jsonable
+from agentruns.exceptions import ToolRefused
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
 from agentruns.tools.refusals import is_refusal, path_of
+from agentruns.tools.results import to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import get_logger
@@ -25,6 +31,14 @@ logger = get_logger("agentruns.tools")
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
+T = TypeVar("T")
+
+_MAX_ERRORS = 10
+_MAX_NAME = 60
+
+
+class InvalidArguments(ToolRefused, ValueError):
+    """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
 
 
 class Tool(Generic[P, R]):
@@ -97,8 +111,20 @@ class Tool(Generic[P, R]):
     # A call's life
 
     def effective(self, raw: Any) -> dict[str, Any]:
-        """Return the effective arguments of a model's input; raises InvalidArguments, for the model."""
-        return calling.effective(self.signature.model, raw)
+        """Return the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
+
+        Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
+        would receive different arguments from those that were shown and approved.
+        """
+        arguments = self._read(raw)[1]
+        again = self._read(arguments)[1]
+        try:
+            same = canonical.dumps(arguments) == canonical.dumps(again)
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidArguments("The arguments cannot be stored as JSON.") from None
+        if not same:
+            raise InvalidArguments(f"{_changed(arguments, again)}: this value does not read back as itself.")
+        return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return recorded arguments as validated today: unchanged, unless the tool has changed.
@@ -163,10 +189,10 @@ class Tool(Generic[P, R]):
         """Return whether an exception of the handler says that nothing happened; never raises."""
         return is_refusal(error, self.refuses)
 
-    def _read(self, arguments: dict[str, Any]) -> tuple[BaseModel, dict[str, Any]]:
-        """Return recorded arguments validated, and dumped again."""
-        validated = calling.validate(self.signature.model, arguments)
-        return validated, calling.dump(validated)
+    def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
+        """Return arguments validated, and as JSON again; raises InvalidArguments."""
+        validated = _validate(self.signature.model, raw)
+        return validated, _dump(validated)
 
     def output(self, result: Any) -> ToolOutput:
         """Return a handler's result as JSON; never raises."""
@@ -176,7 +202,7 @@ class Tool(Generic[P, R]):
             try:
                 fitting = adapter.validate_python([result])
             except Exception as error:
-                flags["misfit"] = calling.misfit(error)
+                flags["misfit"] = _misfit(error)
             else:
                 try:
                     content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
@@ -209,3 +235,94 @@ class Tool(Generic[P, R]):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
+
+
+def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
+    """Return `raw` as an instance of `model`; raises InvalidArguments for any failure."""
+    if not isinstance(raw, dict):
+        raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
+    try:
+        text = to_json(raw, inf_nan_mode="constants")
+    except Exception:
+        text = None  # a lone surrogate, or not JSON: only lenient validation can tell which
+    try:
+        # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
+        return model.model_validate(raw) if text is None else model.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidArguments(_explain(model, error)) from None
+    except Exception as error:
+        raise InvalidArguments(f"The arguments could not be validated: {type(error).__name__}.") from error
+
+
+def _dump(arguments: BaseModel) -> dict[str, Any]:
+    """Return validated arguments as a JSON object; raises InvalidArguments."""
+    try:
+        return arguments.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    except Exception as error:
+        raise InvalidArguments(f"The arguments cannot be stored as JSON: {type(error).__name__}.") from error
+
+
+def _misfit(error: Exception) -> str:
+    """Return one line that says why a result does not fit its annotation; never raises."""
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    try:
+        # The result was validated inside a list of one.
+        return "; ".join(_line(each["loc"][1:], each["msg"], "result") for each in _details(error)[:3])
+    except Exception:
+        return type(error).__name__
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    found = _details(error)
+    lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in found[:_MAX_ERRORS]]
+    if len(found) > _MAX_ERRORS:
+        lines.append(f"- and {len(found) - _MAX_ERRORS} more")
+    if any(each["type"] == "extra_forbidden" for each in found):
+        names = [field.alias or name for name, field in model.model_fields.items()]
+        lines.append(f"Parameters: {', '.join(names) or 'none'}.")
+    return "Invalid arguments:\n" + "\n".join(lines)
+
+
+def _details(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False, include_input=False)
+
+
+def _line(loc: tuple[int | str, ...], message: str, otherwise: str) -> str:
+    where = ".".join(str(part) for part in loc) or otherwise
+    return f"{one_line(where, _MAX_NAME)}: {one_line(message)}"
+
+
+def _changed(first: dict[str, Any], second: dict[str, Any]) -> str:
+    names = [
+        name
+        for name in first
+        if name not in second or canonical.dumps(first[name]) != canonical.dumps(second[name])
+    ]
+    return ", ".join(names) or "input"
+
+
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a developer's function, sync or async, and return its result, awaited if necessary."""
+    result = fn(*args, **kwargs)
+    return wait(result) if inspect.isawaitable(result) else result
+
+
+def wait(awaitable: Awaitable[T]) -> T:
+    """Await from sync code, even in a thread that is running an event loop."""
+
+    async def finish() -> T:
+        return await awaitable
+
+    # Not asyncio.run: asgiref sends the coroutine's ORM work back to this thread, so it uses this thread's
+    # connection, which the engine keeps healthy and a TestCase wraps in its transaction.
+    run = async_to_sync(finish, force_new_loop=True)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-async")
+    try:
+        return thread.submit(copy_context().run, run).result()
+    finally:
+        thread.shutdown(wait=False)

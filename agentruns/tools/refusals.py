@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentruns.conf import settings
 from agentruns.exceptions import ToolRefused
-from agentruns.tools.calling import call
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
@@ -49,13 +49,13 @@ def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
 
 
 def _among(error: Exception, named: Iterable[Refusal]) -> bool:
-    return any(
-        isinstance(error, each) if isinstance(each, type) else bool(call(each, error)) for each in named
-    )
+    return any(isinstance(error, each) if isinstance(each, type) else each(error) is True for each in named)
 
 
 def mistake(refusal: object) -> str:
     """Return why something cannot name refusals, or ""."""
+    if inspect.iscoroutinefunction(refusal):
+        return f"{refusal!r} is a coroutine function"
     if not isinstance(refusal, type):
         return "" if callable(refusal) else f"{refusal!r} is neither an exception nor a function"
     if not issubclass(refusal, Exception):

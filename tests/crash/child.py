@@ -19,11 +19,11 @@ import django
 
 django.setup()
 
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
 from agentruns import approve, cancel_run, get_run, run_agent, tool
+from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.services.sweep import sweep
@@ -94,8 +94,8 @@ def serve(orders: Orders, pipe: Connection) -> None:
 def _prepare(orders: Orders) -> None:
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
-    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
-    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+    settings.LEASE_SECONDS = orders.lease
+    settings.HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
 
 
 def perform(orders: Orders, pipe: Connection) -> None:

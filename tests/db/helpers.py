@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from agentruns import RunResult, run_agent
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal.store import Batch
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.write import write

@@ -23,8 +23,8 @@ from agentruns import (
 from agentruns.engine.leases import claim
 from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import copies
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load, session_rows
+from agentruns.journal.read import session_rows
+from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run, Session, triggers
 from agentruns.services.history import session_at

@@ -15,12 +15,12 @@ from agentruns.journal import connection as journal_connection
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
-from tests.db.helpers import outcomes, payloads, the_run
+from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
-from tests.statements import captured_statements
+from tests.statements import captured_statements, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -117,6 +117,26 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
     assert len(statements) > 5
     assert set(seen[0]) <= set(connections)
     assert not journal_connection._opened.__dict__, "closed with the drive"
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no poolers")
+def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects, agents: None) -> None:
+    """As from another client of the same server connection, which SET synchronous_commit for itself."""
+    in_force: list[str] = []
+
+    def spoilt(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if 'INTO "agentruns_message"' not in sql or context["connection"].alias == "default":
+            return execute(sql, params, many, context)
+        raw = context["connection"].connection
+        raw.execute("SET SESSION synchronous_commit TO off")
+        result = execute(sql, params, many, context)
+        in_force.append(raw.execute("SHOW synchronous_commit").fetchone()[0])
+        return result
+
+    with statement_wrapper(spoilt):
+        run_turns({"tools": [call("post", text="x")]})
+    assert len(in_force) == 3
+    assert set(in_force) == {"on"}
 
 
 RAW: dict[str, Callable[[], None]] = {

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from agentruns import start_run
+from agentruns import cancel_run, start_run
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
 from tests.db.helpers import run_turns, the_run
@@ -135,3 +135,19 @@ def test_start_joins_the_callers_transaction(effects: Effects, agents: None) -> 
         start_run(agent, "do it", "s1", idempotency_key="k")
         raise RuntimeError("the order was refused")
     assert (Run.objects.count(), Session.objects.count(), Message.objects.count()) == (0, 0, 0)
+
+
+def test_a_started_run_is_returned_as_it_is_stored(
+    effects: Effects, agents: None, django_user_model: Any
+) -> None:
+    """Nobody reads it back, also not in a session that has rows of an earlier run."""
+    agent, owner = shop_agent("stored"), django_user_model.objects.create_user("ann")
+    for number in range(2):
+        run = start_run(agent, f"Task {number}\x00", session="s1", actor=owner, idempotency_key=f"k{number}")
+        stored = Run.objects.select_related("session").get(pk=run.pk)
+        for mine, other in ((run, stored), (run.session, stored.session)):
+            names = [field.attname for field in other._meta.concrete_fields]
+            assert {name: repr(getattr(mine, name)) for name in names} == {
+                name: repr(getattr(other, name)) for name in names
+            }
+        cancel_run(run.pk, owner)

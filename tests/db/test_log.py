@@ -8,8 +8,8 @@ import pytest
 
 from agentruns import Agent, approve, run_agent
 from agentruns.journal.fold import fold
-from agentruns.journal.read import load, run_rows
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.read import run_rows
+from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Definition, Message, Run
 from agentruns.providers.base import ModelReply

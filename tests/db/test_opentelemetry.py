@@ -30,8 +30,7 @@ from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import telemetry
-from agentruns.journal.batch import Batch
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.services.sweep import sweep
@@ -107,9 +106,9 @@ def to_file() -> OpenTelemetry:
 
 def perform_traced(orders: Orders, pipe: Connection) -> None:
     """Do what a forked child is to do, with its spans in a file."""
-    from django.conf import settings
+    from agentruns.conf import settings
 
-    settings.AGENTRUNS_TELEMETRY = f"{__name__}.to_file"
+    settings.TELEMETRY = f"{__name__}.to_file"
     perform(orders, pipe)
 
 

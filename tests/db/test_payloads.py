@@ -17,8 +17,7 @@ from agentruns.agents.agent import Agent
 from agentruns.checks import check_payload_storage, check_payloads
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of

@@ -18,9 +18,7 @@ from agentruns import approve, export_run, replay_run, resolve_orphan, resume_ru
 from agentruns.engine.gate import Intent, call_digest
 from agentruns.engine.leases import claim
 from agentruns.exceptions import ApprovalStateError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.models import Approval, Run
 from agentruns.services.history import session_at
 from agentruns.services.sweep import sweep

@@ -10,9 +10,7 @@ import pytest
 
 from agentruns import cancel_run, list_runs, resume_run, run_agent, start_run
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep

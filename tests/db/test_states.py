@@ -12,7 +12,7 @@ import pytest
 
 from agentruns import ToolContext, approve, deny, export_run, run_agent, state_at, tool
 from agentruns.exceptions import DurableRunNotFoundError, RunStateError
-from agentruns.journal.read import load
+from agentruns.journal.store import load
 from agentruns.models import Message, Run
 from agentruns.services.history import record, session_at
 from agentruns.services.sweep import sweep

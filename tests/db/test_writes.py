@@ -8,9 +8,7 @@ import pytest
 from django.db import DatabaseError
 
 from agentruns import ToolContext, run_agent, start_run, tool
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.models import Message, Run, Session
 from tests.db.dying import elsewhere
 from tests.db.helpers import payloads, run_turns, the_run

@@ -12,17 +12,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import DatabaseError, InterfaceError, connection, connections
 from hypothesis import strategies as st
 
 from agentruns import deny, resume_run
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal.batch import Batch
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.connection import _is_inside
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill
+from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import call
 
 CALLS = [
@@ -47,6 +48,7 @@ POINTS = [
 DIES_NOW = ("dies", "", 1)
 PATIENCE = 120  # seconds after which a worker counts as hung, on a machine however slow
 
+Hostility = tuple[str, str]  # where, and the name of what user code does there
 Fate = tuple[str, str, int]  # "dies" or "freezes", at a point or ANYWHERE, the nth time it gets there
 ANYWHERE = "anywhere"
 
@@ -98,6 +100,16 @@ def surviving(action: Callable[[], object]) -> Any:
     return None
 
 
+def surviving_hostility(action: Callable[[], object]) -> Any:
+    """Do the same where user code spoils the connection, which its caller then meets, too."""
+    try:
+        with contextlib.suppress(DatabaseError, InterfaceError, RuntimeError):
+            return surviving(action)
+        return None
+    finally:
+        clean()
+
+
 class Worker:
     """A process that drives, in a thread of its own: it can die, or freeze and be let go later.
 
@@ -114,6 +126,7 @@ class Worker:
         self._fate: Fate | None = None
         self.is_frozen = False
         self.met = ""  # its last fate, and where
+        self.hostility: Hostility | None = None
         self.returned: list[tuple[str, int]] = []  # call and attempt of handlers whose result it has seen
 
     def _live_here(self) -> None:
@@ -131,10 +144,17 @@ class Worker:
         if worker is not None:
             worker._reached(point)
 
-    def do(self, action: Callable[[], Any], fate: Fate | None) -> Any:
+    @classmethod
+    def provoke(cls, place: str) -> None:
+        """Let user code at a place do to the thread's connection what it is to do there."""
+        worker = cls.current()
+        if worker is not None and worker.hostility is not None and worker.hostility[0] == place:
+            HOSTILITIES[worker.hostility[1]]()
+
+    def do(self, action: Callable[[], Any], fate: Fate | None, hostility: Hostility | None = None) -> Any:
         """Return what `action` returns; None if the worker died, was refused or froze on the way."""
-        self._fate = fate
-        self._done = self._thread.submit(surviving, action)
+        self._fate, self.hostility = fate, hostility
+        self._done = self._thread.submit(surviving_hostility if hostility else surviving, action)
         self._done.add_done_callback(lambda done: self._news.put(False))
         return self._wait()
 
@@ -173,7 +193,7 @@ class Worker:
 def _holds_locks(point: str) -> bool:
     """Whether others would wait for a worker that is frozen here, as they would for its database."""
     if not connection.in_atomic_block:
-        return False
+        return _is_inside(connections["default"])
     in_handler = point in ("handler_entered", "handler_left", "before_result_commit")
     return not in_handler or connection.vendor == "sqlite"
 

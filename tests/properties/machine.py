@@ -19,8 +19,8 @@ from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
+from agentruns.journal.connection import own_alias
+from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError
@@ -106,6 +106,7 @@ class World:
             self._entering(tool, ctx, arguments)
             Worker.reached("handler_entered")
             output = invoke(tool, ctx, arguments)
+            Worker.provoke("handler")
             worker = Worker.current()
             if worker is not None and not tool.transactional:  # what is rolled back is not known
                 worker.returned.append((ctx.call_id, ctx.attempt))
@@ -114,6 +115,7 @@ class World:
 
         def watched_propose(model: ScriptedModel, request: ModelRequest) -> Any:
             self._asking(request)
+            Worker.provoke("model")
             return propose(model, request)
 
         patch.setattr("agentruns.engine.loop.drive", watched_drive)
@@ -154,15 +156,17 @@ class World:
         return _NoHeartbeat()
 
     def _appended(self, batch: Batch) -> None:
-        self.wrong += problems(batch.state.session_id)
-        epoch = Run.objects.values_list("lease_epoch", flat=True).get(pk=batch.state.run.run_id)
+        alias = own_alias("default")  # the thread's connection may be one that user code has spoilt
+        self.wrong += problems(batch.state.session_id, alias)
+        epoch = Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=batch.state.run.run_id)
         if batch.epoch and batch.epoch != epoch - batch.releases:
             self.wrong.append(f"epoch {batch.epoch} wrote, the lease is of {epoch}")
         _reach("after", batch)
 
     def _entering(self, tool: Tool, ctx: ToolContext, arguments: dict[str, Any]) -> None:
         self.entered.append((ctx.call_id, ctx.attempt))
-        rows = Message.objects.filter(kind="tool_started", call_id=ctx.call_id, attempt=ctx.attempt)
+        rows = Message.objects.using(own_alias("default"))
+        rows = rows.filter(kind="tool_started", call_id=ctx.call_id, attempt=ctx.attempt)
         started = [row.payload for row in rows]
         due = [(ctx.idempotency_key, call_digest(tool.name, arguments))]
         if [(payload["key"], payload["digest"]) for payload in started] != due:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from agentruns import ToolContext, ask_human, export_run, fork_run, replay_run, run_again, start_run, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import RunStateError
-from agentruns.journal.read import load
+from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
 from agentruns.services.repair import repair_session

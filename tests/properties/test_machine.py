@@ -45,7 +45,19 @@ from agentruns.services.sweep import hold_all
 from agentruns.testing import check_messages
 from tests.db.helpers import forget_backoff, kill, run_out
 from tests.effects import Effects
-from tests.properties.faults import ANYWHERE, CALLS, DIES_NOW, POINTS, Fate, Worker, clear, scripts, surviving
+from tests.hostile import HOSTILITIES
+from tests.properties.faults import (
+    ANYWHERE,
+    CALLS,
+    DIES_NOW,
+    POINTS,
+    Fate,
+    Hostility,
+    Worker,
+    clear,
+    scripts,
+    surviving,
+)
 from tests.properties.machine import GO_ON, NEW_TOOLS, OLD_TOOLS, View, World, check
 from tests.rebuild import examples
 from tests.shop.agents import call, shop_agent
@@ -72,8 +84,12 @@ SOMEWHERE = st.tuples(HOW, st.just(ANYWHERE), st.integers(1, 20))
 FATES = st.none() | SOMEWHERE | SOMEWHERE | st.tuples(HOW, st.sampled_from(PLACES), st.integers(1, 2))
 TROUBLES = st.sampled_from([""] * 9 + ["busy", "no_key", "bad_request", "unwell"])
 PICK = st.integers(0, 5)  # the how manieth of what there is, counted round
-Drive = tuple[int, bool, str, Fate | None]  # by which worker, much later, with what trouble, to what fate
-DRIVES = st.tuples(PICK, st.booleans(), TROUBLES, FATES)
+HOSTILITY = (
+    st.none() | st.none() | st.tuples(st.sampled_from(["handler", "model"]), st.sampled_from([*HOSTILITIES]))
+)
+# By which worker, much later, with what trouble, to what fate, beside what hostile user code.
+Drive = tuple[int, bool, str, Fate | None, Hostility | None]
+DRIVES = st.tuples(PICK, st.booleans(), TROUBLES, FATES, HOSTILITY)
 DOORBELLS = st.none() | DRIVES | DRIVES
 STOPPING = ["cancel", "cancel again", "pause", "pause", "pause", "hold all"]
 RIVALS = [*STOPPING, *["take over"] * 4]
@@ -206,7 +222,7 @@ class Machine(RuleBasedStateMachine):
         for card in self.pending:
             for actor in self.people if card.run_id == run.pk else []:
                 surviving(partial(approve, card.pk, actor, digest=card.digest))
-        freezes = (drive[0], True, drive[2], ("freezes", ANYWHERE, at))
+        freezes = (drive[0], True, drive[2], ("freezes", ANYWHERE, at), drive[4])
         worker = self.drive(freezes, lambda: resume_run(run.pk))
         if not worker.is_frozen:
             return
@@ -214,14 +230,14 @@ class Machine(RuleBasedStateMachine):
         if what != "take over":
             self.stop(pick, what)
         elif self.idle:
-            self.drive((drive[0], True, "", drive[3]), self.world.sweep)
+            self.drive((drive[0], True, "", drive[3], drive[4]), self.world.sweep)
         self.every_promise_is_kept()
         worker.let_go(None)
         self.tell(worker)
 
     def drive(self, drive: Drive, action: Callable[[], Any]) -> Worker:
         """Let a worker do something, perhaps after the time of every lease and back-off is over."""
-        by, later, trouble, fate = drive
+        by, later, trouble, fate, hostility = drive
         self.clicks = 0
         if later:
             self.world.let_leases_end()
@@ -231,7 +247,7 @@ class Machine(RuleBasedStateMachine):
                     kill(run)
         self.world.break_model(trouble)
         worker: Worker = self.one(self.idle, by)
-        worker.do(action, fate)
+        worker.do(action, fate, hostility)
         self.tell(worker)
         return worker
 
@@ -387,7 +403,7 @@ def test_whatever_happens_every_promise_is_kept(
     run_state_machine_as_test(
         partial(Machine, World(monkeypatch, effects), workers, people),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=examples(20, brief=6, long=300),
+            max_examples=examples(20, brief=6, long=1000),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

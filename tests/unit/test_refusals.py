@@ -83,17 +83,16 @@ def test_one_or_several_may_be_named(refuses: Any) -> None:
     assert not declared.refused(ValueError("a"))
 
 
-def test_a_coroutine_function_is_awaited() -> None:
-    async def never(error: Exception) -> bool:
-        return False
-
-    assert not tool(pay, refuses=never).refused(ValueError("a"))
+async def later(error: Exception) -> bool:
+    """Say so later."""
+    return True
 
 
 @pytest.mark.parametrize(
     ("refuses", "why"),
     [
         (Exception, "Exception is every error"),
+        (later, "is a coroutine function"),
         (BaseException, "BaseException is no Exception"),
         (KeyboardInterrupt, "KeyboardInterrupt is no Exception"),
         ([Declined, dict], "dict is no Exception"),

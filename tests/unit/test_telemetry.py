@@ -137,9 +137,9 @@ def test_everything_else_works_without_opentelemetry() -> None:
         "from agentruns.testing import ScriptedModel\n"
         "agent = Agent('a', instructions='Go.', model=ScriptedModel([{'text': 'done'}]))\n"
         "assert run_agent(agent, 'go').output == 'done'\n"
-        "from django.conf import settings\n"
-        "settings.AGENTRUNS_TELEMETRY = 'agentruns.contrib.opentelemetry.OpenTelemetry'\n"
-        "assert run_agent(agent, 'go').output == 'done' and telemetry.listener() is None\n"
+        "from django.test import override_settings\n"
+        "with override_settings(AGENTRUNS_TELEMETRY='agentruns.contrib.opentelemetry.OpenTelemetry'):\n"
+        "    assert run_agent(agent, 'go').output == 'done' and telemetry.listener() is None\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -12,15 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from django.forms import Form
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.decide import outcome, outlooks
-from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, EditForm, ExtendForm
+from agentruns.admin.approvals.decide import form_of, form_options, outcome, outlooks
+from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
     EMPTY,
     Body,
@@ -210,29 +209,13 @@ class ApprovalCard:
             return _("This web server does not know the tool as the run does, so it could not check an edit.")
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
-    def form(self, verb: str, data: Any = None) -> Form | None:
-        """Return the form of a verb, or None where there is none."""
-        expires = self.approval.expires_at
-        initial = {"digest": self.approval.digest, "seen": expires.isoformat() if expires else ""}
-        auto_id = f"{verb}_%s"
-        if verb == "edit":
-            if self.why_not_edit or self.tool is None:
-                return None
-            return EditForm(
-                self.tool.input_schema,
-                self.approval.arguments,
-                data,
-                hidden=self.locked_names,
-                initial=initial,
-                auto_id=auto_id,
-            )
-        forms: dict[str, type[Form]] = {
-            "approve": ApproveForm,
-            "deny": DenyForm,
-            "answer": AnswerForm,
-            "extend": ExtendForm,
-        }
-        return forms[verb](data, initial=initial, auto_id=auto_id)
+    def edit_form(self, data: Any = None) -> EditForm | None:
+        """Return the form of an edit, or None where the arguments cannot be edited here."""
+        if self.why_not_edit or self.tool is None:
+            return None
+        options = form_options("edit", self.approval)
+        schema, given = self.tool.input_schema, self.approval.arguments
+        return EditForm(schema, given, data, hidden=self.locked_names, **options)
 
 
 def shown(one: ApprovalCard, approvals: Any) -> dict[str, Any]:
@@ -276,14 +259,15 @@ def buttons(one: ApprovalCard) -> dict[str, Any]:
     why_not = one.why_not
     if not one.pending or why_not:
         return {"why_not": why_not}
-    verbs = ["answer", "deny"] if one.context.only_answers else ["approve", "edit", "answer", "deny"]
+    verbs = ["answer", "deny"] if one.context.only_answers else ["approve", "answer", "deny"]
     if one.approval.expires_at is not None:
         verbs.append("extend")
     return {
         "why_not": "",
         "why_not_approve": one.why_not_approve,
         "why_not_edit": one.why_not_edit,
-        **{f"{verb}_form": one.form(verb) for verb in verbs},
+        **{f"{verb}_form": form_of(verb, one.approval) for verb in verbs},
+        **({} if one.context.only_answers else {"edit_form": one.edit_form()}),
     }
 
 

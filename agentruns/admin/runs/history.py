@@ -40,11 +40,11 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.masking import Sensitive, hide, masked, sensitive_in
 from agentruns.journal.read import rows_until
+from agentruns.journal.store import SessionState
 from agentruns.models import Definition, Message, Run
 from agentruns.services import permissions
 from agentruns.services.control import agent_again

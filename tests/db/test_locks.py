@@ -1,0 +1,99 @@
+"""A transaction that never ends, as that of a frozen process, keeps its own session and no other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from agentruns import cancel_run, deny, pause_run, start_run
+from agentruns.exceptions import JournalLockedError
+from agentruns.models import Approval, Control, Run, Session
+from agentruns.services.sweep import sweep
+from agentruns.utils import db
+from tests.db.helpers import run_turns
+from tests.effects import Effects
+from tests.shop.agents import call, shop_agent
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite locks the whole file"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "LOCK_TIMEOUT", db.LOCK_TIMEOUT.replace(f"'{db.LOCK_SECONDS}s'", "'300ms'"))
+
+
+@contextmanager
+def frozen(run: Run) -> Iterator[None]:
+    """Hold, in another backend, the locks of an append between its statement and its COMMIT."""
+    locked, thaw = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            list(Session.objects.filter(pk=run.session_id).select_for_update())
+            list(Run.objects.filter(pk=run.pk).select_for_update())
+            Control.objects.stamp("resume_runs")
+            locked.set()
+            thaw.wait(60)
+        connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(10)
+    try:
+        yield
+    finally:
+        thaw.set()
+        thread.join()
+
+
+def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
+    effects: Effects, agents: None, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.AGENTRUNS_APPROVAL_EXPIRES = timedelta(milliseconds=100)
+    asked = Run.objects.get(pk=run_turns({"tools": [call("refund", cents=5000)]}, session="frozen").run_id)
+    time.sleep(0.2)
+    other = start_run(shop_agent("other", {"tools": [call("post", text="x")]}), "do it", "free")
+    began = time.monotonic()
+    with frozen(asked), caplog.at_level(logging.WARNING, "agentruns"):
+        swept = sweep()
+        assert (swept.completed, swept.expired) == (1, 0)
+        assert Run.objects.get(pk=other.pk).status == "completed"
+        for service in (cancel_run, pause_run):
+            with pytest.raises(JournalLockedError, match=str(asked.pk)):
+                service(asked.pk)
+        with pytest.raises(JournalLockedError, match="locked"):
+            deny(Approval.objects.get(run=asked).pk, None, reason="no")
+        assert time.monotonic() - began < 10
+    assert "put off" in caplog.text
+    assert sweep().expired == 1
+    assert effects.count() == 1
+
+
+def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout(effects: Effects, agents: None) -> None:
+    asked = Run.objects.get(pk=run_turns({"tools": [call("refund", cents=5000)]}, session="frozen").run_id)
+    free = start_run(shop_agent("other"), "do it", "free")
+
+    def timeout() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            return str(cursor.fetchone()[0])
+
+    with transaction.atomic():
+        before = timeout()
+        with frozen(asked), pytest.raises(JournalLockedError):
+            cancel_run(asked.pk)
+        assert timeout() == before
+        pause_run(free.pk)
+        assert timeout() == before
+    assert Run.objects.get(pk=free.pk).status == "paused"
