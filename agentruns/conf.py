@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "WEBHOOK_SECRET": "",
     "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
+    "REFUSALS": [],
 }
 
 THROTTLED = ("user", "anonymous")
@@ -66,6 +67,7 @@ class Settings:
     TELEMETRY: str | None
     ADMIN: bool
     NOTIFIERS: list[str]
+    REFUSALS: list[str]
     BASE_URL: str
     NOTIFY_EMAILS: list[str]
     WEBHOOK_URL: str
@@ -90,6 +92,17 @@ class Settings:
         """Return the project's own rule for who may decide an approval, or None."""
         path = self.CAN_DECIDE
         return import_string(path) if path else None
+
+    @cached_property
+    def refusals(self) -> tuple[Any, ...]:
+        """Return the exceptions, and functions of one, that mean "nothing happened" for every tool.
+
+        Raises ValueError for anything but a list of dotted paths, ImportError.
+        """
+        paths = self.REFUSALS
+        if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+            raise ValueError(f"{paths!r} is not a list of dotted paths")
+        return tuple(import_string(path) for path in paths)
 
     @cached_property
     def redact(self) -> Callable[[str], str] | None:

@@ -94,6 +94,14 @@ class PayloadError(AgentRunsError):
     """A stored content that the journal refers to is missing or was altered."""
 
 
+class ToolRefused(AgentRunsError):
+    """A tool did nothing, and says why.
+
+    Raised by a handler before its effect, or when the outside world refused it. The model gets an error that
+    says that nothing happened.
+    """
+
+
 class ToolDurabilityError(AgentRunsError):
     """The outcome of a tool call is not known: it may have happened zero or one times.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
@@ -166,13 +166,13 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.approval = _approval(tool, intent, why, driver.now())
+        intent.approval = _approval(driver, tool, intent, why)
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     """Return the reason to ask a person, or ""."""
-    doubts = driver.state.doubts.get(tool.name)
-    if tool.recovery == "nothing" and doubts:
+    doubts = _doubts(driver, tool)
+    if doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
     if since := run_since(driver, tool):
@@ -191,7 +191,7 @@ def run_since(driver: Driver, tool: Tool) -> str:
     return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
 
 
-def _approval(tool: Tool, intent: Intent, why: str, now: datetime) -> events.ApprovalRequested:
+def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
     payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
@@ -203,6 +203,15 @@ def _approval(tool: Tool, intent: Intent, why: str, now: datetime) -> events.App
         "preview": tool.preview_of(intent.arguments),
         "approvers": tool.approvers or "",
         "required": tool.approvals,
-        "expires_at": events.timestamp(now + lifetime) if lifetime else None,
+        "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
     }
-    return {**payload, "only_answers": True} if tool.only_answers else payload
+    if tool.only_answers:
+        payload["only_answers"] = True
+    if settles := [call_id for call_id in _doubts(driver, tool) if call_id in driver.state.raised]:
+        payload["settles"] = settles
+    return payload
+
+
+def _doubts(driver: Driver, tool: Tool) -> dict[str, UUID]:
+    """Return the calls in doubt, and their runs, for which the tool asks a person."""
+    return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}

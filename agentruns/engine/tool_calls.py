@@ -196,28 +196,35 @@ def _run_one(driver: Driver, call: Call) -> None:
     if observation is None:  # the result was committed together with what the handler wrote
         reached("after_result")
         return
-    if observation.is_error and tool.recovery == "reconcile":
-        observation = _ask_about_error(driver, tool, context, call, observation)
     reached("after_tool")
-    _record(driver, call, observation)
+    if observation.in_doubt and tool.recovery == "reconcile":
+        _raised(driver, call, observation)
+    else:
+        _record(driver, call, observation)
 
 
-def _ask_about_error(
-    driver: Driver, tool: Tool, context: ToolContext, call: Call, raised: Observation
-) -> Observation:
-    """Ask the outside world about a handler that raised: the effect may have happened before the error."""
-    verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
-    if not isinstance(verdict, Occurred):
-        return raised
-    return Observation(verdict.result, flags={"reconciled": True, "raised": raised.content})
+def _raised(driver: Driver, call: Call, observation: Observation) -> None:
+    """Store the error of a handler that may have acted: whoever drives on then asks the outside world."""
+    text = str(observation.content)
+    reached("before_result_commit")
+    try:
+        driver.commit(lambda batch: in_doubt.raised(batch, batch.state.run.calls[call.id], text))
+    except Exception:  # as in `_record`
+        store_late_result(driver, call, observation.facts())
+        raise
+    reached("after_result")
 
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
     """Store a result; if the run was taken over, store it as a `late_result` instead."""
     offload = driver.offload(call)
+    if not driver.store.durable:  # the model is told, and nothing is promised for what it does then
+        observation.in_doubt = False
 
     def build(batch: Batch) -> None:
         observation.write(batch, call.id, offload)
+        if observation.in_doubt:
+            in_doubt.stop_tool(batch, call)
         if not joined:  # a start must be committed where no handler can take it back
             start_next(driver, batch)
 
@@ -338,7 +345,10 @@ def _reconcile(driver: Driver, call: Call) -> None:
     verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
     actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
-        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", recovery_failed=True)
+        before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
+        evidence = f"reconcile does not know: {verdict.reason}"
+        evidence = f"{before}\n{evidence}" if call.raised else evidence
+        _orphan(driver, call, evidence, recovery_failed=True)
         return
 
     def build(batch: Batch) -> None:
@@ -347,7 +357,14 @@ def _reconcile(driver: Driver, call: Call) -> None:
         payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
         if isinstance(verdict, Occurred):
-            batch.result(again, verdict.result, "ok", offload=offload, reconciled=True)
+            facts = events.ResultFacts(reconciled=True)
+            if again.raised:
+                facts["raised"] = again.raised
+            batch.result(again, verdict.result, "ok", offload=offload, **facts)
+            start_next(driver, batch)
+        elif again.raised:  # not entered again: an error that comes each time would go on for ever
+            text = again.raised + handler.NOTHING_HAPPENED
+            batch.result(again, text, "error", is_error=True, reconciled=True)
             start_next(driver, batch)
 
     driver.commit(build)

@@ -72,10 +72,11 @@ class SessionState:
         self.next_seq = 1
         self.head = canonical.GENESIS
         self.run = RunState(run_id)
-        # tool -> call of unknown outcome without a verdict -> its run
+        # tool -> call that may have happened, without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
+        self.raised: set[str] = set()  # those whose handler raised: the approval of a next call settles them
         # call and preview of a late result -> the file that holds the whole of it
         self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._conversation: Conversation | None = None
@@ -86,8 +87,13 @@ class SessionState:
         self.next_seq, self.head = row.seq + 1, row.hash
         if row.run_id == self.run.run_id:
             self.run.apply(row)
-        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
+            if row.payload.get("in_doubt"):
+                self.raised.add(row.call_id)
+        elif row.kind == events.APPROVAL_DECIDED:
+            for call_id in row.payload.get("settles", ()):
+                self.doubts.get(row.tool_name, {}).pop(call_id, None)
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
         elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):

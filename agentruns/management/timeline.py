@@ -74,7 +74,10 @@ def _requested(payload: Payload) -> str:
 
 def _decided(payload: Payload) -> str:
     said = payload.get("reason") or payload.get("text") or ""
-    return f"{payload['verb']} {_actor(payload)}" + (f": {said}" if said else "")
+    settles = (
+        f", which settles the doubt about {', '.join(payload['settles'])}" if "settles" in payload else ""
+    )
+    return f"{payload['verb']} {_actor(payload)}{settles}" + (f": {said}" if said else "")
 
 
 def _tool_started(payload: Payload) -> str:
@@ -83,7 +86,8 @@ def _tool_started(payload: Payload) -> str:
 
 
 def _result(payload: Payload) -> str:
-    return f"{payload['outcome']}: {_content(payload)}"
+    doubt = ", in doubt" if payload.get("in_doubt") else ""
+    return f"{payload['outcome']}{doubt}: {_content(payload)}"
 
 
 def _failed(payload: Payload) -> str:

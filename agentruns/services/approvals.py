@@ -77,6 +77,9 @@ def approve(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
                 % {"name": who["name"], "id": approval_id, "required": pending.required}
             )
+        given = 1 if edit is not None else len(pending.given) + 1  # an edit voids what others approved
+        if pending.settles and given >= pending.required:
+            payload["settles"] = pending.settles
         _record(batch, call, actor, reason, channel, payload)
 
     return _decide(approval, digest, add)

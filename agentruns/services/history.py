@@ -80,7 +80,7 @@ def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
         "attempt": call.attempt,
         "started_at": timestamp(call.started_at) if call.started_at else None,
         "outcome": call.outcome or None,
-        "in_doubt": call.orphan == "held" and call.is_open,
+        "in_doubt": call.in_doubt or (call.orphan == "held" and call.is_open),
         "approval": approval
         and {"id": str(approval.id), "status": approval.status, "approved_by": approval.names},
     }

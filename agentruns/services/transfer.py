@@ -33,10 +33,11 @@ from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions
-from agentruns.services.runs import NAME_LENGTH, refuse_pruned
+from agentruns.services.runs import refuse_pruned
 from agentruns.services.write import find_run, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, is_on, redacted
 

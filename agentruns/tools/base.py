@@ -13,10 +13,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns.exceptions import AgentRunsError
+from agentruns.exceptions import ToolRefused
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
+from agentruns.tools.refusals import is_refusal, path_of
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
@@ -33,7 +34,7 @@ _MAX_ERRORS = 10
 _MAX_NAME = 60
 
 
-class InvalidArguments(AgentRunsError, ValueError):
+class InvalidArguments(ToolRefused, ValueError):
     """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
 
 
@@ -65,6 +66,7 @@ class Tool(Generic[P, R]):
         self.parallel = options.parallel
         self.timeout = options.timeout
         self.sensitive = options.sensitive
+        self.refuses = options.refuses
         self.recovery: Recovery = options.recovery
         self.only_answers = options.only_answers
 
@@ -100,6 +102,7 @@ class Tool(Generic[P, R]):
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
+            **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
         }
 
     # A call's life
@@ -180,6 +183,10 @@ class Tool(Generic[P, R]):
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code that has yet to run
         return self.output(result)
+
+    def refused(self, error: Exception) -> bool:
+        """Return whether an exception of the handler says that nothing happened; never raises."""
+        return is_refusal(error, self.refuses)
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
         """Return arguments validated, and as JSON again; raises InvalidArguments."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+from agentruns.tools.refusals import Refusal, mistake
 from agentruns.utils.bounds import MAX_APPROVALS, NAME_LENGTH
 
 Risk = Literal["low", "normal", "high"]
@@ -34,6 +35,7 @@ class ToolKeywords(TypedDict, total=False):
     parallel: bool
     timeout: float | timedelta | None
     sensitive: Iterable[str]
+    refuses: Refusal | Iterable[Refusal]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class Options:
     parallel: bool = False
     timeout: float | None = None
     sensitive: tuple[str, ...] = ()
+    refuses: tuple[Refusal, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
 
     @property
@@ -81,6 +84,9 @@ class Options:
             value = getattr(self, hook)
             if value is not None and not callable(value):
                 raise TypeError(f"Tool {name!r}: {hook} must be a function, not {value!r}.")
+        for refusal in self.refuses:
+            if wrong := mistake(refusal):
+                raise TypeError(f"Tool {name!r}: refuses names what it cannot: {wrong}.")
         timeout = self.timeout
         if timeout is not None and not 0 < timeout <= _LONGEST.total_seconds():  # false for NaN
             raise TypeError(
@@ -144,6 +150,11 @@ def as_seconds(timeout: object) -> float | None:
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
         return timeout
     raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}.")
+
+
+def as_refusals(refuses: object) -> tuple[Any, ...]:
+    """Return one refusal, or several, as a tuple."""
+    return tuple(refuses) if isinstance(refuses, Iterable) and not isinstance(refuses, type) else (refuses,)
 
 
 def as_names(sensitive: object) -> tuple[str, ...]:

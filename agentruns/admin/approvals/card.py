@@ -34,7 +34,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import OUTCOMES, read_rows, row_card
+from agentruns.admin.runs.steps import outcome_words, read_rows, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
@@ -334,8 +334,7 @@ def _sibling(call: dict[str, Any], state: str, card: Approval | None) -> Sibling
 
 def _state(row: Row, before: str) -> str:
     if row.kind == events.TOOL_RESULT:
-        outcome = row.payload.get("outcome")
-        return str(OUTCOMES[outcome][0]) if outcome in OUTCOMES else plain(outcome)
+        return outcome_words(row.payload.get("outcome"), in_doubt=row.payload.get("in_doubt", False))[0]
     return str(_STATES.get(row.kind, before))
 
 
@@ -366,7 +365,7 @@ def _denial(name: str, reason: str, when: datetime | None) -> str:
 def flags(alias: str, approval: Approval) -> list[Flag]:
     """Return what should make a person stop: the same call was made before, or one like it is in doubt."""
     found = [*_same_here(alias, approval), *_same_elsewhere(alias, approval)]
-    return [*found[:SHOWN], *_in_doubt(alias, approval)]
+    return [*found[:SHOWN], *_failed(alias, approval), *_in_doubt(alias, approval)]
 
 
 def _same_here(alias: str, approval: Approval) -> list[Flag]:
@@ -392,6 +391,16 @@ def _same_elsewhere(alias: str, approval: Approval) -> list[Flag]:
         Flag(text % {"ago": ago(when) if when else "", "name": plain(name or _("the program"))}, run_id)
         for run_id, when, name in others.values_list("run_id", "decided_at", "decided_by_name")[:SHOWN]
     ]
+
+
+def _failed(alias: str, approval: Approval) -> list[Flag]:
+    """Return the failed calls of the session for which this card asks."""
+    text = _("An earlier call of this tool raised an error and may have happened. Approving settles it. %s")
+    return [
+        Flag(text % one_line(plain(wait.text)), wait.run_id)
+        for wait in waiting.uncleared(alias, approval.run)
+        if wait.tool == approval.tool_name and wait.gates_tool and wait.text
+    ][:SHOWN]
 
 
 def _in_doubt(alias: str, approval: Approval) -> list[Flag]:

@@ -27,7 +27,7 @@ from agentruns.admin.html import (
 )
 from agentruns.admin.runs.actions import Action, Situation, missing, refused
 from agentruns.admin.runs.page import seq_of
-from agentruns.admin.runs.steps import OUTCOMES, row_card
+from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.exceptions import (
@@ -353,7 +353,7 @@ def facts(moment: Moment) -> list[Fact]:
 
 def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
     """Return a call of the last reply as it stood then."""
-    outcome = str(OUTCOMES.get(call.outcome, (call.outcome, ""))[0]) if call.outcome else ""
+    outcome = outcome_words(call.outcome, in_doubt=call.in_doubt)[0] if call.outcome else ""
     where = outcome or (_("at work, or in doubt") if call.is_started else _("not started"))
     if not outcome and call.is_waiting:
         where = _("in doubt, waits for a person") if call.orphan == "held" else _("waits for a person")

@@ -81,7 +81,7 @@ class Command(AgentRunsCommand):
 
     def _print(self, row: Row) -> None:
         self.say(timeline.line(masked(row, self.sensitive)))
-        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.unknown.append(row.call_id)
 
     def _print_json(self, row: Row) -> None:
