@@ -114,8 +114,7 @@ def sweep(
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
-    swept = Swept()
-    claims = not drives or not leases.is_draining(alias)
+    swept, claims = Swept(), not drives or not leases.is_draining(alias)
     if claims:  # one that drives nothing any more must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
@@ -126,14 +125,12 @@ def sweep(
         _surface(alias, name, run_id, swept)
     with _put_off("The delivery of notifications"):
         deliver_due(alias, should_stop)
+    seen: set[UUID] = set()
 
-    def drive_all() -> None:
-        found = candidates(run_id, limit) if claims else []
-        if len(found) > SEVERAL:
-            random.shuffle(found)  # or all workers would go for the same ones
-        for run in found:
+    def go_on() -> None:
+        for run in _unseen(candidates(run_id, limit) if claims else [], seen):
             if should_stop() or (swept.driven and time.monotonic() > until):
-                break
+                return
             swept.found += 1
             if drives:
                 _advance(run, alias, swept, should_stop)
@@ -142,12 +139,21 @@ def sweep(
                 swept.notified += 1
 
     with own_connection(alias):  # one for all the drives
-        drive_all()  # before the cards: one whose session is locked must not keep the others waiting
-        swept.expired = approvals.expire_due()
+        go_on()
+        swept.expired = approvals.expire_due()  # afterwards: a card of a locked session keeps no run waiting
         if swept.expired:
-            drive_all()
+            go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
+
+
+def _unseen(found: list[Run], seen: set[UUID]) -> list[Run]:
+    """Return the runs found that are not among `seen`, which they join."""
+    runs = [run for run in found if run.pk not in seen]
+    seen |= {run.pk for run in runs}
+    if len(runs) > SEVERAL:
+        random.shuffle(runs)  # or all workers would go for the same ones
+    return runs
 
 
 @contextmanager

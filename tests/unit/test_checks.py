@@ -132,6 +132,16 @@ def test_a_database_that_breaks_the_promise_is_found(
     assert check_database(None, databases=None) == []
 
 
+def test_a_server_that_keeps_the_locks_of_what_hangs_is_found() -> None:
+    connection = connections["default"]
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no server: the locks of a process end with it")
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+    (found,) = check_database(None, databases=["default"])
+    assert (found.id, found.level) == ("agentruns.W014", WARNING)
+
+
 def test_a_database_that_forgets_is_found() -> None:
     connection = connections["default"]
     off = {
