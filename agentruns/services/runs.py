@@ -75,7 +75,7 @@ def start_run(
     SessionAccessDeniedError, RunStateError for a key used for another task or session, NotDurableError.
     """
     _require_durable(store)
-    return get_or_start(agent, text, session, actor=actor, idempotency_key=idempotency_key)[0]
+    return get_or_start(agent, text, session or "", actor=actor, idempotency_key=idempotency_key)[0]
 
 
 def get_or_start(

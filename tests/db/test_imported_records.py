@@ -43,7 +43,7 @@ from tests.admin.people import user as person
 from tests.api.http import Api
 from tests.commands.running import run as command
 from tests.db.helpers import names, outcomes, payloads, run_turns, user
-from tests.db.test_imports import Line, forget_everything
+from tests.db.test_imports import Line, forget_everything, sealed
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -58,6 +58,7 @@ def exported(run_id: Any) -> list[Line]:
 
 def with_rows(lines: list[Line], *added: dict[str, Any]) -> list[Line]:
     """Forge an export: add rows after the last one, each with a hash that fits."""
+    lines = lines[:-1]  # without the hash of all of them
     head, last = lines[0], lines[-1]
     for line in added:
         row = Row(
@@ -80,8 +81,9 @@ def with_rows(lines: list[Line], *added: dict[str, Any]) -> list[Line]:
             **row._asdict(), "run": last["run"], "created_at": timestamp(row.created_at), "hash": hash,
             "payload": text,
         }  # fmt: skip
+        del last["run_id"]
         lines = [*lines, last]
-    return [{**head, "head": {"seq": last["seq"], "hash": last["hash"]}}, *lines[1:]]
+    return sealed([{**head, "head": {"seq": last["seq"], "hash": last["hash"]}}, *lines[1:]])
 
 
 def forged(effects: Effects) -> Run:
