@@ -17,15 +17,17 @@ ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py tests/crash/test_faults.py tests/crash/test_soak.py \
-	$(patsubst %,tests/db/test_%.py,claims databases draining expiry_races forged_rows fork_races hard_cases isolation \
-	notifications pgbouncer races retention routers storage_away sweep sweep_cost transactional zombies) \
+	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
+	locks notifications pgbouncer races retention routers storage_away sweep sweep_cost transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,idempotency pagination races runs stream) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost engine journal payloads)
-# Long, and about many runs or every combination: only in `make test-full`.
-LONG = tests/workers/test_soak.py tests/workers/test_deploys.py \
+	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads)
+# Long, and about many runs, every combination, or what is built of the whole: only in `make test-full`.
+BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py \
+	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning
+LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
 # Nothing of it remembers, or it counts what remembering saves.

@@ -11,13 +11,16 @@ from django.db import connection, connections
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
+from agentruns.journal.connection import own_alias
+
 
 @contextmanager
 def on_each_connection(enter: Callable[[Any], Any]) -> Iterator[None]:
-    """Enter a context for this thread's connection, and for each of the journal's that it opens."""
+    """Enter a context for this thread's connection, for the journal's, and for each of those that it opens."""
     here = threading.get_ident()
     with ExitStack() as stack:
-        stack.enter_context(enter(connections[connection.alias]))
+        for alias in {connection.alias, own_alias(connection.alias)}:
+            stack.enter_context(enter(connections[alias]))
 
         def opened(**facts: Any) -> None:
             if threading.get_ident() == here and facts["connection"].alias.endswith("of the journal"):

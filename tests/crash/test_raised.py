@@ -19,7 +19,7 @@ from tests.crash.test_sigkill import child
 from tests.db.helpers import outcomes, payloads
 from tests.effects import Effects
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 ERROR = "ConnectionError: the line is dead"
 # Where the process dies -> whether the row with the error is stored by then.

@@ -22,7 +22,7 @@ from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
 from tests.statements import captured_statements, statement_wrapper
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 
 @pytest.fixture(autouse=True)
