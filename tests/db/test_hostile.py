@@ -20,7 +20,7 @@ from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
-from tests.statements import captured_statements
+from tests.statements import captured_statements, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -117,6 +117,35 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
     assert len(statements) > 5
     assert set(seen[0]) <= set(connections)
     assert not journal_connection._opened.__dict__, "closed with the drive"
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite's connections say it for themselves")
+def test_what_protects_an_effect_is_on_the_disk_whatever_the_default_is(
+    effects: Effects, agents: None
+) -> None:
+    """What a role, a database or a pooler has as its default must not decide it."""
+    modes: list[str] = []
+
+    def look(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        done = execute(sql, params, many, context)
+        if 'INSERT INTO "agentruns_message"' in sql:
+            raw = context["connection"].connection.execute("SHOW synchronous_commit")
+            modes.append(raw.fetchone()[0])
+        return done
+
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    options["options"] = "-c synchronous_commit=off"
+    try:
+        agent = shop_agent("pays", {"tools": [call("post", text="x")]})
+        with statement_wrapper(look):
+            assert run_agent(agent, "do it", "s1").status == "completed"
+    finally:
+        del options["options"]
+        connection.close()
+    assert effects.count() == 1
+    assert modes[0] == "off", "the start of the run is the caller's"
+    assert set(modes[1:]) == {"on"}
 
 
 RAW: dict[str, Callable[[], None]] = {

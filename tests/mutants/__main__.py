@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("agentruns", "project", "tests", "pyproject.toml", "manage.py")
 COPIES = 2  # at work at a time
 LIGHT = ("-p", "no:hypothesispytest", "-p", "no:xdist")  # a second less for each mutant
+FAILED = "the tests could not be run"
 PATIENCE = 180  # seconds for the tests of one mutant; a test that hangs does not count as fallen
 ALL = [*journal.MUTANTS, *engine.MUTANTS, *services.MUTANTS]
 
@@ -49,13 +51,23 @@ class Copy:
             "AGENTRUNS_TEST_NAME": f"mutant_{self.number}",
         }  # fmt: skip
         environment.pop("AGENTRUNS_TEST_BRIEF", None)
-        command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *LIGHT]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rf",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            *LIGHT,
+        ]
         done = subprocess.run(
             [*command, *(f"tests/{test}" for test in tests)],
             cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode not in (0, 1):  # a test that is not there, or code that cannot be imported
-            return set(), f"the tests could not be run:\n{done.stdout}{done.stderr}"
+            return set(), f"{FAILED}:\n{done.stdout}{done.stderr}"
         return set(re.findall(r"^FAILED tests/([^\s\[]+)", done.stdout, re.MULTILINE)), done.stdout
 
     def try_out(self, mutant: Mutant) -> str:
@@ -126,6 +138,19 @@ def work(copies: list[Copy], jobs: Iterable[Mutant]) -> dict[str, str]:
     return survived
 
 
+def without_mutants(copies: list[Copy], mutants: list[Mutant]) -> str:
+    """Run all the tests on the tree as it is: what falls there, too, would prove nothing."""
+    tests: dict[str, list[str]] = {}
+    for mutant in mutants:
+        tests.setdefault(mutant.database, []).extend(mutant.tests)
+    with ThreadPoolExecutor() as pool:
+        done = pool.map(lambda copy, of: copy.fallen(of, sorted({*tests[of]})), copies, tests)
+        for database, (fallen, said) in zip(tests, done, strict=True):
+            if fallen or FAILED in said:
+                return f"Without any mutant, on {database}:\n{said}"
+    return ""
+
+
 def main(words: list[str]) -> int:
     mutants = [one for one in ALL if all(word.lower() in one.guard.lower() for word in words)]
     wrong = inapplicable(mutants)
@@ -133,17 +158,16 @@ def main(words: list[str]) -> int:
         print("\n\n".join(wrong) or "No guard has these words.")
         return 1
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-", dir=scratch.folder())))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-", dir=scratch.folder()))
+        )
         servers: dict[str, dict[str, str]] = {SQLITE: {"AGENTRUNS_TEST_DATABASE": "sqlite"}}
         if any(mutant.database == POSTGRESQL for mutant in mutants):
             servers[POSTGRESQL] = stack.enter_context(postgres()).environment
         copies = [Copy(folder, number, servers) for number in range(COPIES)]
-        for database in servers:  # what falls without a mutant, too, would prove nothing
-            tests = sorted({test for one in mutants if one.database == database for test in one.tests})
-            fallen, said = copies[0].fallen(database, tests)
-            if fallen or "could not be run" in said:
-                print(f"Without any mutant, on {database}:\n{said}")
-                return 1
+        if wrong := without_mutants(copies, mutants):
+            print(wrong)
+            return 1
         survived = work(copies, sorted(mutants, key=lambda one: one.database))
     for guard, said in survived.items():
         print(f"\n--- {guard}: {said}")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from tests.mutants import POSTGRESQL, Edit, Mutant
 
-CALLS, DOUBT, GATE, HANDLER = "engine/tool_calls.py", "engine/in_doubt.py", "engine/gate.py", "engine/handler.py"
+CALLS, DOUBT, GATE, HANDLER = (
+    "engine/tool_calls.py",
+    "engine/in_doubt.py",
+    "engine/gate.py",
+    "engine/handler.py",
+)
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
 TOOL = "tools/base.py"
 
@@ -12,7 +17,9 @@ EXECUTOR = [
     Mutant(
         "executor: a start is committed before the handler is entered",
         (Edit(CALLS, "if not all(one.id in calls", "if False and not all(one.id in calls"),),
-        ("db/test_zombies.py::test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply",),
+        (
+            "db/test_zombies.py::test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply",
+        ),
     ),
     Mutant(
         "executor: the start of the next call is not in the transaction of a handler",
@@ -26,7 +33,11 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: nothing starts once a cancel or a pause is requested",
-        (Edit(CALLS, "if run.cancel_requested or run.pause_requested or driver.should_stop():", "if False:"),),
+        (
+            Edit(
+                CALLS, "if run.cancel_requested or run.pause_requested or driver.should_stop():", "if False:"
+            ),
+        ),
         ("crash/test_clicks.py::test_cancel_keeps_the_result_and_starts_nothing_more",),
     ),
     Mutant(
@@ -43,14 +54,18 @@ EXECUTOR = [
     Mutant(
         "executor: a pending approval is none (both guards)",
         (
-            Edit("journal/fold.py", 'return self.approval is None or self.approval.status == "pending"', "return False"),
+            Edit(
+                "journal/fold.py",
+                'return self.approval is None or self.approval.status == "pending"',
+                "return False",
+            ),
             Edit(CALLS, 'not in ("approved", "consumed")', 'not in ("approved", "consumed", "pending")'),
         ),
         ("db/test_gate.py::test_a_click_made_twice_approves_nothing_else",),
     ),
     Mutant(
         "executor: a call that the gate refused",
-        (Edit(CALLS, 'if call.verdict == "refuse" or (', 'if (False and '),),
+        (Edit(CALLS, 'if call.verdict == "refuse" or (', "if (False and "),),
         ("db/test_releases.py::test_what_only_newer_code_understands_is_not_run",),
     ),
     Mutant(
@@ -70,7 +85,11 @@ EXECUTOR = [
     Mutant(
         "executor: a call that was started before is not entered (both guards)",
         (
-            Edit(CALLS, "if call.is_started and not entered and call.orphan not in", "if False and call.orphan not in"),
+            Edit(
+                CALLS,
+                "if call.is_started and not entered and call.orphan not in",
+                "if False and call.orphan not in",
+            ),
             Edit(LOOP, "        for call in left:\n", "        for call in ():\n"),
         ),
         ("db/test_crashing_store.py::test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told",),
@@ -78,12 +97,16 @@ EXECUTOR = [
     Mutant(
         "executor: the lease is held when the handler is entered",
         (Edit(DRIVER, "            self.lease.extend()", "            pass"),),
-        ("db/test_zombies.py::test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_enter_it",),
+        (
+            "db/test_zombies.py::test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_enter_it",
+        ),
     ),
     Mutant(
-        "executor: evidence that comes after the verdict \"not occurred\"",
+        'executor: evidence that comes after the verdict "not occurred"',
         (Edit(CALLS, "    if call.is_contradicted:", "    if False:"),),
-        ("db/test_zombies.py::test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt",),
+        (
+            "db/test_zombies.py::test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt",
+        ),
     ),
     Mutant(
         "executor: a result that comes late is kept as evidence",
@@ -92,12 +115,24 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: a handler that does not know",
-        (Edit(HANDLER, "    except ToolDurabilityError as error:\n        raise Interrupted(", "    except ToolDurabilityError as error:\n        return Observation("),),
+        (
+            Edit(
+                HANDLER,
+                "    except ToolDurabilityError as error:\n        raise Interrupted(",
+                "    except ToolDurabilityError as error:\n        return Observation(",
+            ),
+        ),
         ("db/test_doubt.py::test_a_handler_that_does_not_know_is_held_for_staff",),
     ),
     Mutant(
         "executor: a handler that does not return in time",
-        (Edit(CALLS, "    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))", '    return Observation("too late", is_error=True)'),),
+        (
+            Edit(
+                CALLS,
+                "    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))",
+                '    return Observation("too late", is_error=True)',
+            ),
+        ),
         ("db/test_doubt.py::test_a_timeout_is_no_result_and_what_comes_late_is_evidence",),
     ),
     Mutant(
@@ -113,7 +148,9 @@ EXECUTOR = [
     Mutant(
         "executor: a run that dies every time is paused",
         (Edit(LOOP, "elif driver.attempts >= settings.MAX_ATTEMPTS:", "elif False:"),),
-        ("db/test_unknown_outcomes.py::test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew",),
+        (
+            "db/test_unknown_outcomes.py::test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew",
+        ),
     ),
     Mutant(
         "executor: what was stored although its acknowledgement was lost",
@@ -136,7 +173,13 @@ GATED = [
     ),
     Mutant(
         "gate: a predicate that raises means ask",
-        (Edit(TOOL, 'a person is asked", self.name, exc_info=True)\n            return True', 'a person is asked", self.name, exc_info=True)\n            return False'),),
+        (
+            Edit(
+                TOOL,
+                'a person is asked", self.name, exc_info=True)\n            return True',
+                'a person is asked", self.name, exc_info=True)\n            return False',
+            ),
+        ),
         ("db/test_executor.py::test_the_gate_asks_when_its_predicate_raises",),
     ),
     Mutant(
@@ -151,7 +194,13 @@ GATED = [
     ),
     Mutant(
         "gate: where nobody can be asked nothing runs",
-        (Edit(GATE, "    if why and not driver.store.durable:", '    if why and not driver.store.durable and (why := ""):'),),
+        (
+            Edit(
+                GATE,
+                "    if why and not driver.store.durable:",
+                '    if why and not driver.store.durable and (why := ""):',
+            ),
+        ),
         ("db/test_gate.py::test_no_way_to_drive_a_run_goes_around_the_gate[without a session]",),
     ),
     Mutant(
@@ -165,8 +214,16 @@ LEASED = [
     Mutant(
         "leases: a live one is not claimed",
         (
-            Edit(LEASES, "        runs.runnable()\n        .filter(pk=run_id)", "        runs\n        .filter(pk=run_id)"),
-            Edit(LEASES, "        runs.runnable()\n        .filter(~drain", "        runs\n        .filter(~drain"),
+            Edit(
+                LEASES,
+                "        runs.runnable()\n        .filter(pk=run_id)",
+                "        runs\n        .filter(pk=run_id)",
+            ),
+            Edit(
+                LEASES,
+                "        runs.runnable()\n        .filter(~drain",
+                "        runs\n        .filter(~drain",
+            ),
         ),
         ("db/test_leases.py::test_a_live_run_is_not_claimed",),
     ),
@@ -182,19 +239,31 @@ LEASED = [
             Edit(
                 LEASES,
                 'lease_epoch=F("lease_epoch") + 1,\n            lease_expires_at=later(settings.LEASE_SECONDS),\n            attempts',
-                'lease_expires_at=later(settings.LEASE_SECONDS),\n            attempts',
+                "lease_expires_at=later(settings.LEASE_SECONDS),\n            attempts",
             ),
         ),
         ("db/test_zombies.py::test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence",),
     ),
     Mutant(
         "leases: one is given back by its owner only",
-        (Edit(LEASES, 'mine = run.filter(lease_epoch=self.epoch, status="running")', 'mine = run.filter(status="running")'),),
+        (
+            Edit(
+                LEASES,
+                'mine = run.filter(lease_epoch=self.epoch, status="running")',
+                'mine = run.filter(status="running")',
+            ),
+        ),
         ("db/test_leases.py::test_who_was_overtaken_gives_nothing_back",),
     ),
     Mutant(
         "leases: one is extended by its owner only",
-        (Edit(LEASES, "filter(pk=self.run_id, lease_epoch=self.epoch, status", "filter(pk=self.run_id, status"),),
+        (
+            Edit(
+                LEASES,
+                "filter(pk=self.run_id, lease_epoch=self.epoch, status",
+                "filter(pk=self.run_id, status",
+            ),
+        ),
         ("db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing",),
     ),
     Mutant(
@@ -204,7 +273,13 @@ LEASED = [
     ),
     Mutant(
         "leases: one that a service takes has an epoch of its own",
-        (Edit(LEASES, 'lease_owner="service",\n        lease_epoch=F("lease_epoch") + 1,', 'lease_owner="service",'),),
+        (
+            Edit(
+                LEASES,
+                'lease_owner="service",\n        lease_epoch=F("lease_epoch") + 1,',
+                'lease_owner="service",',
+            ),
+        ),
         ("crash/test_clicks.py::test_a_second_cancel_takes_the_run_from_a_worker_that_does_not_listen",),
     ),
     Mutant(
@@ -237,7 +312,13 @@ RECOVERY = [
     ),
     Mutant(
         "recovery: by the declaration at the start, not today's",
-        (Edit("journal/fold.py", 'call.declares, call.timeout = payload["declares"], payload.get("timeout")', 'call.declares, call.timeout = "safe_to_retry", payload.get("timeout")'),),
+        (
+            Edit(
+                "journal/fold.py",
+                'call.declares, call.timeout = payload["declares"], payload.get("timeout")',
+                'call.declares, call.timeout = "safe_to_retry", payload.get("timeout")',
+            ),
+        ),
         ("db/test_definition.py::test_a_call_started_before_is_judged_by_what_its_tool_declared_then",),
     ),
     Mutant(
@@ -247,12 +328,21 @@ RECOVERY = [
     ),
     Mutant(
         "recovery: a transactional handler that ended its transaction is in doubt",
-        (Edit(DOUBT, 'if call.declares == "transactional" and not recovery_failed:', 'if call.declares == "transactional":'),),
+        (
+            Edit(
+                DOUBT,
+                'if call.declares == "transactional" and not recovery_failed:',
+                'if call.declares == "transactional":',
+            ),
+        ),
         ("db/test_hostile.py::test_a_transactional_handler_cannot_end_its_transaction",),
     ),
     Mutant(
         "recovery: nobody asks before the first attempt's time is over",
-        (Edit(CALLS, "    if left > 0:\n", "    if False:\n"), Edit(CALLS, "    return left > 0\n", "    return False\n")),
+        (
+            Edit(CALLS, "    if left > 0:\n", "    if False:\n"),
+            Edit(CALLS, "    return left > 0\n", "    return False\n"),
+        ),
         ("db/test_hard_cases.py::test_nobody_reconciles_while_the_first_attempt_may_be_at_work",),
     ),
     Mutant(
@@ -277,7 +367,13 @@ RECOVERY = [
     ),
     Mutant(
         "recovery: what may have happened is unknown, also where the run ends",
-        (Edit(DOUBT, "        if call.is_started:\n            unknown(batch, call, None)", "        if False:\n            unknown(batch, call, None)"),),
+        (
+            Edit(
+                DOUBT,
+                "        if call.is_started:\n            unknown(batch, call, None)",
+                "        if False:\n            unknown(batch, call, None)",
+            ),
+        ),
         ("crash/test_clicks.py::test_a_second_cancel_takes_the_run_from_a_worker_that_does_not_listen",),
     ),
 ]
@@ -286,7 +382,11 @@ TRANSACTIONAL = [
     Mutant(
         "transactional: the database refuses any other COMMIT (the fence)",
         (
-            Edit(HANDLER, "fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)", "fence = CommitFence(pk=0)"),
+            Edit(
+                HANDLER,
+                "fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)",
+                "fence = CommitFence(pk=0)",
+            ),
             Edit(HANDLER, "filter(pk=fence.pk).delete()[0] != 1:", "filter(pk=fence.pk).delete()[0] > 1:"),
         ),
         ("db/test_hostile.py::test_executescript_cannot_commit_what_a_transactional_handler_wrote",),
@@ -308,12 +408,24 @@ TRANSACTIONAL = [
     ),
     Mutant(
         "transactional: what fails is rolled back",
-        (Edit(HANDLER, "            if observation.is_error:\n                raise _RollBack(observation)\n", ""),),
+        (
+            Edit(
+                HANDLER,
+                "            if observation.is_error:\n                raise _RollBack(observation)\n",
+                "",
+            ),
+        ),
         ("db/test_transactional.py::test_what_fails_leaves_no_write_and_an_error_result",),
     ),
     Mutant(
         "transactional: no writes to other databases, which no rollback reaches",
-        (Edit(HANDLER, '        if sql.lstrip("( \\n").upper().startswith(', '        if True or sql.startswith('),),
+        (
+            Edit(
+                HANDLER,
+                '        if sql.lstrip("( \\n").upper().startswith(',
+                "        if True or sql.startswith(",
+            ),
+        ),
         ("db/test_transactional.py::test_what_fails_leaves_no_write_and_an_error_result",),
     ),
 ]

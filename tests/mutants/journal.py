@@ -18,7 +18,13 @@ APPEND = [
     ),
     Mutant(
         "append: a writer that has not seen the whole journal (PostgreSQL)",
-        (Edit(STORE, "next_seq = %s AND head = %s RETURNING", "(next_seq = %s OR head = %s OR TRUE) RETURNING"),),
+        (
+            Edit(
+                STORE,
+                "next_seq = %s AND head = %s RETURNING",
+                "(next_seq = %s OR head = %s OR TRUE) RETURNING",
+            ),
+        ),
         ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
         POSTGRESQL,
     ),
@@ -83,7 +89,13 @@ APPEND = [
     ),
     Mutant(
         "append: an approval that is as it was read, and in time",
-        (Edit(STORE, "if rows.update(**_columns(call, approval)) != 1:", "if rows.update(**_columns(call, approval)) > 1:"),),
+        (
+            Edit(
+                STORE,
+                "if rows.update(**_columns(call, approval)) != 1:",
+                "if rows.update(**_columns(call, approval)) > 1:",
+            ),
+        ),
         ("db/test_decisions.py::test_a_decision_that_comes_a_moment_too_late_is_none",),
     ),
 ]
@@ -92,7 +104,9 @@ DURABLE = [
     Mutant(
         "commit: on the journal's own connection",
         (Edit(STORE, "alias = own_alias(alias)", "alias = str(alias)"),),
-        ("db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once[other_schema-handler]",),
+        (
+            "db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once[other_schema-handler]",
+        ),
         POSTGRESQL,
     ),
     Mutant(
@@ -114,7 +128,11 @@ DURABLE = [
     Mutant(
         "commit: nothing is driven with autocommit off",
         (
-            Edit(CONNECTION, "if not connection.in_atomic_block and not connection.get_autocommit():", "if False:"),
+            Edit(
+                CONNECTION,
+                "if not connection.in_atomic_block and not connection.get_autocommit():",
+                "if False:",
+            ),
             Edit(CONNECTION, "    if not connection.autocommit:\n        return True\n", ""),
         ),
         ("db/test_host_project.py::test_without_autocommit_nothing_is_driven",),
@@ -125,7 +143,9 @@ FOLDING = [
     Mutant(
         "fold: a start uses the approval up",
         (Edit(FOLD, 'call.approval.status = "consumed"', 'call.approval.status = "approved"'),),
-        ("db/test_gate.py::test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one",),
+        (
+            "db/test_gate.py::test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one",
+        ),
     ),
     Mutant(
         "fold: as many people as are required",
@@ -154,7 +174,13 @@ FOLDING = [
     ),
     Mutant(
         "fold: a verdict of newer code is refused",
-        (Edit(FOLD, 'if call["verdict"] in GATE_DECISIONS else "refuse"', 'if call["verdict"] in GATE_DECISIONS else "run"'),),
+        (
+            Edit(
+                FOLD,
+                'if call["verdict"] in GATE_DECISIONS else "refuse"',
+                'if call["verdict"] in GATE_DECISIONS else "run"',
+            ),
+        ),
         ("db/test_releases.py::test_what_only_newer_code_understands_is_not_run",),
     ),
     Mutant(
@@ -207,7 +233,11 @@ VERIFYING = [
         "verify: a start has the arguments that were recorded",
         (
             Edit(VERIFY, 'return f"starts call {call.id} with other arguments than were recorded."', "pass"),
-            Edit(VERIFY, 'return f"starts call {call.id} with other arguments than approval {approval.id} shows."', "pass"),
+            Edit(
+                VERIFY,
+                'return f"starts call {call.id} with other arguments than approval {approval.id} shows."',
+                "pass",
+            ),
         ),
         ("db/test_verify.py::test_a_forged_journal_is_found_by_what_it_says",),
     ),
@@ -231,7 +261,13 @@ LOCKED = [
     ),
     Mutant(
         "triggers: no DELETE (SQLite)",
-        (Edit(TRIGGERS, "WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN", "WHEN 0 BEGIN"),),
+        (
+            Edit(
+                TRIGGERS,
+                "WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN",
+                "WHEN 0 BEGIN",
+            ),
+        ),
         (
             "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
             "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",
@@ -253,7 +289,13 @@ LOCKED = [
     ),
     Mutant(
         "triggers: no DELETE (PostgreSQL)",
-        (Edit(TRIGGERS, "IF EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) THEN", "IF TRUE THEN"),),
+        (
+            Edit(
+                TRIGGERS,
+                "IF EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) THEN",
+                "IF TRUE THEN",
+            ),
+        ),
         (
             "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
             "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",

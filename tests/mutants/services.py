@@ -15,7 +15,11 @@ DECISIONS = [
     ),
     Mutant(
         "approvals: the digest that was seen",
-        (Edit(APPROVALS, "if pending.digest != digest and (digest is not None or call.edited):", "if False:"),),
+        (
+            Edit(
+                APPROVALS, "if pending.digest != digest and (digest is not None or call.edited):", "if False:"
+            ),
+        ),
         ("db/test_gate.py::test_a_click_made_twice_approves_nothing_else",),
     ),
     Mutant(
@@ -61,7 +65,7 @@ DECISIONS = [
         ("db/test_expiry_races.py::test_it_was_given_more_time",),
     ),
     Mutant(
-        "control: evidence that it did happen stands against \"not occurred\"",
+        'control: evidence that it did happen stands against "not occurred"',
         (Edit(CONTROL, "            _refuse_against_evidence(run, call, verdict)\n", ""),),
         ("db/test_zombies.py::test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence",),
     ),
@@ -95,28 +99,55 @@ POLICY = [
     ),
     Mutant(
         "policy: who is not active decides nothing",
-        (Edit(PERMISSIONS, "    if not actor.is_active:\n        return _(", "    if False:\n        return _("),),
+        (
+            Edit(
+                PERMISSIONS,
+                "    if not actor.is_active:\n        return _(",
+                "    if False:\n        return _(",
+            ),
+        ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[not active]",),
     ),
     Mutant(
         "policy: only the approvers of the tool",
-        (Edit(PERMISSIONS, "if approval.approvers and not _is_among(actor, approval.approvers, groups):", "if False:"),),
+        (
+            Edit(
+                PERMISSIONS,
+                "if approval.approvers and not _is_among(actor, approval.approvers, groups):",
+                "if False:",
+            ),
+        ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[not among the approvers]",),
     ),
     Mutant(
         "policy: not the requester, where the project says so",
-        (Edit(PERMISSIONS, "if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):", "if False:"),),
+        (
+            Edit(
+                PERMISSIONS,
+                "if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):",
+                "if False:",
+            ),
+        ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[the requester]",),
     ),
     Mutant(
         "policy: a rule of the project's that fails lets nobody decide",
-        (Edit(PERMISSIONS, 'return _("The project\'s own rule failed, so nobody is let through. The log says why.")', 'return ""'),),
+        (
+            Edit(
+                PERMISSIONS,
+                'return _("The project\'s own rule failed, so nobody is let through. The log says why.")',
+                'return ""',
+            ),
+        ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[a rule that fails]",),
     ),
     Mutant(
         "policy: who may cancel, pause and resume",
         (Edit(PERMISSIONS, "if may(actor, permission) or (", "if True or ("),),
-        ("admin/test_services.py", "db/test_doubt.py::test_a_verdict_needs_the_permission_and_a_call_in_doubt"),
+        (
+            "admin/test_services.py",
+            "db/test_doubt.py::test_a_verdict_needs_the_permission_and_a_call_in_doubt",
+        ),
     ),
     Mutant(
         "policy: everybody sees their own runs only",
@@ -130,7 +161,13 @@ POLICY = [
     ),
     Mutant(
         "policy: everybody writes into their own sessions only",
-        (Edit(RUNS, "if request.again is None and owner is not None and session.owner_id != owner.pk:", "if False:"),),
+        (
+            Edit(
+                RUNS,
+                "if request.again is None and owner is not None and session.owner_id != owner.pk:",
+                "if False:",
+            ),
+        ),
         ("api/test_sessions.py",),
     ),
 ]
