@@ -46,6 +46,25 @@ def test_a_decision_that_comes_a_moment_too_late_is_none(
     assert [decided["verb"] for decided in payloads(run, "approval_decided")] == ["expire"]
 
 
+def test_after_an_edit_nobody_approves_without_saying_what_they_saw(effects: Effects, agents: None) -> None:
+    @tool(requires_approval=True, approvals=2)
+    def transfer(ctx: ToolContext, cents: int) -> str:
+        """Transfer money."""
+        return act("transfer", ctx, cents=cents)
+
+    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer])
+    (card,) = result.pending
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    edited = approve(card.pk, ann, arguments={"cents": 999})
+    with pytest.raises(ApprovalStateError, match="Look at it again"):
+        approve(card.pk, bob)
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+    approve(card.pk, bob, digest=edited.digest)
+    sweep()
+    assert [line["cents"] for line in effects.lines()] == [999]
+
+
 @tool(requires_approval=True, approvers="treasurers")
 def pay(ctx: ToolContext, cents: int) -> str:
     """Pay."""

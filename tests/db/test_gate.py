@@ -11,9 +11,24 @@ from uuid import uuid4
 import pytest
 from django.core.management import call_command
 
-from agentruns import answer, approve, deny, pause_run, resume_run, run_agent, start_run, tool
+from agentruns import (
+    ToolContext,
+    answer,
+    approve,
+    deny,
+    pause_run,
+    resume_run,
+    run_agent,
+    start_run,
+    tool,
+)
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.exceptions import ApprovalStateError, DurableConfigMismatchError, NotFoundError
+from agentruns.exceptions import (
+    ApprovalStateError,
+    DurableConfigMismatchError,
+    JournalConflictError,
+    NotFoundError,
+)
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
@@ -21,7 +36,7 @@ from tests.api.http import Api, make_user
 from tests.db.dying import die_at
 from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
-from tests.shop.agents import TOOLS, call, refund, shop_agent
+from tests.shop.agents import TOOLS, act, call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,6 +118,27 @@ def test_a_click_made_twice_approves_nothing_else(effects: Effects, agents: None
     sweep()
     second.refresh_from_db()
     assert (second.status, [line.get("cents") for line in effects.lines()]) == ("pending", [None, 5000])
+
+
+def test_a_start_that_is_refused_takes_no_result_with_it(
+    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card of the next call cannot be used up: its row is not what the journal says."""
+    monkeypatch.setattr("agentruns.engine.driver.SAME_STATE_RETRIES", 1)
+
+    @tool
+    def work(ctx: ToolContext) -> str:
+        """Act while somebody approves the call after this one, and its card is damaged."""
+        (card,) = Approval.objects.pending()
+        approve(card.pk, None, digest=card.digest)
+        Approval.objects.update(status="denied")
+        return act("work", ctx)
+
+    agent = shop_agent("damaged", {"tools": [call("work"), call("refund", cents=5000)]}, tools=[work, refund])
+    with pytest.raises(JournalConflictError):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    assert (names(effects), outcomes(run)) == (["work"], ["ok"])
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])

@@ -103,7 +103,7 @@ def test_a_click_during_the_block_costs_neither_write_nor_result(agents: None) -
 def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The handler's is the last transaction that a process dying after it could lose."""
+    """What a handler did to its connection must not decide whether a start is kept: SET synchronous_commit."""
     batches: list[list[str]] = []
     append = DatabaseStore.append
 
@@ -114,7 +114,8 @@ def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
     monkeypatch.setattr(DatabaseStore, "append", seen)
     turn = {"tools": [call("write_and", number="A1", then="return"), call("post", text="x")]}
     run_agent(shop_agent("writer", turn, tools=[write_and, post]), "do it", "s1", idempotency_key="k")
-    assert ["tool_result"] in batches
+    first = next(kinds for kinds in batches if "tool_result" in kinds)
+    assert first == ["tool_result"]
     assert (effects.count(), Order.objects.count()) == (1, 1)
 
 

@@ -22,7 +22,7 @@ from tests.mutants import POSTGRESQL, SQLITE, Edit, Mutant, engine, journal, ser
 from tests.servers import postgres
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("agentruns", "project", "tests", "pyproject.toml", "manage.py")
+COPIED = ("agentruns", "fixtures", "project", "templates", "tests", "pyproject.toml", "manage.py")
 COPIES = 2  # at work at a time
 LIGHT = ("-p", "no:hypothesispytest", "-p", "no:xdist")  # a second less for each mutant
 FAILED = "the tests could not be run"

@@ -118,7 +118,9 @@ DURABLE = [
     Mutant(
         "commit: no transaction of user code is left open",
         (Edit("engine/driver.py", "            mend_connection(self.alias)", "            pass"),),
-        ("db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once",),
+        (
+            "db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once[autocommit_off-handler]",
+        ),
     ),
     Mutant(
         "commit: nothing is driven inside a caller's transaction",
@@ -167,9 +169,15 @@ FOLDING = [
         (Edit(FOLD, "elif call.parallel or not blocked:", "else:"),),
         ("db/test_executor.py::test_calls_after_a_waiting_one_wait_too_unless_they_only_read",),
     ),
+    # A paused run has neither a ready call nor the status in which it could be driven.
     Mutant(
-        "fold: a paused or ended run has nothing to do",
-        (Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),),
+        "fold: a paused run has nothing to do (both guards)",
+        (
+            Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),
+            Edit(
+                FOLD, "        if self.paused:\n            return", "        if False:\n            return"
+            ),
+        ),
         ("crash/test_clicks.py::test_pause_keeps_the_result_and_resume_runs_the_rest",),
     ),
     Mutant(
