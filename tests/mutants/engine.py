@@ -240,8 +240,8 @@ LEASED = [
         (
             Edit(
                 LEASES,
-                'lease_epoch=F("lease_epoch") + 1,\n            lease_expires_at=later(settings.LEASE_SECONDS),\n            attempts',
-                "lease_expires_at=later(settings.LEASE_SECONDS),\n            attempts",
+                'lease_owner=owner,\n            lease_epoch=F("lease_epoch") + 1,',
+                "lease_owner=owner,",
             ),
         ),
         ("db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing",),

@@ -37,8 +37,8 @@ DECISIONS = [
         (
             Edit(
                 APPROVALS,
-                'if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:',
-                "if pending is None:",
+                'or pending.status != "pending" or approval.status != Approval.Status.PENDING:',
+                "or False:",
             ),
         ),
         ("db/test_gate.py::test_a_person_answers_what_the_model_asks",),
@@ -154,7 +154,7 @@ POLICY = [
     Mutant(
         "policy: everybody sees their own runs only",
         (Edit(QUERYSETS, "        return self.filter(owner_id=user.pk)", "        return self"),),
-        ("api/test_auth.py::X",),
+        ("api/test_auth.py::test_who_sees_which_runs",),
     ),
     Mutant(
         "policy: everybody sees the approvals of their own runs only",
