@@ -103,7 +103,7 @@ def test_a_click_during_the_block_costs_neither_write_nor_result(agents: None) -
 def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
     effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a handler did to its connection (SET synchronous_commit) must not decide whether a start is kept."""
+    """What a handler did to its connection, as SET synchronous_commit, decides nothing about a start."""
     batches: list[list[str]] = []
     append = DatabaseStore.append
 
