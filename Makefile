@@ -23,7 +23,7 @@ POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py tests/crash/test_
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost engine journal payloads writes)
+	$(patsubst %,tests/db/test_%.py,cost engine journal payloads)
 # Long, and about many runs or every combination: only in `make test-full`.
 LONG = tests/workers/test_soak.py tests/workers/test_deploys.py \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \

@@ -16,6 +16,8 @@ _PUBLIC = {
     "Occurred": "agentruns.tools",
     "NotOccurred": "agentruns.tools",
     "Unknown": "agentruns.tools",
+    "ToolRefused": "agentruns.exceptions",
+    "http_refusal": "agentruns.tools",
     "ModelRequest": "agentruns.providers.base",
     "ModelReply": "agentruns.providers.base",
     "run_agent": "agentruns.services.runs",
@@ -45,6 +47,7 @@ __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from agentruns.agents.agent import Agent as Agent
+    from agentruns.exceptions import ToolRefused as ToolRefused
     from agentruns.journal.store import DatabaseStore as DatabaseStore
     from agentruns.journal.store import MemoryStore as MemoryStore
     from agentruns.providers.base import ModelReply as ModelReply
@@ -73,6 +76,7 @@ if TYPE_CHECKING:
     from agentruns.tools import ToolContext as ToolContext
     from agentruns.tools import Unknown as Unknown
     from agentruns.tools import ask_human as ask_human
+    from agentruns.tools import http_refusal as http_refusal
     from agentruns.tools import question_to as question_to
     from agentruns.tools import tool as tool
 else:

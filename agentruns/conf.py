@@ -1,13 +1,15 @@
-"""Typed view of the AGENTRUNS_* settings; read at each use, so `override_settings` just works."""
+"""Typed view of the AGENTRUNS_* settings; each is read once, and again after `override_settings`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 DEFAULTS: dict[str, Any] = {
@@ -15,10 +17,12 @@ DEFAULTS: dict[str, Any] = {
     "DISPATCHER": "agentruns.engine.wakeup.SweepDispatcher",
     "LEASE_SECONDS": 60,
     "HEARTBEAT_SECONDS": 20,
+    "TOOL_TIMEOUT": 3600,
     "MAX_ATTEMPTS": 5,
     "BACKOFF_SECONDS": (1, 300),
     "PAYLOAD_INLINE_MAX": 65_536,
     "PAYLOAD_STORAGE": "agentruns",
+    "PAYLOAD_TIMEOUT": 30,
     "APPROVAL_EXPIRES": None,
     "REQUESTER_MAY_APPROVE": True,
     "CAN_DECIDE": None,
@@ -34,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "WEBHOOK_SECRET": "",
     "API_PING_SECONDS": 15,
     "API_THROTTLE": None,
+    "REFUSALS": [],
 }
 
 THROTTLED = ("user", "anonymous")
@@ -41,17 +46,19 @@ _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
 class Settings:
-    """AGENTRUNS_* with defaults; a property where a setting is parsed or imported first."""
+    """AGENTRUNS_* with defaults; a cached property where a setting is parsed or imported first."""
 
     DATABASE: str
     DISPATCHER: str
     LEASE_SECONDS: float
     HEARTBEAT_SECONDS: float
+    TOOL_TIMEOUT: float
     MAX_ATTEMPTS: int
     BACKOFF_SECONDS: tuple[float, float]
     PAYLOAD_INLINE_MAX: int
     API_PING_SECONDS: float
     PAYLOAD_STORAGE: str
+    PAYLOAD_TIMEOUT: float
     APPROVAL_EXPIRES: timedelta | None
     REQUESTER_MAY_APPROVE: bool
     DEFAULT_MODEL: Any  # a Claude model's name, or an object with propose()
@@ -60,50 +67,56 @@ class Settings:
     TELEMETRY: str | None
     ADMIN: bool
     NOTIFIERS: list[str]
+    REFUSALS: list[str]
     BASE_URL: str
     NOTIFY_EMAILS: list[str]
     WEBHOOK_URL: str
     WEBHOOK_SECRET: str
-
-    def __init__(self) -> None:
-        self._holder: object = None  # the holder of Django's settings; `override_settings` replaces it
-        self._unset: set[str] = set()  # names that the project does not set
+    CAN_DECIDE: str | None
+    API_THROTTLE: Any  # as the project wrote it
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
             raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
-        # Django raises an error for each read of an unset name, which took a tenth of a step's CPU time.
-        holder, full = object.__getattribute__(django_settings, "_wrapped"), f"AGENTRUNS_{name}"
-        if holder is not self._holder:
-            self._unset = set()
-            self._holder = holder
-        if name in self._unset and full not in vars(holder):
-            return DEFAULTS[name]
-        try:
-            return getattr(django_settings, full)
-        except AttributeError:
-            self._unset.add(name)
-            return DEFAULTS[name]
+        # Kept as an attribute, so that this method is not called for it again.
+        value = self.__dict__[name] = getattr(django_settings, f"AGENTRUNS_{name}", DEFAULTS[name])
+        return value
 
-    @property
+    def forget(self, *, setting: str, **kwargs: Any) -> None:
+        """Read everything anew: a setting of the project has changed, as in a test."""
+        if setting.startswith("AGENTRUNS_"):
+            self.__dict__.clear()
+
+    @cached_property
     def can_decide(self) -> Callable[..., bool] | None:
         """Return the project's own rule for who may decide an approval, or None."""
-        path = self.__getattr__("CAN_DECIDE")
+        path = self.CAN_DECIDE
         return import_string(path) if path else None
 
-    @property
+    @cached_property
+    def refusals(self) -> tuple[Any, ...]:
+        """Return the exceptions, and functions of one, that mean "nothing happened" for every tool.
+
+        Raises ValueError for anything but a list of dotted paths, ImportError.
+        """
+        paths = self.REFUSALS
+        if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+            raise ValueError(f"{paths!r} is not a list of dotted paths")
+        return tuple(import_string(path) for path in paths)
+
+    @cached_property
     def redact(self) -> Callable[[str], str] | None:
         """Return the project's function that redacts shown, exported and logged texts, or None."""
-        path = self.__getattr__("REDACT")
+        path = self.REDACT
         return import_string(path) if path else None
 
-    @property
+    @cached_property
     def api_throttle(self) -> dict[str, str]:
         """Return the rate of each kind of caller of the API, such as "100/m"; without one there is no limit.
 
         Raises ValueError for a setting of another form.
         """
-        rates = self.__getattr__("API_THROTTLE")
+        rates = self.API_THROTTLE
         if rates is None:
             return {}
         if not isinstance(rates, dict):
@@ -118,6 +131,7 @@ class Settings:
 
 
 settings = Settings()
+setting_changed.connect(settings.forget)
 
 
 def unknown_names() -> list[str]:

@@ -70,6 +70,10 @@ class RunStateError(AgentRunsError):
     """The run's state does not allow what was asked."""
 
 
+class JournalUnreadableError(AgentRunsError, ValueError):
+    """The journal of a session is damaged, so nothing can be done with its runs until it is mended."""
+
+
 class ApprovalStateError(AgentRunsError):
     """The approval was decided, expired, cancelled or changed since it was seen."""
 
@@ -88,6 +92,14 @@ class BudgetExceededError(AgentRunsError):
 
 class PayloadError(AgentRunsError):
     """A stored content that the journal refers to is missing or was altered."""
+
+
+class ToolRefused(AgentRunsError):
+    """A tool did nothing, and says why.
+
+    Raised by a handler before its effect, or when the outside world refused it. The model gets an error that
+    says that nothing happened.
+    """
 
 
 class ToolDurabilityError(AgentRunsError):

@@ -56,7 +56,8 @@ def resume(variant: str, url: str) -> None:
     ours.run(Workload(MESSAGES // 3, 1))
     from django.db import connection
 
-    from agentruns.journal.read import FIELDS, load
+    from agentruns.journal.read import FIELDS
+    from agentruns.journal.store import load
     from agentruns.models import Message, Run
 
     run = Run.objects.get()

@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, connection, connections, tr
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
-from agentruns.agents.agent import isolated_registry
+from agentruns.agents.agent import isolated_registry, register, registered
 from agentruns.models import Message, triggers
 from tests import effects as ledger
 from tests.settings import BRIEF, DATABASE
@@ -32,7 +32,7 @@ def _asked_for_database() -> None:
     assert {connection.vendor for connection in connections.all()} == {vendor}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Effects:
     """The ledger of outside effects; child processes find it with `Effects.from_environment()`."""
     path = tmp_path / "effects.jsonl"
@@ -40,10 +40,13 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Effects:
     return ledger.Effects(path)
 
 
-@pytest.fixture
-def agents() -> Iterator[None]:
-    """Agents declared by a test are forgotten after it."""
+@pytest.fixture(autouse=True)
+def _agents_are_forgotten() -> Iterator[None]:
+    """Agents declared by a test are registered beside those of the apps, until its end."""
+    known = registered()
     with isolated_registry():
+        for agent in known:
+            register(agent)
         yield
 
 

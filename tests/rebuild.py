@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 
 from agentruns.engine.driver import Driver
-from agentruns.journal.batch import Batch
-from agentruns.journal.connection import own_alias
+from agentruns.journal.store import Batch
 from agentruns.models import Run
 from tests.settings import BRIEF
 
@@ -24,6 +23,8 @@ def examples(usually: int, *, brief: int, long: int) -> int:
 
 def always() -> None:
     """Let every driver of this process forget, from now on."""
+    from agentruns.journal.connection import own_alias  # older code, which tests run beside this, has none
+
     stored = Driver._stored
 
     def stored_and_forgotten(self: Driver, batch: Batch, sent: float) -> None:

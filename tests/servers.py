@@ -80,6 +80,7 @@ class Postgres:
         # Only a socket in our own folder: no port to collide with, nobody else gets in.
         # fsync stays on: what the journal promises rests on it.
         settings = ["listen_addresses=", "max_connections=200", "fsync=on", "jit=off", "max_wal_size=4GB"]
+        settings.append("idle_in_transaction_session_timeout=10min")
         command = [self.binaries / "postgres", "-D", self.data, "-k", self.folder]
         command += [word for setting in settings for word in ("-c", setting)]
         with self.log.open("ab") as output:

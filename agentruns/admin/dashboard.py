@@ -16,7 +16,6 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
@@ -29,6 +28,7 @@ from agentruns.journal import outbox
 from agentruns.models import Approval, Notification, Run
 from agentruns.services import permissions
 from agentruns.services.waiting import sweeper_seen
+from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
@@ -170,12 +170,14 @@ def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
 
 
 def _sweeper(seen: datetime | None) -> Sweeper:
-    return Sweeper(age(seen) if seen else "", seen is None or timezone.now() - seen > SILENT_AFTER)
+    return Sweeper(
+        age(seen) if seen else "", seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
+    )
 
 
 def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
     """Look at the newest by their ids, which are indexed: asked within twice the period, decided in it."""
-    since = timezone.now() - PERIOD
+    since = clock.now(settings.DATABASE) - PERIOD
     asked = Approval.objects.using(alias).filter(pk__gte=first_id(since - PERIOD))
     rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
     fields: Any = rows.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
@@ -188,7 +190,7 @@ def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
 
 
 def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]) -> Iterator[Decisions]:
-    now = timezone.now()
+    now = clock.now(settings.DATABASE)
     for tool, given in tools:
         typical = timedelta(seconds=median(seconds for _status, seconds in given))
         yield Decisions(

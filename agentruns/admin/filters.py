@@ -18,10 +18,12 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns.admin.base import MOST
 from agentruns.admin.html import plain
+from agentruns.conf import settings
 from agentruns.engine.leases import FREE
 from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services.waiting import FOR_PEOPLE
+from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
 LATELY = timedelta(hours=24)
@@ -137,7 +139,7 @@ class RunStatusFilter(KnownValues):
 
 def failed_lately() -> Q:
     """Return the condition for the runs that failed in the last 24 hours."""
-    return Q(status=Run.Status.FAILED, updated_at__gte=timezone.now() - LATELY)
+    return Q(status=Run.Status.FAILED, updated_at__gte=clock.now(settings.DATABASE) - LATELY)
 
 
 class StartedFilter(admin.ListFilter):
@@ -175,7 +177,7 @@ class StartedFilter(admin.ListFilter):
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         """Yield the links to what is asked for often."""
-        today = timezone.localdate()
+        today = timezone.localtime(clock.now(settings.DATABASE)).date()
         for title, days in ((_("Any day"), None), (_("Today"), 0), (_("Past 7 days"), 6)):
             chosen = {} if days is None else {self.first: (today - timedelta(days=days)).isoformat()}
             yield {

@@ -21,7 +21,9 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
 from django.utils.translation import gettext as _
 
+from agentruns.conf import settings
 from agentruns.models import Approval, Run
+from agentruns.utils import clock
 from agentruns.utils.redaction import redact, redacted
 
 EMPTY = "-"
@@ -173,9 +175,11 @@ def dated(moment: datetime | None) -> SafeString | str:
 def ago(moment: datetime) -> str:
     """Return "3 minutes ago", or "in 3 minutes"."""
     away = words(moment)
-    template = _("%(time)s ago") if moment <= timezone.now() else _("in %(time)s")
+    template = _("%(time)s ago") if moment <= clock.now(settings.DATABASE) else _("in %(time)s")
     return (
-        template % {"time": away} if abs(timezone.now() - moment) >= timedelta(seconds=1) else _("just now")
+        template % {"time": away}
+        if abs(clock.now(settings.DATABASE) - moment) >= timedelta(seconds=1)
+        else _("just now")
     )
 
 
@@ -184,17 +188,17 @@ def remaining(moment: datetime | None) -> SafeString | str:
     if moment is None:
         return ""
     left = _("expires in %(time)s") % {"time": words(moment)}
-    return _element(moment, _("expired") if moment <= timezone.now() else left)
+    return _element(moment, _("expired") if moment <= clock.now(settings.DATABASE) else left)
 
 
 def is_urgent(asked: datetime, expires: datetime | None) -> bool:
     """Return whether less than a fifth of the time to decide is left."""
-    return expires is not None and expires - timezone.now() < (expires - asked) / 5
+    return expires is not None and expires - clock.now(settings.DATABASE) < (expires - asked) / 5
 
 
 def words(moment: datetime) -> str:
     """Return how far away a moment is, in its largest unit."""
-    now = timezone.now()
+    now = clock.now(settings.DATABASE)
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds
         return f"{seconds}\xa0{_('s')}"

@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -19,9 +18,11 @@ from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.filters import KnownValues
 from agentruns.admin.html import EMPTY, Fact, ago, dated, exact, plain, remaining, two_lines, visible
 from agentruns.admin.runs.actions import Action, missing
+from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import PERMISSION, may_revoke, owners, revoke
+from agentruns.utils import clock
 
 MINE = "_agentruns_has_tokens"
 
@@ -54,7 +55,7 @@ class StateFilter(KnownValues):
         """Return the tokens chosen."""
         if value == "revoked":
             return queryset.filter(revoked_at__isnull=False)
-        over = Q(expires_at__lte=timezone.now())
+        over = Q(expires_at__lte=clock.now(settings.DATABASE))
         lasting = queryset.filter(revoked_at__isnull=True)
         return lasting.filter(over) if value == "expired" else lasting.exclude(over)
 
@@ -127,7 +128,7 @@ class TokenAdmin(ReadOnlyAdmin):
             return two_lines(badge(token, token.person), _when(token.revoked_at))
         if token.expires_at is None:
             return two_lines(badge(token, token.person), _("never expires"))
-        is_over = token.expires_at <= timezone.now()
+        is_over = token.expires_at <= clock.now(settings.DATABASE)
         return two_lines(
             badge(token, token.person), _when(token.expires_at) if is_over else remaining(token.expires_at)
         )
@@ -184,7 +185,7 @@ def badge(token: ApiToken, owner: Any) -> SafeString:
     """Return whether the token is let in, and if not, why."""
     if token.revoked_at is not None:
         tone, word = "bad", _("revoked")
-    elif token.expires_at is not None and token.expires_at <= timezone.now():
+    elif token.expires_at is not None and token.expires_at <= clock.now(settings.DATABASE):
         tone, word = "plain", _("expired")
     elif owner is None or not owner.is_active:
         tone, word = "waits", _("owner not active") if owner else _("owner gone")

@@ -22,7 +22,7 @@ from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, Session
 from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.models.querysets import ApprovalQuerySet
 from agentruns.services import api_tokens
-from agentruns.services.runs import NAME_LENGTH
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"

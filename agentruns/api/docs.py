@@ -143,6 +143,7 @@ RUN: dict[str, Any] = {
     "not_before": None,
     "attempts": 0,
     "blocked_reason": "",
+    "imported_at": None,
     "created_at": STARTED,
     "updated_at": STARTED,
 }

@@ -47,6 +47,7 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.ToolDurabilityError: (409, "tool-durability", "The outcome of a call is not known"),
     core.NotDurableError: (422, "not-durable", "Nothing can be made durable here"),
     core.MemoryStoreNotDurableError: (422, "memory-store-not-durable", "The store forgets everything"),
+    core.JournalUnreadableError: (500, "journal-unreadable", "The journal is damaged"),
     core.PayloadError: (500, "payload", "What the journal points at is missing or was altered"),
     core.AgentRunsError: (500, "error", "The request failed"),
 }

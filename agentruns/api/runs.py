@@ -50,7 +50,6 @@ from agentruns.services.history import record, state_at
 from agentruns.services.runs import get_or_start
 from agentruns.services.transfer import download, find_content, read_content
 from agentruns.utils import json as canonical
-from agentruns.utils.ids import uuid7
 
 REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
@@ -69,13 +68,12 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     """Queue a run (201), or return the one that the same request started before (200).
 
     The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has
-    not ended is that run. 409 if the session is busy with another run or the key belongs to another task,
-    422 if there is no such agent, 404 if the session is somebody else's.
+    not ended is that run. 409 if the session is busy with another run or the key belongs to another task or
+    session, 422 if there is no such agent, 404 if the session is somebody else's.
     """
     user, key = user_of(request), key_of(key, body)
-    session = body.session or str(uuid7())
     try:
-        run, created = get_or_start(body.agent, body.input, session, actor=user, idempotency_key=key)
+        run, created = get_or_start(body.agent, body.input, body.session, actor=user, idempotency_key=key)
     except RunStateError as error:
         owned = run_of_key(user, key)
         raise Problem.of(error, **(run_facts(owned) if owned else {})) from error

@@ -20,9 +20,8 @@ from agentruns.journal.masking import Sensitive, masked
 from agentruns.models import Approval, Run, Session
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, is_deeper
 from agentruns.utils.redaction import redacted
-
-MAX_DEPTH = 64  # of a body; the deepest values are one level below a member of it
 
 
 def utc(moment: datetime) -> str:
@@ -44,18 +43,10 @@ def _not_blank(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    level, depth = [value], 1
-    while level := [each for container in level for each in _containers(container)]:
-        depth += 1
-        if depth >= MAX_DEPTH:
-            raise ValueError(f"nested too deeply: a body may have {MAX_DEPTH} levels")
+    if is_deeper(value, MAX_DEPTH - 1):  # below the body itself
+        raise ValueError(f"nested too deeply: a body may have {MAX_DEPTH} levels")
     json.dumps(value, allow_nan=False)  # Python's parser lets NaN and Infinity through
     return value
-
-
-def _containers(value: Any) -> list[Any]:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for each in inside if isinstance(each, dict | list)]
 
 
 def legal(value: Any) -> Any:
@@ -69,7 +60,7 @@ Moment = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
-Key = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), AfterValidator(_printable)]
 Text = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
@@ -221,6 +212,7 @@ class RunOut(BaseModel):
     not_before: Moment | None
     attempts: int
     blocked_reason: str
+    imported_at: Moment | None = Field(description="then it is a record, whose decisions were made elsewhere")
     created_at: Moment
     updated_at: Moment
 
@@ -248,6 +240,7 @@ class RunOut(BaseModel):
             not_before=run.not_before,
             attempts=run.attempts,
             blocked_reason=legal(run.blocked_reason),
+            imported_at=run.session.imported_at,
             created_at=run.created_at,
             updated_at=run.updated_at,
         )

@@ -16,6 +16,7 @@ from agentruns.checks.settings import (
     check_notifiers,
     check_payload_storage,
     check_payloads,
+    check_refusals,
     check_settings,
     check_throttle,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "check_notifiers",
     "check_payload_storage",
     "check_payloads",
+    "check_refusals",
     "check_settings",
     "check_sweeper",
     "check_telemetry",

@@ -45,6 +45,8 @@ def check_database(
         )
     if connection.vendor == "sqlite":
         found += _sqlite(connection)
+    if connection.vendor == "postgresql":
+        found += _hanging(connection)
     return [*found, *_forgetful(connection)]
 
 
@@ -66,6 +68,18 @@ def _sqlite(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
         text = "SQLite without WAL: readers block the worker's commits, and commits block the readers."
         found.append(Warning(text, hint=OPTIONS, id="agentruns.W006"))
     return found
+
+
+def _hanging(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Find a server that lets a process that hangs keep its locks for ever."""
+    if _asked(connection, "SHOW idle_in_transaction_session_timeout") != "0":
+        return []
+    text = "The server never ends the transaction of a process that hangs: it keeps its session locked."
+    fix = (
+        "ALTER ROLE ... SET idle_in_transaction_session_timeout = '10min'; and for connections that break "
+        "without a word OPTIONS = {'keepalives': 1, 'tcp_user_timeout': 60_000}."
+    )
+    return [Warning(text, hint=fix, id="agentruns.W014")]
 
 
 def _forgetful(connection: BaseDatabaseWrapper) -> list[CheckMessage]:

@@ -13,6 +13,7 @@ from agentruns.agents.prices import mistakes
 from agentruns.conf import settings, unknown_names
 from agentruns.journal import payloads
 from agentruns.journal.outbox import load_notifier
+from agentruns.tools.refusals import mistake
 
 
 @register("agentruns")
@@ -89,6 +90,19 @@ def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
         return [Error(f"AGENTRUNS_API_THROTTLE cannot be used: {error}.", hint=hint, id="agentruns.E013")]
     return []
+
+
+@register("agentruns")
+def check_refusals(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_REFUSALS names exceptions, or functions of one."""
+    try:
+        wrong = next(filter(None, map(mistake, settings.refusals)), "")
+    except Exception as error:  # a module may raise anything while it is imported
+        wrong = str(error)
+    if not wrong:
+        return []
+    hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
+    return [Error(f"AGENTRUNS_REFUSALS cannot be used: {wrong}.", hint=hint, id="agentruns.E017")]
 
 
 @register("agentruns")

@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import hmac
 import json
-import time
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 import agentruns
 from agentruns.conf import settings
 from agentruns.journal.outbox import Notice, UndeliverableError
+from agentruns.utils import clock
 
 TIMEOUT = 5  # seconds of silence
 GONE = 410
@@ -39,7 +39,7 @@ class WebhookNotifier:
         """Post once. Raises OSError unless the answer is 2xx, UndeliverableError for 410."""
         url, secret = _address(settings.WEBHOOK_URL), settings.WEBHOOK_SECRET
         body = json.dumps(notice.payload(), separators=(",", ":")).encode()
-        moment = int(time.time())
+        moment = int(clock.now(settings.DATABASE).timestamp())
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"agentruns/{agentruns.__version__}",

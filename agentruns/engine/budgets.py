@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,7 @@ from agentruns.providers.base import model_identity
 TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
-def exceeded(agent: Agent, run: RunState) -> str:
+def exceeded(agent: Agent, run: RunState, now: datetime) -> str:
     """Return the budget that is used up, with the figures, or ""."""
     if run.step >= agent.max_steps:
         return f"max_steps: {run.step} of {agent.max_steps} replies used."
@@ -25,7 +25,7 @@ def exceeded(agent: Agent, run: RunState) -> str:
     spent = Decimal(run.usage.get("cost", "0"))
     if agent.cost_budget is not None and spent >= agent.cost_budget:
         return f"cost_budget: {spent:f} of {agent.cost_budget:f} used."
-    elapsed = run.elapsed(datetime.now(UTC))
+    elapsed = run.elapsed(now)
     if agent.deadline is not None and elapsed >= agent.deadline:
         return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
     return ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -15,15 +17,14 @@ from agentruns.conf import settings
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import JournalConflictError, LeaseLostError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import journal_alias, mend_connection
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload
-from agentruns.journal.store import Store
+from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
-from agentruns.tools import ToolContext
-from agentruns.utils.db import close_stale, uptime
+from agentruns.tools import Tool, ToolContext
+from agentruns.utils import clock
+from agentruns.utils.db import cannot_pass, close_stale, uptime
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.driver")
@@ -72,6 +73,10 @@ class Driver:
         """The database of the journal."""
         return self.lease.alias if self.lease else settings.DATABASE
 
+    def now(self) -> datetime:
+        """Return the time by the journal's clock."""
+        return clock.now(self.lease.alias if self.lease else None)
+
     @property
     def is_entering(self) -> bool:
         """True while a call is journaled as started and its handler comes next.
@@ -84,7 +89,17 @@ class Driver:
         """Tell a handler to stop: its run is cancelled or taken over, or it is too late for a result."""
         if (call_id, attempt) in self.abandoned or self.released:
             return True
-        return self.lease is not None and (self.lease.lost.is_set() or self.lease.cancelled.is_set())
+        lease = self.lease
+        if lease is None:
+            return False
+        expired = uptime() >= max(lease.due, lease.deadline)  # it hung, and others may have gone on
+        return expired or lease.lost.is_set() or lease.cancelled.is_set()
+
+    def heartbeat(self, call_id: str, attempt: int) -> None:
+        """Take a handler's word that it makes progress, unless nobody waits for it any more."""
+        if self.lease is not None and (call_id, attempt) not in self.abandoned:
+            self.lease.allow(settings.TOOL_TIMEOUT)
+            self.lease.wake.set()
 
     def context(
         self,
@@ -106,7 +121,7 @@ class Driver:
             actor=self.run.actor,
             approved_by=approved_by,
             _is_cancelled=partial(self.is_cancelled, call_id, attempt),
-            _heartbeat=self.lease.wake.set if self.lease else (lambda: None),
+            _heartbeat=partial(self.heartbeat, call_id, attempt),
         )
 
     def offload(self, call: Call) -> Offload | None:
@@ -126,6 +141,12 @@ class Driver:
         if self.lease is not None and (self.lease.lost.is_set() or uptime() >= self.lease.deadline):
             self.lease.extend()
 
+    def allow(self, tool: Tool) -> None:
+        """Let the heartbeat extend the lease for as long as the tool's handler, entered next, may take."""
+        if self.lease is not None:
+            # A transaction that outlives its lease is rolled back: nobody would gain by taking it over.
+            self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)
+
     def commit(self, build: Build, *, joined: bool = False) -> Batch:
         """Let `build` fill a batch and store it, again and again until it is stored or the lease is gone.
 
@@ -137,7 +158,7 @@ class Driver:
         tries, began = 0, uptime()
         give_up = began + settings.LEASE_SECONDS
         while True:
-            batch = Batch(self.state, self.lease.epoch if self.lease else 0)
+            batch = Batch(self.state, self.lease.epoch if self.lease else 0, local=self.lease is None)
             seq = batch.first_seq
             build(batch)
             if not batch.rows:
@@ -145,6 +166,8 @@ class Driver:
             tried.append(batch)
             if not joined:
                 self.mend()
+            if self.lease is not None:
+                self.lease.ending = batch.releases
             try:
                 self.store.append(batch, durable=not joined)
                 break
@@ -159,7 +182,7 @@ class Driver:
                     break
                 tries = tries + 1 if self.state.next_seq == seq else 0
                 passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
-                if tries > SAME_STATE_RETRIES and not passing:
+                if cannot_pass(error) or (tries > SAME_STATE_RETRIES and not passing):
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
@@ -217,6 +240,7 @@ class Driver:
             self.attempts = 0
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
+            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
         self.released = batch.releases
 
     def _require_lease(self) -> Lease:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal.read import started_since
+from agentruns.journal.store import Batch
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
+from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH, is_deeper
 from agentruns.utils.ids import uuid7
 
 DENIED = (
@@ -22,6 +25,11 @@ DENIED = (
 )
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
+RUN_SINCE = "{tool} was left out when this run was forked, and its origin has executed it since: {calls}."
+TOO_MANY = (
+    "Not executed: the reply has {count} calls, and at most {most} are taken from one. Neither this call nor "
+    "those after it, which are left out here, were executed. Make what is still needed in later replies."
+)
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -67,25 +75,38 @@ def call_digest(tool: str, arguments: dict[str, Any]) -> str:
     return canonical.digest({"tool": tool, "arguments": arguments})
 
 
-def judge(driver: Driver, reply: ModelReply) -> tuple[list[dict[str, Any]], list[Intent]]:
-    """Return the reply's content as it can be sent back, and an intent for each call.
+def judge(
+    driver: Driver, reply: ModelReply
+) -> tuple[list[dict[str, Any]], list[Intent], list[dict[str, Any]]]:
+    """Return the reply's content as it can be sent back, an intent for each call in it, and calls left out.
 
     A `tool_use` whose id, name or input no provider would take back is mended, the original kept beside it.
+    The first call past the bound is answered with an error for all that follow, which are left out: each
+    would need a result of its own.
     """
-    content, intents = [], []
-    seen = set(driver.state.tool_use_ids)
+    content: list[dict[str, Any]] = []
+    intents: list[Intent] = []
+    left_out: list[dict[str, Any]] = []
+    count = sum(block.get("type") == "tool_use" for block in reply.content)
+    seen = set(driver.state.conversation.tool_use_ids)
     for block in reply.content:
         if block.get("type") != "tool_use":
             content.append(block)
             continue
+        if len(intents) > MAX_CALLS:
+            left_out.append({**block, "input": _storable(block.get("input"))})
+            continue
         mended = _mend(block, seen)
         seen.add(mended["id"])
         intent = Intent(str(uuid7()), mended["id"], mended["name"])
-        intent.original = {key: block.get(key) for key in mended if block.get(key) != mended[key]}
-        _decide(driver, intent, block.get("input"), reply.stop_reason)
+        intent.original = {key: _storable(block.get(key)) for key in mended if block.get(key) != mended[key]}
+        if len(intents) == MAX_CALLS:
+            intent.refuse(TOO_MANY.format(count=count, most=MAX_CALLS), "error", is_error=True)
+        else:
+            _decide(driver, intent, block.get("name"), block.get("input"), reply.stop_reason)
         content.append({**block, **mended})
         intents.append(intent)
-    return content, intents
+    return content, intents, left_out
 
 
 def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
@@ -94,7 +115,18 @@ def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
         provider_id = f"toolu_{uuid7().hex}"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
-    return {"id": provider_id, "name": name, "input": given if isinstance(given, dict) else {}}
+    fits = isinstance(given, dict) and not is_deeper(given, MAX_DEPTH)
+    return {"id": provider_id, "name": name, "input": given if fits else {}}
+
+
+def _storable(value: Any) -> Any:
+    """Return a value as a row keeps it: one that is nested too deeply as its text."""
+    if not is_deeper(value, MAX_DEPTH):
+        return value
+    try:
+        return canonical.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return "(nested too deeply to be written)"
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:
@@ -107,14 +139,15 @@ def write(batch: Batch, intents: list[Intent]) -> None:
             batch.result(call, **intent.refusal)
 
 
-def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -> None:
+def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: str | None) -> None:
     if stop_reason != "tool_use":
         intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
         return
-    tool = driver.agent.tools.get(intent.tool)
+    # By the name as given: a mended one may be that of another tool.
+    tool = driver.agent.tools.get(name) if isinstance(name, str) else None
     if tool is None:
         known = ", ".join(sorted(driver.agent.tools)) or "none"
-        text = f"Not executed: there is no tool {intent.tool!r}. Tools: {known}."
+        text = f"Not executed: there is no tool {one_line(repr(name))}. Tools: {known}."
         intent.refuse(text, "error", is_error=True)
         return
     try:
@@ -133,20 +166,32 @@ def _decide(driver: Driver, intent: Intent, raw: Any, stop_reason: str | None) -
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
         intent.verdict = "ask"
-        intent.approval = _approval(tool, intent, why)
+        intent.approval = _approval(driver, tool, intent, why)
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     """Return the reason to ask a person, or ""."""
-    doubts = driver.state.doubts.get(tool.name)
-    if tool.recovery == "nothing" and doubts:
+    doubts = _doubts(driver, tool)
+    if doubts:
         calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
         return IN_DOUBT.format(tool=tool.name, calls=calls)
+    if since := run_since(driver, tool):
+        return since
     context = driver.context(intent.id, tool.name)
     return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
 
 
-def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
+def run_since(driver: Driver, tool: Tool) -> str:
+    """Return that calls of a tool, left out of this fork as not executed, have run in its origin, or ""."""
+    left_out = driver.state.open_elsewhere.get(tool.name)
+    if not left_out or tool.recovery == "safe_to_retry":
+        return ""
+    started = started_since(driver.alias, left_out)
+    calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in started)
+    return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
+
+
+def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
     payload: events.ApprovalRequested = {
         "approval": str(uuid7()),
@@ -158,6 +203,15 @@ def _approval(tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
         "preview": tool.preview_of(intent.arguments),
         "approvers": tool.approvers or "",
         "required": tool.approvals,
-        "expires_at": events.timestamp(datetime.now(UTC) + lifetime) if lifetime else None,
+        "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
     }
-    return {**payload, "only_answers": True} if tool.only_answers else payload
+    if tool.only_answers:
+        payload["only_answers"] = True
+    if settles := [call_id for call_id in _doubts(driver, tool) if call_id in driver.state.raised]:
+        payload["settles"] = settles
+    return payload
+
+
+def _doubts(driver: Driver, tool: Tool) -> dict[str, UUID]:
+    """Return the calls in doubt, and their runs, for which the tool asks a person."""
+    return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}

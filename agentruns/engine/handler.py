@@ -19,10 +19,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import mend_connection, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
+from agentruns.journal.store import Batch
 from agentruns.models import CommitFence
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.utils.db import read_committed, uptime
@@ -32,6 +32,7 @@ from agentruns.utils.redaction import driven, get_logger
 logger = get_logger("agentruns.executor")
 
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+NOTHING_HAPPENED = " Nothing happened."
 ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
 ENDED_BY_HANDLER = (
     "The handler ended its transaction by itself; what it wrote may or may not have been committed."
@@ -57,6 +58,7 @@ class Observation:
 
     content: Any
     is_error: bool = False
+    in_doubt: bool = False  # an error that does not say that nothing happened
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -67,6 +69,7 @@ class Observation:
     def write(self, batch: Batch, call_id: str, offload: Offload | None) -> None:
         """Add it as the call's result."""
         call = batch.state.run.calls[call_id]
+        facts = {**self.flags, "in_doubt": True} if self.in_doubt else self.flags
         batch.result(
             call,
             self.content,
@@ -74,7 +77,7 @@ class Observation:
             is_error=self.is_error,
             duration_ms=round(self.seconds * 1000, 3),
             offload=offload,
-            **self.flags,
+            **facts,
         )
 
 
@@ -106,21 +109,36 @@ def _invoke(
     except BaseException as error:
         if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
+        seconds = time.perf_counter() - began
         attributes["error"] = type(error).__name__
-        text = described(error)
-        if tool.recovery in ("nothing", "reconcile"):
-            text += MAY_HAVE_HAPPENED
         logger.info("Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
-        return Observation(text, is_error=True, seconds=time.perf_counter() - began)
+        return _failed(tool, error, seconds)
     return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
 
 
+def _failed(tool: Tool, error: Exception, seconds: float) -> Observation:
+    """Return what a handler's exception says of its effect, by its class and the tool's declaration."""
+    failed = Observation(described(error), is_error=True, seconds=seconds)
+    if tool.recovery in ("nothing", "reconcile"):
+        failed.in_doubt = not tool.refused(error)
+    if failed.in_doubt and tool.recovery == "nothing":
+        failed.content += MAY_HAVE_HAPPENED
+    elif not failed.in_doubt and tool.recovery in ("nothing", "reconcile"):
+        failed.content += NOTHING_HAPPENED
+    return failed
+
+
 def described(error: BaseException) -> str:
+    """Return the type and the text of an exception."""
+    return f"{type(error).__name__}: {words(error)}"
+
+
+def words(error: BaseException) -> str:
     """Return the text of an exception, also when making it raises."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception:
-        return f"{type(error).__name__} (its text could not be made)"
+        return "(its text could not be made)"
 
 
 def _is_time_limit(error: BaseException) -> bool:

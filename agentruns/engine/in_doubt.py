@@ -8,16 +8,20 @@ from typing import Any
 from agentruns.engine.gate import DENIED
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
+from agentruns.journal.store import Batch
 
 UNKNOWN = (
     "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "
     "or one times. Do not repeat it blindly: check the outcome first, ask a person, or stop."
 )
 AFTER_UNKNOWN = "Not run: an earlier call's outcome is unknown."
+RAISED = "The handler of attempt {attempt} raised: {error}"
 RUN_ENDED = "Not executed: the run ended first."
 EXPIRED = "Not executed: nobody answered the request for approval in time. This is not a failure of the tool."
+
+SHOWN = 500  # characters of an error as evidence
+LONGEST_ERROR = 10_000  # characters of an error that waits to be a result
 
 
 def decided(batch: Batch, call: Call) -> None:
@@ -52,13 +56,38 @@ def unknown_text(call: Call) -> str:
 def surface(batch: Batch, call: Call, actor: Any) -> None:
     """Tell the model that the outcome of a call is unknown, and cancel the later calls of its reply."""
     unknown(batch, call, actor)
-    for later in list(batch.state.run.calls.values()):
-        if later.ordinal <= call.ordinal or not later.is_open or later.parallel:
+    later = [one for one in batch.state.run.calls.values() if one.ordinal > call.ordinal]
+    _stop(batch, [one for one in later if not one.parallel])
+
+
+def raised(batch: Batch, call: Call, error: str) -> None:
+    """Record that the handler of a `reconcile` tool raised: the outside world is to be asked."""
+    payload: events.OrphanFound = {
+        "action": "reconcile",
+        "declares": call.declares,
+        "evidence": RAISED.format(attempt=call.attempt, error=error[:SHOWN]),
+        "started_at": events.timestamp(call.started_at) if call.started_at else None,
+        "raised": error[:LONGEST_ERROR],
+    }
+    batch.add(events.ORPHAN_FOUND, payload, call=call, attempt=call.attempt)
+
+
+def stop_tool(batch: Batch, call: Call) -> None:
+    """Cancel the calls of the reply to the tool of a call in doubt; what is asked for next asks a person.
+
+    The gate let these through, or a person did, before there was the doubt.
+    """
+    _stop(batch, [one for one in batch.state.run.calls.values() if one.tool == call.tool])
+
+
+def _stop(batch: Batch, calls: list[Call]) -> None:
+    for call in calls:
+        if not call.is_open:
             continue
-        if later.decision:
-            decided(batch, later)
-        elif not later.is_started:
-            batch.result(later, AFTER_UNKNOWN, "cancelled", is_error=True)
+        if call.decision:
+            decided(batch, call)
+        elif not call.is_started:
+            batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
 
 
 def settle(batch: Batch) -> None:

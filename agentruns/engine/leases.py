@@ -14,13 +14,13 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Case, Exists, F, IntegerField, Q, When
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.models import Control, Message, Run
+from agentruns.utils import clock
 from agentruns.utils.db import database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import bound, get_logger
@@ -44,6 +44,13 @@ class Lease:
     lost: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
     wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
+    ending: bool = False  # this process is giving it back
+    # The time (of `uptime`) at which the heartbeat stops to extend it, unless there is progress before.
+    due: float = field(default_factory=lambda: uptime() + settings.TOOL_TIMEOUT)
+
+    def allow(self, seconds: float) -> None:
+        """Let what is at work take this long from now."""
+        self.due = max(self.due, uptime() + seconds)
 
     def extend(self) -> None:
         """Extend the lease by a guarded update; LeaseLostError if another process took it."""
@@ -55,17 +62,22 @@ class Lease:
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
         self.deadline = before + settings.LEASE_SECONDS
 
-    def release(self, *, failed: bool = False, delay: float | None = None) -> None:
-        """Give the run back at a boundary; a drive that `failed` counts as an attempt."""
+    def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
+        """Give the run back at a boundary; a drive that `failed` counts as an attempt.
+
+        `pauses` is the reason to pause it without a row: for a journal that cannot be read, nor added to.
+        """
+        self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
         if failed:
             columns["attempts"] = F("attempts") + 1
         columns |= {
-            "status": "queued",
+            "status": "paused" if pauses else "queued",
+            "blocked_reason": pauses,
             "lease_owner": "",
             "lease_expires_at": None,
             "lease_epoch": F("lease_epoch") + 1,
-            "updated_at": timezone.now(),
+            "updated_at": clock.now(self.alias),
         }
         alias = own_alias(self.alias)
         run = Run.objects.using(alias).filter(pk=self.run_id)
@@ -159,6 +171,7 @@ class Heartbeat:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self._stop = threading.Event()
+        self._stalled = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -186,13 +199,16 @@ class Heartbeat:
                 self.lease.wake.clear()
                 if self._stop.is_set():
                     return
+                if self._is_stalled():
+                    continue
                 try:
                     own.enter_context(own_connection(self.lease.alias))
                     self.lease.extend()
                     if self.lease.is_cancel_requested():
                         self.lease.cancelled.set()
                 except LeaseLostError:
-                    logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
+                    if not self.lease.ending:
+                        logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
                     return
                 except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
                     logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
@@ -200,6 +216,14 @@ class Heartbeat:
         finally:
             own.close()
             connections.close_all()  # of this thread, if it ever beat
+
+    def _is_stalled(self) -> bool:
+        """Tell whether the tool or the model hangs, so that others may take the run over."""
+        stalled, self._stalled = self._stalled, uptime() >= self.lease.due
+        if self._stalled and not stalled:
+            run_id, epoch = self.lease.run_id, self.lease.epoch
+            logger.warning("No progress, the lease is left to expire run=%s epoch=%s", run_id, epoch)
+        return self._stalled
 
 
 LOADED = uptime()  # when this process, or the one it was forked from, loaded its code

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -14,16 +13,14 @@ from django.db import DatabaseError, InterfaceError
 from agentruns.agents import output
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.engine import budgets, gate, in_doubt, tool_calls
-from agentruns.engine.driver import Driver
+from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls
+from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
-from agentruns.exceptions import LeaseLostError, PayloadError
+from agentruns.exceptions import JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import own_alias, own_connection
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.fold import text_of
-from agentruns.journal.store import DatabaseStore, Store
+from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
 from agentruns.models import Run, Session
 from agentruns.providers.base import (
     ModelReply,
@@ -31,9 +28,11 @@ from agentruns.providers.base import (
     ProviderError,
     call_model,
     model_identity,
+    usage_of,
 )
 from agentruns.providers.registry import resolve
-from agentruns.utils.db import close_stale, reading
+from agentruns.tools.card import one_line
+from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger
 
@@ -41,6 +40,7 @@ logger = get_logger("agentruns.engine")
 
 MAX_PAUSE_TURNS = 10
 LONGEST_WAIT = 3600.0
+EXHAUSTED = "attempts_exhausted"  # reason of a pause, before the error that ended the last attempt
 FAILING = {
     "refusal": "The model refused.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
@@ -98,8 +98,8 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
         except LeaseLostError:
             driver.released = True
             raise
-        except BaseException:
-            if lease is not None and not driver.released:
+        except BaseException as error:
+            if lease is not None and not driver.released and not _paused_by(driver, error):
                 with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
                     lease.release(failed=True)
             raise
@@ -118,10 +118,12 @@ def _driver(
     """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
         state, session_key = (state, run.session.key) if state else _read(store, lease)
-    except BaseException:
+    except BaseException as error:
+        exhausted = isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
             # Not at once again: a journal that cannot be read stays so until somebody mends it.
-            lease.release(failed=True, delay=backoff(lease.attempts, None))
+            delay = None if exhausted else backoff(lease.attempts, None)
+            lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if exhausted else "")
         raise
     if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
@@ -153,7 +155,7 @@ def _advance(driver: Driver) -> None:
         elif run.pause_requested and not entering:
             driver.commit(lambda batch: _pause(batch, "pause requested"))
         elif driver.attempts >= settings.MAX_ATTEMPTS:
-            driver.commit(lambda batch: _pause(batch, "attempts_exhausted"))
+            driver.commit(lambda batch: _pause(batch, EXHAUSTED))
         elif driver.should_stop() and not entering:
             _stop(driver)
         elif ready := run.next_calls():
@@ -173,6 +175,28 @@ def _stop(driver: Driver) -> None:
 
 def _pause(batch: Batch, reason: str) -> None:
     batch.add(events.RUN_PAUSED, {"reason": reason})
+
+
+def _paused_by(driver: Driver, error: BaseException) -> bool:
+    """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is.
+
+    With a call at work it is given back all the same: recovery judges the call first.
+    """
+    last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
+    if not isinstance(error, Exception) or not (last or cannot_pass(error)):
+        return False
+
+    def build(batch: Batch) -> None:
+        _pause(
+            batch, f"{EXHAUSTED if last else 'cannot be stored'}: {one_line(handler.described(error), 500)}"
+        )
+        batch.failed_drive = True
+
+    with suppress(Exception):  # the lease is lost, or there is no way to store even that
+        driver.reread([], patient=False, give_up=uptime())
+        if not any(call.is_started for call in driver.run.open_calls()):
+            driver.commit(build)
+    return driver.released
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
@@ -201,7 +225,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _model_step(driver: Driver) -> None:
-    exceeded = budgets.exceeded(driver.agent, driver.run)
+    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now())
     if exceeded:
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
         return
@@ -228,12 +252,13 @@ def _model_step(driver: Driver) -> None:
         _model_raised(driver, error)
         raise
     reached("after_model")
-    content, intents = gate.judge(driver, reply)
+    content, intents, left_out = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
         payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
         payload |= {"model": reply.model, "request_id": reply.request_id, "sent": sent}
         payload["calls"] = [intent.record() for intent in intents]
+        payload |= {"left_out": left_out} if left_out else {}
         batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
@@ -325,7 +350,8 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-        failed |= budgets.used(driver.agent, error.usage) if error.usage else {}
+        usage = usage_of(error)
+        failed |= budgets.used(driver.agent, usage) if usage else {}
         if error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             _pause(batch, _reason(error))
@@ -352,7 +378,7 @@ def _model_raised(driver: Driver, error: Exception) -> None:
 
     def build(batch: Batch) -> None:
         delay = _delay(driver, batch, None)
-        failed = _failure(batch, type(error).__name__, str(error))
+        failed = _failure(batch, type(error).__name__, handler.words(error))
         batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
         batch.failed_drive, batch.delay = True, delay
 
@@ -369,7 +395,7 @@ def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
     delay = backoff(batch.state.run.failures, retry_after)
     if driver.agent.deadline is None:
         return delay
-    left = driver.agent.deadline - batch.state.run.elapsed(datetime.now(UTC))
+    left = driver.agent.deadline - batch.state.run.elapsed(driver.now())
     return max(0.0, min(delay, left.total_seconds()))
 
 

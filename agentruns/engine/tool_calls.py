@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
 from agentruns.engine import gate, handler, in_doubt
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
-from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal import events, outbox, telemetry
+from agentruns.journal.connection import replace_broken
 from agentruns.journal.fold import Call
+from agentruns.journal.store import Batch
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
@@ -21,6 +22,8 @@ from agentruns.utils.failpoints import reached
 REFUSED = "Not executed: {why}. Nothing happened."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
+# After their commit the project's own code is told of them, and may take its time or die.
+ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
 PARALLEL = 8  # threads of one reply's reads; more wait for their turn
 Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
@@ -73,7 +76,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
         return True
     if call.timeout is None or call.started_at is None or driver.lease is None:
         return False  # without a lease no other process ever had the run
-    left = (call.started_at + timedelta(seconds=call.timeout) - datetime.now(UTC)).total_seconds()
+    left = (call.started_at + timedelta(seconds=call.timeout) - driver.now()).total_seconds()
     if left > 0:
         driver.lease.release(delay=left)
         driver.released = True
@@ -83,10 +86,13 @@ def _too_early(driver: Driver, call: Call) -> bool:
 def start_next(driver: Driver, batch: Batch) -> None:
     """Add the next ungated call's `tool_started` to this batch: one commit less per call.
 
-    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it.
+    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it; so
+    does any call after a commit that is announced, so that none counts as started while others are told.
     """
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
+        return
+    if any(row.kind in ANNOUNCED for row in batch.rows):
         return
     if any(call.is_started for call in run.open_calls()):
         return  # the rest of a parallel group is at work, and much may happen before it is done
@@ -117,6 +123,8 @@ def _refusal(driver: Driver, call: Call) -> str:
             return f"its approval is {call.approval.status}"
         if call.approval.status == "consumed" and call.attempt == 0:
             return "its approval was used already"
+    if call.verdict == "run" and not call.attempt and (since := gate.run_since(driver, tool)):
+        return f"{since} Ask for it again, and a person decides"
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
     return ""
@@ -173,6 +181,8 @@ def _run_one(driver: Driver, call: Call) -> None:
         store_late_result(driver, call, {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
+    replace_broken(driver.alias)
+    driver.allow(tool)
     try:
         if tool.transactional:
             record = partial(_record, driver, call, joined=True)
@@ -186,28 +196,35 @@ def _run_one(driver: Driver, call: Call) -> None:
     if observation is None:  # the result was committed together with what the handler wrote
         reached("after_result")
         return
-    if observation.is_error and tool.recovery == "reconcile":
-        observation = _ask_about_error(driver, tool, context, call, observation)
     reached("after_tool")
-    _record(driver, call, observation)
+    if observation.in_doubt and tool.recovery == "reconcile":
+        _raised(driver, call, observation)
+    else:
+        _record(driver, call, observation)
 
 
-def _ask_about_error(
-    driver: Driver, tool: Tool, context: ToolContext, call: Call, raised: Observation
-) -> Observation:
-    """Ask the outside world about a handler that raised: the effect may have happened before the error."""
-    verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
-    if not isinstance(verdict, Occurred):
-        return raised
-    return Observation(verdict.result, flags={"reconciled": True, "raised": raised.content})
+def _raised(driver: Driver, call: Call, observation: Observation) -> None:
+    """Store the error of a handler that may have acted: whoever drives on then asks the outside world."""
+    text = str(observation.content)
+    reached("before_result_commit")
+    try:
+        driver.commit(lambda batch: in_doubt.raised(batch, batch.state.run.calls[call.id], text))
+    except Exception:  # as in `_record`
+        store_late_result(driver, call, observation.facts())
+        raise
+    reached("after_result")
 
 
 def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
     """Store a result; if the run was taken over, store it as a `late_result` instead."""
     offload = driver.offload(call)
+    if not driver.store.durable:  # the model is told, and nothing is promised for what it does then
+        observation.in_doubt = False
 
     def build(batch: Batch) -> None:
         observation.write(batch, call.id, offload)
+        if observation.in_doubt:
+            in_doubt.stop_tool(batch, call)
         if not joined:  # a start must be committed where no handler can take it back
             start_next(driver, batch)
 
@@ -275,6 +292,7 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
             tool = driver.agent.tools[call.tool]
+            driver.allow(tool)
             enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
             future = handler.in_thread(driver.alias, tool, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
@@ -327,7 +345,10 @@ def _reconcile(driver: Driver, call: Call) -> None:
     verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
     actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
-        _orphan(driver, call, f"reconcile does not know: {verdict.reason}", recovery_failed=True)
+        before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
+        evidence = f"reconcile does not know: {verdict.reason}"
+        evidence = f"{before}\n{evidence}" if call.raised else evidence
+        _orphan(driver, call, evidence, recovery_failed=True)
         return
 
     def build(batch: Batch) -> None:
@@ -336,7 +357,14 @@ def _reconcile(driver: Driver, call: Call) -> None:
         payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
         if isinstance(verdict, Occurred):
-            batch.result(again, verdict.result, "ok", offload=offload, reconciled=True)
+            facts = events.ResultFacts(reconciled=True)
+            if again.raised:
+                facts["raised"] = again.raised
+            batch.result(again, verdict.result, "ok", offload=offload, **facts)
+            start_next(driver, batch)
+        elif again.raised:  # not entered again: an error that comes each time would go on for ever
+            text = again.raised + handler.NOTHING_HAPPENED
+            batch.result(again, text, "error", is_error=True, reconciled=True)
             start_next(driver, batch)
 
     driver.commit(build)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
+
+from django.db.models.functions import Now
 
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.engine.leases import claim
@@ -13,7 +17,7 @@ from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.store import Store
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
-from agentruns.utils.db import in_transaction
+from agentruns.utils.db import database_now, in_transaction, readable
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.worker")
@@ -63,14 +67,17 @@ def advance(
 
 
 def block(run: Run, alias: str) -> int:
-    """Record why a run is not claimed here; it costs no attempt, and a process that serves it may claim it.
+    """Record why a run is not claimed here, by which process and when that was found.
 
-    Returns the number of runs recorded.
+    It costs no attempt, and a process that serves the run may claim it. Returns the number of runs recorded.
     """
     try:
         agent_for(run, alias)
-    except DurableConfigMismatchError as error:
+    except Exception as error:  # such as a stored definition that cannot be read: other runs go on
         rows = Run.objects.using(alias).filter(pk=run.pk, status=run.status, lease_epoch=run.lease_epoch)
-        reason = str(error)
-        return in_transaction(alias, lambda: rows.update(blocked_reason=reason))
+        known = isinstance(error, DurableConfigMismatchError)
+        why = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
+        where = f"process {os.getpid()} on {socket.gethostname()}"
+        reason = f"{why} (Found by {where}, {readable(database_now(alias))}.)"
+        return in_transaction(alias, lambda: rows.update(blocked_reason=reason, blocked_at=Now()))
     return 0

@@ -123,6 +123,13 @@ def mend_connection(alias: str) -> None:
     connection.close()
 
 
+def replace_broken(alias: str) -> None:
+    """Close the thread's connection if the server has dropped it, as it may while a model answers."""
+    connection = connections[alias]
+    if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
+        connection.close()
+
+
 def _foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
     blocks = connection.atomic_blocks
     return bool(blocks) and not all(_is_of_test_case(block) for block in blocks)

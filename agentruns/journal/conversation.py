@@ -1,14 +1,12 @@
-"""The conversation of a session in the provider's form, and its calls of unknown outcome."""
+"""The conversation of a session in the provider's form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
-from agentruns.journal.fold import RunState
 from agentruns.journal.payloads import Stored
 from agentruns.utils import json as canonical
 
@@ -19,19 +17,11 @@ KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between reques
 Blocks = list[dict[str, Any]]
 
 
-class SessionState:
-    """The state of a session for a driver: its chain's head, its conversation, its doubts and one run."""
+class Conversation:
+    """The messages of a session, made from its rows in order."""
 
-    def __init__(self, session_id: UUID, run_id: UUID) -> None:
-        self.session_id = session_id
-        self.next_seq = 1
-        self.head = canonical.GENESIS
-        self.run = RunState(run_id)
+    def __init__(self) -> None:
         self.tool_use_ids: set[str] = set()
-        # tool -> call of unknown outcome without a verdict -> its run
-        self.doubts: dict[str, dict[str, UUID]] = {}
-        # call and preview of a late result -> the file that holds the whole of it
-        self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
         self._messages: list[dict[str, Any]] = []
         self._digests = [""]  # of the messages up to each one but the last, which may still grow
         self._previews: dict[tuple[int, int], _Whole] = {}  # message, block in it -> what it previews
@@ -41,20 +31,18 @@ class SessionState:
         self._results: dict[str, dict[str, Any]] = {}
 
     def apply(self, row: Row) -> None:
-        """Fold one more row of the session's journal."""
-        self.next_seq, self.head = row.seq + 1, row.hash
-        if row.run_id == self.run.run_id:
-            self.run.apply(row)
+        """Add what one more row of the session's journal says."""
         if row.kind in _APPLY:
             _APPLY[row.kind](self, row, row.payload)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation to send. Every call of the last reply must be settled.
+        """Return the messages to send. Every call of the last reply must be settled.
 
         Reads contents from their files; raises PayloadError for a file that is missing or was altered.
         """
         if len(self._results) < len(self._open):
-            raise AssertionError(f"Run {self.run.run_id} has unsettled calls; no request may be built.")
+            missing = sorted(self._open.keys() - self._results.keys())
+            raise AssertionError(f"Calls {missing} have no result; no request may be built.")
         messages = self.settled_messages()
         for (number, place), whole in reversed(self._previews.items()):  # so that earlier places stay
             content = list(messages[number]["content"])
@@ -63,7 +51,7 @@ class SessionState:
         return messages
 
     def settled_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation so far; the results of a reply appear once all of them are there.
+        """Return the messages so far; the results of a reply appear once all of them are there.
 
         Reads no file: a content stored in one appears as its preview.
         """
@@ -71,7 +59,7 @@ class SessionState:
         return list(self._messages)
 
     def fingerprint(self) -> str:
-        """Return a digest of the conversation so far, computed once for each message."""
+        """Return a digest of the messages so far, computed once for each message."""
         self._flush()
         for message in self._messages[len(self._digests) - 1 : -1]:
             self._digests.append(canonical.digest([self._digests[-1], message]))
@@ -105,16 +93,6 @@ class SessionState:
         whole = _whole(row, lambda payload: [result_block(provider_id, payload)])
         if whole is not None:
             self._stored[row.call_id] = whole
-        if payload["outcome"] == "unknown":
-            self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
-
-    def _late_result(self, row: Row, payload: events.LateResult) -> None:
-        if payloads.names_in(payload):
-            self.returned_late[row.call_id, payload["content"]] = payload["stored"]
-
-    def _orphan_resolved(self, row: Row, payload: events.OrphanResolved) -> None:
-        if payload["verdict"] in events.CLEARING:
-            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
 
     def _flush(self) -> None:
         """Put the results of the last reply, in emission order, at the front of the next user message."""
@@ -137,12 +115,10 @@ class SessionState:
         return blocks
 
 
-_APPLY: dict[str, Callable[[SessionState, Row, Any], None]] = {
-    events.USER: SessionState._user,
-    events.ASSISTANT: SessionState._assistant,
-    events.TOOL_RESULT: SessionState._tool_result,
-    events.LATE_RESULT: SessionState._late_result,
-    events.ORPHAN_RESOLVED: SessionState._orphan_resolved,
+_APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
+    events.USER: Conversation._user,
+    events.ASSISTANT: Conversation._assistant,
+    events.TOOL_RESULT: Conversation._tool_result,
 }
 
 

@@ -16,11 +16,12 @@ from agentruns.utils import json as canonical
 
 
 class Copy(NamedTuple):
-    """A copied row: its own digest, and the run and hash of the row it claims to copy."""
+    """A copied row: its own digest, and the run, number and hash of the row it claims to copy."""
 
     seq: int
     kind: str
     source: UUID
+    source_seq: int  # another than its own for the result of a call that was open at the cut
     source_hash: str
     digest: str
 
@@ -53,7 +54,8 @@ def copy_of(row: Row) -> Copy | None:
     source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None
-    return Copy(row.seq, row.kind, UUID(source["run"]), source["hash"], digest_of(row))
+    source_seq = int(source["seq"])
+    return Copy(row.seq, row.kind, UUID(source["run"]), source_seq, source["hash"], digest_of(row))
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
@@ -62,17 +64,17 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
         return
     sessions = Run.objects.using(alias).filter(pk__in={copy.source for copy in copies})
     rows = Message.objects.using(alias).filter(
-        session_id__in=sessions.values("session_id"), seq__lte=copies[-1].seq
+        session_id__in=sessions.values("session_id"), seq__lte=max(copy.source_seq for copy in copies)
     )
     theirs = {}
     for row in stored_rows(rows):
         theirs[row.run_id, row.seq] = (row.hash, _digest_of_stored(row))
     for copy in copies:
-        there = theirs.get((copy.source, copy.seq))
+        there = theirs.get((copy.source, copy.source_seq))
         if there is not None and there[0] != copy.source_hash:
             yield copy, f"was copied from a row of run {copy.source} whose hash is another now."
         elif there is not None and there[1] != copy.digest:
-            yield copy, f"is not what row {copy.seq} of run {copy.source} says."
+            yield copy, f"is not what row {copy.source_seq} of run {copy.source} says."
 
 
 def _digest_of_stored(row: Row) -> str:

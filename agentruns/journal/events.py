@@ -102,7 +102,8 @@ class AskedCall(TypedDict):
     digest: str  # "" where they were never validated
     parallel: bool
     verdict: str  # run | ask | refuse
-    original: NotRequired[dict[str, Any]]  # id, name, input as the model gave them, where they were mended
+    # id, name, input as the model gave them, where they were mended; an input nested too deeply as its text
+    original: NotRequired[dict[str, Any]]
 
 
 class RunStarted(Payload):
@@ -133,6 +134,7 @@ class Assistant(Payload):
     model: str
     request_id: str
     calls: list[AskedCall]
+    left_out: NotRequired[list[dict[str, Any]]]  # calls past the bound: not sent back, told as one error
     sent: str  # fingerprint of the conversation it answers
     usage: dict[str, Any]  # tokens by kind
     cost: NotRequired[str]  # exact digits; absent where no price is known
@@ -165,6 +167,7 @@ class ApprovalRequested(Payload):
     required: int  # number of people
     expires_at: str | None
     only_answers: NotRequired[bool]  # a question
+    settles: NotRequired[list[str]]  # calls in doubt that it shows, and that its approval settles
 
 
 class ApprovalDecided(Payload):
@@ -176,6 +179,7 @@ class ApprovalDecided(Payload):
     channel: str
     reason: NotRequired[str]  # absent from an expiry
     text: NotRequired[str]  # of an answer
+    settles: NotRequired[list[str]]  # calls in doubt, of the approval that lets the call through
     arguments: NotRequired[dict[str, Any]]  # of an edit, as are the keys below
     edited: NotRequired[dict[str, Any]]  # as the person gave them
     title: NotRequired[str]
@@ -218,8 +222,10 @@ class ResultFacts(_Returned):
     """Members of a result that are there only where they apply."""
 
     duration_ms: NotRequired[float]  # of the handler, where it was entered
+    in_doubt: NotRequired[bool]  # an error of the handler that may have come after the effect
     edited: NotRequired[dict[str, Any]]  # arguments it ran with, where a person set them
     actor: NotRequired[Actor | None]  # who decided, where the handler did not say
+    open_in: NotRequired[str]  # in a fork: the run that may execute the call after all
 
 
 class ToolResult(ResultFacts):
@@ -240,12 +246,13 @@ class LateResult(_Returned):
 
 
 class OrphanFound(Payload):
-    """A call started and has no result."""
+    """A call started and has no result, or its handler raised what does not say if it happened."""
 
     action: str  # retry | reconcile | held | surfaced
     declares: str
     evidence: str
     started_at: str | None
+    raised: NotRequired[str]  # error of the handler, which did not say that nothing happened
 
 
 class OrphanResolved(Payload):
@@ -362,6 +369,11 @@ def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
     while step := UPCASTERS.get((kind, payload.get("v", VERSION))):
         payload = step(payload)
     return payload
+
+
+def leaves_doubt(payload: ToolResult) -> bool:
+    """Return whether a call with this result may have happened, and nobody knows."""
+    return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
 
 
 def actor_ref(actor: Any) -> Actor | None:

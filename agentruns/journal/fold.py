@@ -30,6 +30,7 @@ class CallApproval:
     risk: str = "normal"
     expires_at: datetime | None = None
     only_answers: bool = False  # a question: there is nothing to execute
+    settles: list[str] = field(default_factory=list)  # calls in doubt that it shows
     status: str = "pending"
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)
@@ -60,6 +61,8 @@ class Call:
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
     returned_late: bool = False  # without an error, after its worker had lost the run
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
+    in_doubt: bool = False  # its result is an error that may have come after the effect
+    raised: str = ""  # error of that attempt's handler, until the outside world is asked
     outcome: str = ""
 
     @property
@@ -266,6 +269,7 @@ def _approval_requested(state: RunState, row: Row, payload: events.ApprovalReque
         risk=payload["risk"],
         expires_at=events.moment(payload.get("expires_at")),
         only_answers=payload.get("only_answers", False),
+        settles=payload.get("settles", []),
     )
 
 
@@ -303,7 +307,7 @@ def _approval_extended(state: RunState, row: Row, payload: events.ApprovalExtend
 
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
     call = state.calls[row.call_id]
-    call.attempt, call.started_at, call.orphan = row.attempt, row.created_at, ""
+    call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
     call.declares, call.timeout = payload["declares"], payload.get("timeout")
     if call.approval is not None:
         call.approval.status = "consumed"
@@ -311,7 +315,7 @@ def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> Non
 
 def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
     call = state.calls[row.call_id]
-    call.outcome, call.orphan = payload["outcome"], ""
+    call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
     if call.approval is not None and call.approval.status in ("pending", "approved"):
         call.approval.status = "cancelled"
 
@@ -328,12 +332,16 @@ def _late_result(state: RunState, row: Row, payload: events.LateResult) -> None:
 
 
 def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> None:
-    state.calls[row.call_id].orphan = payload["action"]
+    call = state.calls[row.call_id]
+    call.orphan, call.raised = payload["action"], payload.get("raised", call.raised)
 
 
 def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
     call = state.calls.get(row.call_id)
-    if call is not None and call.is_open and payload["verdict"] == "not_occurred":
+    if call is None or payload["verdict"] not in events.CLEARING:
+        return
+    call.in_doubt = False
+    if call.is_open and payload["verdict"] == "not_occurred":
         call.orphan = "not_occurred"
 
 

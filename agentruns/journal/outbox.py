@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -21,7 +21,6 @@ from agentruns import signals
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
 from agentruns.journal.fold import CallApproval
 from agentruns.models import Approval, Message, Notification, Run
@@ -29,6 +28,9 @@ from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, redact
+
+if TYPE_CHECKING:
+    from agentruns.journal.store import Batch
 
 logger = get_logger("agentruns.notifications")
 
@@ -113,7 +115,7 @@ def announce(alias: str, batch: Batch) -> None:
 
     Without notifiers and signal receivers this costs neither a query nor a hook.
     """
-    found = _events(batch)
+    found = [] if batch.quiet else _events(batch)
     for event in found:
         if event.signal.has_listeners(Run):
             transaction.on_commit(event.send, using=alias, robust=True)

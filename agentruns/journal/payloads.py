@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
+from django.db import connections
 
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
@@ -26,6 +29,11 @@ logger = get_logger("agentruns.payloads")
 PREVIEW = 500  # characters
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read
 LONGEST_CHARACTER = 4  # bytes of UTF-8
+THREADS = 8  # at most so many of a process are at a storage, or stuck in one that hangs
+
+T = TypeVar("T")
+
+_free = threading.BoundedSemaphore(THREADS)
 
 # Follows a preview, so that nobody takes it for the whole content.
 MARK = "\n[only the beginning of {size} bytes, which are stored as {name}]"
@@ -79,17 +87,19 @@ def put(name: str, content: Any) -> dict[str, Any]:
     """Store a content over the limit under a new name that begins with `name`; return its row's members.
 
     Returns an empty dict, so that the content stays in its row, if it is small, if the project has no such
-    storage, or if the storage fails in any way: a known result is never lost.
+    storage, or if the storage fails in any way, does not answer in time, or did not keep what it was given:
+    a known result is never lost.
     """
     form, data = _encoded(content)
     if len(data) <= settings.PAYLOAD_INLINE_MAX or not is_configured():
         return {}
+    found = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
+    new = f"{name}-{secrets.token_hex(8)}"
     try:
-        used = _write(storages[settings.PAYLOAD_STORAGE], f"{name}-{secrets.token_hex(8)}", ContentFile(data))
+        found["name"] = _in_time(lambda: _write(new, ContentFile(data), len(data), str(found["sha256"])))
     except Exception:
         logger.exception("Storage %r failed; %s stays in the journal.", settings.PAYLOAD_STORAGE, name)
         return {}
-    found = {"name": used, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
     return {"content": _preview(content) + MARK.format(**found), "stored": found}
 
 
@@ -157,8 +167,7 @@ def restore(stored: Stored, parts: Iterable[bytes]) -> None:
     """
     if not is_configured():
         raise stored.error("has no place: STORAGES has no such alias")
-    storage = storages[settings.PAYLOAD_STORAGE]
-    if not storage.exists(stored.name):
+    if not storages[settings.PAYLOAD_STORAGE].exists(stored.name):
         with TemporaryFile() as whole:
             digest = hashlib.sha256()
             for part in parts:
@@ -166,16 +175,17 @@ def restore(stored: Stored, parts: Iterable[bytes]) -> None:
                 whole.write(part)
             if digest.hexdigest() != stored.sha256:
                 raise stored.error("was altered")
-            _write(storage, stored.name, File(whole))
+            _write(stored.name, File(whole), stored.size, stored.sha256)
     check(stored)
 
 
 def _read(stored: Stored) -> Iterator[bytes]:
     if not is_configured():
         raise stored.error("is out of reach: STORAGES has no such alias")
+    parts = _parts(stored.name)
     try:
-        with storages[settings.PAYLOAD_STORAGE].open(stored.name) as file:
-            yield from file.chunks(CHUNK)
+        while chunk := _in_time(lambda: next(parts, b"")):
+            yield chunk
     except FileNotFoundError:
         raise stored.error("is missing") from None
     except Exception as error:  # each storage has its own
@@ -198,14 +208,54 @@ def _preview(content: Any) -> str:
     return canonical.dumps(redacted(content) if is_on() else content)[:PREVIEW]
 
 
-def _write(storage: Storage, name: str, content: File[Any]) -> str:
+def _parts(name: str) -> Iterator[bytes]:
+    with storages[settings.PAYLOAD_STORAGE].open(name) as file:
+        yield from file.chunks(CHUNK)
+
+
+def _in_time(work: Callable[[], T]) -> T:
+    """Do `work` in a thread of its own, which is left behind if it takes longer than the time limit.
+
+    Raises TimeoutError then, and what `work` raises.
+    """
+    late = TimeoutError(f"no answer within {settings.PAYLOAD_TIMEOUT} s")
+    if not _free.acquire(timeout=settings.PAYLOAD_TIMEOUT):
+        raise late
+    done: Future[T] = Future()
+
+    def target() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+        finally:
+            connections.close_all()
+            _free.release()
+
+    threading.Thread(target=target, name="agentruns-payload", daemon=True).start()
+    try:
+        return done.result(settings.PAYLOAD_TIMEOUT)
+    except TimeoutError:
+        if done.done():  # what `work` itself raised, or it was done in this instant
+            return done.result()
+        raise late from None
+
+
+def _write(name: str, content: File[Any], size: int, sha256: str) -> str:
+    """Store a file and return the name it got; raises OSError if the storage did not keep it as it was."""
+    storage: Storage = storages[settings.PAYLOAD_STORAGE]
     used = storage.save(name, content)
     try:
         path = storage.path(used)
     except NotImplementedError:  # not in a file system: its server keeps what it acknowledged
-        return used
-    for place in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
-        _sync(place)
+        kept = storage.size(used) == size
+    else:
+        for place in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
+            _sync(place)
+        with open(path, "rb") as file:
+            kept = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if not kept:
+        raise OSError(f"{used} is not what was stored")
     return used
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,6 @@ from django.db.models.functions import Cast
 
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.models import Message, Run
 
@@ -30,6 +29,24 @@ def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None)
     """Return one run's rows in order, upcast to today's form."""
     rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after)
     return _rows(rows, limit)
+
+
+def call_rows(alias: str, run_id: UUID, call_ids: Iterable[str], after: int) -> list[Row]:
+    """Return the rows of some calls of a run after row `after`, in order, upcast to today's form."""
+    rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after, call_id__in=call_ids)
+    return _rows(rows)
+
+
+def reply_before(alias: str, run_id: UUID, seq: int) -> int:
+    """Return the row of a run's last reply up to row `seq`, its own or a copied one; 0 if there is none."""
+    rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ASSISTANT, seq__lte=seq)
+    return rows.aggregate(last=Max("seq"))["last"] or 0
+
+
+def started_since(alias: str, calls: Mapping[str, UUID]) -> list[str]:
+    """Return those of some calls, given with their runs, that have been started by now."""
+    rows = Message.objects.using(alias).filter(run_id__in={*calls.values()}, call_id__in=calls)
+    return sorted({*rows.filter(kind=events.TOOL_STARTED).values_list("call_id", flat=True)})
 
 
 def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
@@ -58,14 +75,6 @@ def definitions_of(alias: str, session_id: UUID) -> set[str]:
     """Return the hashes of all definitions that a session's runs ever had."""
     rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
     return set().union(*map(definitions_in, rows.values_list("payload", flat=True)))
-
-
-def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows."""
-    state = SessionState(session_id, run_id)
-    for row in session_rows(alias, session_id):
-        state.apply(row)
-    return state
 
 
 def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Stores of a run's rows: the database, or memory for a stateless run.
+"""Stores of a run's rows: the state they load, the batch they append; the database, or memory.
 
 An append is guarded updates of Session and Run, one multi-row INSERT and the approvals it changes, all or
 nothing. No model instances of rows are built: they cost more than the database does
@@ -7,27 +7,29 @@ nothing. No model instances of rows are built: they cost more than the database 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Unpack
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from agentruns.conf import settings
-from agentruns.exceptions import JournalConflictError
-from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch
+from agentruns.exceptions import JournalConflictError, JournalUnreadableError
+from agentruns.journal import events, payloads, telemetry
 from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
-from agentruns.journal.conversation import SessionState
+from agentruns.journal.conversation import Conversation
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, CallApproval
+from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.outbox import EVENTS, announce
-from agentruns.journal.read import load
+from agentruns.journal.read import session_rows
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
-from agentruns.utils.db import LOCK_TIMEOUT
+from agentruns.utils import clock as journal_clock
+from agentruns.utils import json as canonical
+from agentruns.utils.db import LOCK_TIMEOUT, uptime
 
 COLUMNS = (
     "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
@@ -37,6 +39,8 @@ TYPES = (
     "uuid", "bigint", "uuid", "text", "text", "text", "integer", "bigint",
     "text", "timestamptz", "text", "text", "uuid",
 )  # fmt: skip
+# After these the run has moved on, so earlier crashes no longer count against it.
+PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
 # For the transaction of a durable append: what it commits is on the disk, and it waits for no lock for long.
 SETTINGS = (
     f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
@@ -53,6 +57,195 @@ _PREPARE = {
 _SESSION = Session._meta.db_table
 _RUN = Run._meta.db_table
 _MESSAGE = Message._meta.db_table
+
+Offload = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class SessionState:
+    """The state of a session for whoever writes to it: its chain's head, its doubts and one run.
+
+    Its conversation is made when it is first asked for: a decision or the start of a run needs none.
+    """
+
+    def __init__(self, session_id: UUID, run_id: UUID) -> None:
+        self.session_id = session_id
+        self.next_seq = 1
+        self.head = canonical.GENESIS
+        self.run = RunState(run_id)
+        # tool -> call that may have happened, without a verdict -> its run
+        self.doubts: dict[str, dict[str, UUID]] = {}
+        # tool -> call that was left out of a fork -> the run that may execute it after all
+        self.open_elsewhere: dict[str, dict[str, UUID]] = {}
+        self.raised: set[str] = set()  # those whose handler raised: the approval of a next call settles them
+        # call and preview of a late result -> the file that holds the whole of it
+        self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
+        self._conversation: Conversation | None = None
+        self._unread: list[Row] = []  # by the conversation
+
+    def apply(self, row: Row) -> None:
+        """Fold one more row of the session's journal."""
+        self.next_seq, self.head = row.seq + 1, row.hash
+        if row.run_id == self.run.run_id:
+            self.run.apply(row)
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+            self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
+            if row.payload.get("in_doubt"):
+                self.raised.add(row.call_id)
+        elif row.kind == events.APPROVAL_DECIDED:
+            for call_id in row.payload.get("settles", ()):
+                self.doubts.get(row.tool_name, {}).pop(call_id, None)
+        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
+            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
+        elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
+            self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
+        elif "open_in" in row.payload:
+            open_in = UUID(row.payload["open_in"])
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
+        elif (
+            row.kind == events.TOOL_STARTED and "approval" in row.payload and events.COPIED not in row.payload
+        ):
+            self.open_elsewhere.pop(row.tool_name, None)  # a person could know of it, and let the call run
+        self._unread.append(row)
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation up to the last row."""
+        if self._conversation is None:
+            self._conversation = Conversation()
+        for row in self._unread:
+            self._conversation.apply(row)
+        self._unread = []
+        return self._conversation
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the conversation to send, as `Conversation.messages`."""
+        return self.conversation.messages()
+
+    def settled_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation so far, as `Conversation.settled_messages`."""
+        return self.conversation.settled_messages()
+
+    def fingerprint(self) -> str:
+        """Return a digest of the conversation so far."""
+        return self.conversation.fingerprint()
+
+
+def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
+    """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
+    state = SessionState(session_id, run_id)
+    try:
+        for row in session_rows(alias, session_id):
+            state.apply(row)
+    except (DatabaseError, InterfaceError):
+        raise
+    except Exception as error:  # an altered row can be wrong in any way
+        raise JournalUnreadableError(
+            f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
+            "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
+        ) from error
+    return state
+
+
+class Batch:
+    """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
+
+    `local`: of a stateless run, which asks no database for the time. Adding folds at once: if the batch
+    cannot be stored, discard its state and read it again.
+    """
+
+    def __init__(self, state: SessionState, epoch: int = 0, *, local: bool = False) -> None:
+        self.state = state
+        self.epoch = epoch
+        self.clock = None if local else settings.DATABASE
+        self.first_seq = state.next_seq
+        self.first_head = state.head
+        self.rows: list[Row] = []
+        self.texts: list[str] = []
+        self.before: dict[str, str] = {}  # call -> status of its approval before this batch, "" if new
+        self.release = False
+        self.delay: float | None = None  # seconds until the run may be claimed again
+        self.failed_drive = False
+        self.unpaused = False
+        self.progressed = False  # whether a reply or a result is among the rows
+        self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
+        self.reported = False  # whether telemetry has its events
+
+    @property
+    def releases(self) -> bool:
+        """Return whether the writer's lease ends with this append."""
+        return self.release or self.delay is not None or self.state.run.status != "active"
+
+    def add(
+        self,
+        kind: str,
+        payload: Mapping[str, Any],
+        *,
+        call: Call | None = None,
+        call_id: str = "",
+        tool_name: str = "",
+        attempt: int = 0,
+        consumes: UUID | None = None,
+        offload: Offload | None = None,
+    ) -> Row:
+        """Chain one more row and fold it; `payload` has the form of its kind in `events.PAYLOADS`.
+
+        `offload` may put a large content into a file.
+        """
+        if call is not None:
+            call_id, tool_name = call.id, call.tool
+            self.before.setdefault(call.id, call.approval.status if call.approval else "")
+        text = canonical.dumps({"v": events.VERSION, **payload})
+        if offload is not None and payloads.may_be_large(text):
+            text = canonical.dumps({"v": events.VERSION, **offload(dict(payload))})
+        row = Row(
+            seq=self.state.next_seq,
+            run_id=self.state.run.run_id,
+            kind=kind,
+            call_id=call_id,
+            tool_name=tool_name,
+            attempt=attempt,
+            epoch=self.epoch,
+            payload=canonical.loads(text),
+            created_at=journal_clock.now(self.clock),
+            prev_hash=self.state.head,
+            hash="",
+            consumes=consumes,
+        )
+        row = row._replace(hash=events.row_hash(self.state.session_id, row, text))
+        self.rows.append(row)
+        self.texts.append(text)
+        self.progressed = self.progressed or kind in PROGRESS
+        self.state.apply(row)
+        return row
+
+    def result(
+        self,
+        call: Call,
+        content: Any,
+        outcome: str,
+        *,
+        is_error: bool = False,
+        offload: Offload | None = None,
+        **facts: Unpack[events.ResultFacts],
+    ) -> Row:
+        """Add the one `tool_result` of a call, with the arguments it ran with if a person edited them.
+
+        A content equal to the preview of a late result stands for the whole of that result.
+        """
+        if isinstance(content, str) and (stored := self.state.returned_late.get((call.id, content))):
+            facts["stored"] = stored
+        if call.edited and call.attempt:
+            facts["edited"] = call.arguments
+        payload: events.ToolResult = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
+        return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
+
+    def changed_approvals(self) -> list[tuple[Call, CallApproval, str]]:
+        """Return each approval that this batch requests or changes, with its call and its status before."""
+        return [
+            (call, call.approval, self.before[call.id])
+            for call in self.state.run.calls.values()
+            if call.approval is not None and call.id in self.before
+        ]
 
 
 class Store(Protocol):
@@ -138,8 +331,11 @@ def write_rows(alias: str, batch: Batch, *, closed: bool = False, durable: bool 
     rows = _rows(connection, batch, session_id, run_id, times)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
+            sent = uptime()
             cursor.execute(_cte(len(batch.rows), sets, where, durable), [*session, *run, *rows])
             stored = cursor.rowcount
+            if stored:
+                journal_clock.told(batch.clock or alias, cursor.fetchone()[0], sent)
         else:
             stored = _three_statements(cursor, sets, where, session, run, rows)
         if stored != len(batch.rows):
@@ -160,6 +356,7 @@ def _cte(count: int, sets: str, where: str, durable: bool) -> str:
         f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"
         f' INSERT INTO "{_MESSAGE}" ({columns})'
         f" SELECT v.* FROM r, (VALUES {', '.join([row] * count)}) AS v"
+        " RETURNING clock_timestamp()"
     )
 
 

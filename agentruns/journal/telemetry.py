@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from django.db import connections, transaction
 from django.utils.module_loading import import_string
 
 from agentruns.conf import settings
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
 from agentruns.utils.redaction import bound, driven, get_logger
+
+if TYPE_CHECKING:
+    from agentruns.journal.store import Batch
 
 logger = get_logger("agentruns.telemetry")
 
@@ -112,7 +114,7 @@ def event(name: str, facts: Facts) -> None:
 def stored(batch: Batch, alias: str | None) -> None:
     """Report the events of a stored batch, once, as soon as it is committed; no `alias`: a stateless run."""
     active = listener()
-    if active is not None:
+    if active is not None and not batch.quiet:
         _guarded(_when_committed, active, batch, alias)
 
 

@@ -17,9 +17,10 @@ from agentruns.journal import events, payloads
 from agentruns.journal.copies import Copy, altered, copy_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, Call, RunState
-from agentruns.journal.read import stored_rows
-from agentruns.models import Approval, Message, Run, Session
+from agentruns.journal.read import NAMING, definitions_in, stored_rows
+from agentruns.models import Approval, Definition, Message, Run, Session
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_ROW_DEPTH, is_deeper
 
 # Approval columns that are folded from the journal; those of a run are in RunState.columns.
 APPROVAL_COLUMNS = (
@@ -84,6 +85,7 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     if problem is not None:  # a fold of a wrong journal means nothing
         return [problem]
     found = list(_files(history)) if files else []
+    found += _definitions(alias, history)
     return [*found, *_copies(alias, history), *_runs(alias, history), *_approvals(alias, history)]
 
 
@@ -97,6 +99,13 @@ def _files(history: History) -> Iterator[Problem]:
             what = f"points at a file that is not there as it was stored: {error}"
             file = "".join(payloads.names_in(row.payload))
             yield _of_row(history.session.key, row.seq, row.kind, what, file)
+
+
+def _definitions(alias: str, history: History) -> Iterator[Problem]:
+    stored = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
+    for pk, text in stored.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
+        if canonical.sha256(text) != pk:
+            yield Problem(history.session.key, f"definition {pk} was altered.")
 
 
 def _copies(alias: str, history: History) -> Iterator[Problem]:
@@ -122,6 +131,7 @@ class History:
         self.copies: list[Copy] = []
         self.pointing: list[Row] = []  # at files that hold their content
         self.copied_calls: set[str] = set()
+        self.definitions: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the first that is wrong or missing."""
@@ -152,6 +162,8 @@ class History:
         if what:
             return self._problem(row.seq, row.kind, what)
         calls.update(state.calls)
+        if row.kind in NAMING:
+            self.definitions |= definitions_in(row.payload)
         if row.payload.get("stored"):
             self.pointing.append(row)
         self.seq, self.head = row.seq, row.hash
@@ -185,6 +197,8 @@ class History:
 
     def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
         """Return why a row does not fit the rows before it, or ""."""
+        if is_deeper(row.payload, MAX_ROW_DEPTH):
+            return f"is nested more than {MAX_ROW_DEPTH} levels deep: it cannot be read everywhere."
         if events.COPIED in row.payload:
             return self._copied(row, state)
         if row.kind == events.ASSISTANT:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
+from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
 from agentruns.models import Approval
@@ -176,13 +176,8 @@ def journal_in(alias: str | None) -> Iterator[None]:
     if alias is None:
         yield
         return
-    name = "AGENTRUNS_DATABASE"
-    before = getattr(settings, name, None)
-    setattr(settings, name, alias)
+    before, settings.DATABASE = settings.DATABASE, alias
     try:
         yield
     finally:
-        if before is None:
-            delattr(settings, name)
-        else:
-            setattr(settings, name, before)
+        settings.DATABASE = before

@@ -74,7 +74,10 @@ def _requested(payload: Payload) -> str:
 
 def _decided(payload: Payload) -> str:
     said = payload.get("reason") or payload.get("text") or ""
-    return f"{payload['verb']} {_actor(payload)}" + (f": {said}" if said else "")
+    settles = (
+        f", which settles the doubt about {', '.join(payload['settles'])}" if "settles" in payload else ""
+    )
+    return f"{payload['verb']} {_actor(payload)}{settles}" + (f": {said}" if said else "")
 
 
 def _tool_started(payload: Payload) -> str:
@@ -83,7 +86,8 @@ def _tool_started(payload: Payload) -> str:
 
 
 def _result(payload: Payload) -> str:
-    return f"{payload['outcome']}: {_content(payload)}"
+    doubt = ", in doubt" if payload.get("in_doubt") else ""
+    return f"{payload['outcome']}{doubt}: {_content(payload)}"
 
 
 def _failed(payload: Payload) -> str:
@@ -157,6 +161,7 @@ def run_record(run: Run) -> dict[str, Any]:
         "definition": run.definition_id,
         "origin": str(run.origin_id) if run.origin_id else None,
         "origin_seq": run.origin_seq,
+        "imported_at": run.session.imported_at,
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }

@@ -41,7 +41,12 @@ class Migration(migrations.Migration):
                     models.CharField(max_length=64, primary_key=True, serialize=False, verbose_name="hash"),
                 ),
                 ("body", agentruns.models.fields.CanonicalField(verbose_name="body")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "definition",
@@ -82,7 +87,12 @@ class Migration(migrations.Migration):
                     "idempotency_keys",
                     agentruns.models.fields.CanonicalField(default=dict, verbose_name="idempotency keys"),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "tombstone",
@@ -103,7 +113,12 @@ class Migration(migrations.Migration):
                 ("digest", models.CharField(max_length=64, verbose_name="digest")),
                 ("name", models.CharField(default="", max_length=100, verbose_name="name")),
                 ("scopes", agentruns.models.fields.CanonicalField(default=list, verbose_name="scopes")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
                 ("last_used_at", models.DateTimeField(null=True, verbose_name="last used at")),
                 ("revoked_at", models.DateTimeField(null=True, verbose_name="revoked at")),
@@ -135,7 +150,12 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("key", models.CharField(max_length=200, unique=True, verbose_name="key")),
-                ("owner_name", models.CharField(default="", max_length=200, verbose_name="owner's name")),
+                (
+                    "owner_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="owner's name"
+                    ),
+                ),
                 ("next_seq", models.BigIntegerField(default=1)),
                 (
                     "head",
@@ -144,7 +164,13 @@ class Migration(migrations.Migration):
                         max_length=64,
                     ),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
+                ("imported_at", models.DateTimeField(null=True, verbose_name="imported at")),
                 (
                     "owner",
                     models.ForeignKey(
@@ -172,7 +198,12 @@ class Migration(migrations.Migration):
                         default=agentruns.utils.ids.uuid7, editable=False, primary_key=True, serialize=False
                     ),
                 ),
-                ("owner_name", models.CharField(default="", max_length=200, verbose_name="requester")),
+                (
+                    "owner_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="requester"
+                    ),
+                ),
                 ("agent", models.CharField(max_length=100, verbose_name="agent")),
                 ("version", models.CharField(max_length=100, verbose_name="version")),
                 (
@@ -216,8 +247,19 @@ class Migration(migrations.Migration):
                     "blocked_reason",
                     agentruns.models.fields.EscapedTextField(default="", verbose_name="why it is blocked"),
                 ),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
-                ("updated_at", models.DateTimeField(auto_now=True, verbose_name="updated at")),
+                ("blocked_at", models.DateTimeField(null=True, verbose_name="blocked at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="updated at"
+                    ),
+                ),
                 (
                     "definition",
                     models.ForeignKey(
@@ -375,7 +417,12 @@ class Migration(migrations.Migration):
                 ("body", agentruns.models.fields.EscapedTextField(default="", verbose_name="answer")),
                 (
                     "created_at",
-                    models.DateTimeField(auto_now_add=True, db_index=True, verbose_name="created at"),
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now,
+                        editable=False,
+                        db_index=True,
+                        verbose_name="created at",
+                    ),
                 ),
                 (
                     "owner",
@@ -478,7 +525,12 @@ class Migration(migrations.Migration):
                 ("requested_at", models.DateTimeField(verbose_name="requested at")),
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
                 ("decided_at", models.DateTimeField(null=True, verbose_name="decided at")),
-                ("decided_by_name", models.CharField(default="", max_length=200, verbose_name="decided by")),
+                (
+                    "decided_by_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="decided by"
+                    ),
+                ),
                 ("reason", agentruns.models.fields.EscapedTextField(default="", verbose_name="reason")),
                 (
                     "decided_by",

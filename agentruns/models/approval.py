@@ -5,9 +5,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField
 from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.models.run import Run
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
 
@@ -38,7 +39,7 @@ class Approval(models.Model):
     risk = models.CharField(_("risk"), max_length=10, choices=Risk.choices, default=Risk.NORMAL)
     why = EscapedTextField(_("why it is asked"), default="")
     status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.PENDING)
-    approvers = models.CharField(_("who may approve"), max_length=200, default="")
+    approvers = models.CharField(_("who may approve"), max_length=NAME_LENGTH, default="")
     required = models.PositiveIntegerField(_("approvals required"), default=1)
     approved_count = models.PositiveIntegerField(_("approvals given"), default=0)
     requested_at = models.DateTimeField(_("requested at"))
@@ -52,7 +53,7 @@ class Approval(models.Model):
         db_constraint=False,
         related_name="agentruns_decisions",
     )
-    decided_by_name = models.CharField(_("decided by"), max_length=200, default="")
+    decided_by_name = PersonNameField(_("decided by"), max_length=NAME_LENGTH, default="")
     reason = EscapedTextField(_("reason"), default="")
 
     objects = ApprovalQuerySet.as_manager()

@@ -5,7 +5,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField
+from agentruns.models.fields import CanonicalField, now
 
 
 class Definition(models.Model):
@@ -13,7 +13,7 @@ class Definition(models.Model):
 
     hash = models.CharField(_("hash"), max_length=64, primary_key=True)
     body = CanonicalField(_("body"))
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
     class Meta:
         verbose_name = _("definition")

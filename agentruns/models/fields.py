@@ -1,16 +1,22 @@
-"""Text columns that can store any output of a model or a tool, on every database."""
+"""Columns for any output of a model or a tool, on every database, and for times by the journal's clock."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
+from agentruns.conf import settings
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import NAME_LENGTH
 
 if TYPE_CHECKING:
+    AnyCharField = models.CharField[Any, Any]
     AnyTextField = models.TextField[Any, Any]
 else:
+    AnyCharField = models.CharField
     AnyTextField = models.TextField
 
 
@@ -42,3 +48,15 @@ class EscapedTextField(AnyTextField):
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else canonical.escape_text(str(value))
+
+
+def now() -> datetime:
+    """Return the time by the journal's clock; Django's `auto_now` would ask this machine."""
+    return clock.now(settings.DATABASE)
+
+
+class PersonNameField(AnyCharField):
+    """A person's name for lists and searches, cut to the column: a project's users may have longer names."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        return None if value is None else canonical.escape_text(str(value))[:NAME_LENGTH]

@@ -4,7 +4,8 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import EscapedTextField
+from agentruns.models.fields import EscapedTextField, now
+from agentruns.utils.bounds import NAME_LENGTH
 
 
 class IdempotencyRecord(models.Model):
@@ -20,11 +21,11 @@ class IdempotencyRecord(models.Model):
         db_constraint=False,
         related_name="agentruns_idempotency_records",
     )
-    key = models.CharField(_("idempotency key"), max_length=200)
+    key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
     fingerprint = models.CharField(_("fingerprint of the request"), max_length=64)
     status = models.PositiveIntegerField(_("status"), default=0)
     body = EscapedTextField(_("answer"), default="")
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True, db_index=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False, db_index=True)
 
     class Meta:
         verbose_name = _("idempotency record")

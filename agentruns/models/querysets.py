@@ -66,6 +66,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
 class ControlQuerySet(models.QuerySet["Control"]):
     def stamp(self, name: str) -> None:
         """Set the timestamp to now, by the database clock."""
+        name = name[: self.model._meta.get_field("name").max_length]
         if not self.filter(name=name).update(seen_at=Now()):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 

@@ -6,9 +6,10 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.definition import Definition
-from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.ids import uuid7
 
 
@@ -41,13 +42,13 @@ class Run(models.Model):
         db_constraint=False,
         related_name="agentruns_runs",
     )
-    owner_name = models.CharField(_("requester"), max_length=200, default="")
+    owner_name = PersonNameField(_("requester"), max_length=NAME_LENGTH, default="")
     agent = models.CharField(_("agent"), max_length=100)
     version = models.CharField(_("version"), max_length=100)
     definition = models.ForeignKey(
         Definition, verbose_name=_("definition"), on_delete=models.PROTECT, related_name="runs"
     )
-    idempotency_key = models.CharField(_("idempotency key"), max_length=200, default="")
+    idempotency_key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH, default="")
     input = EscapedTextField(_("input"))
     # The run that this one repeats, or was forked from at row `origin_seq`; also in its first row.
     origin = models.ForeignKey(
@@ -76,9 +77,10 @@ class Run(models.Model):
     not_before = models.DateTimeField(_("not before"), null=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     blocked_reason = EscapedTextField(_("why it is blocked"), default="")
+    blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found that it is
 
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
-    updated_at = models.DateTimeField(_("updated at"), auto_now=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)
 
     objects = RunQuerySet.as_manager()
 

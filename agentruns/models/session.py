@@ -4,7 +4,9 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.models.fields import PersonNameField, now
 from agentruns.models.indexes import PrefixIndex
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.ids import uuid7
 from agentruns.utils.json import GENESIS
 from agentruns.utils.redaction import redact
@@ -14,7 +16,7 @@ class Session(models.Model):
     """A conversation under the caller's own key, with the head of its journal's hash chain."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    key = models.CharField(_("key"), max_length=200, unique=True)
+    key = models.CharField(_("key"), max_length=NAME_LENGTH, unique=True)
     # No constraint and no cascade: the journal outlives the user, who may live in another database.
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -24,10 +26,11 @@ class Session(models.Model):
         db_constraint=False,
         related_name="agentruns_sessions",
     )
-    owner_name = models.CharField(_("owner's name"), max_length=200, default="")
+    owner_name = PersonNameField(_("owner's name"), max_length=NAME_LENGTH, default="")
     next_seq = models.BigIntegerField(default=1)
     head = models.CharField(max_length=64, default=GENESIS)
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    imported_at = models.DateTimeField(_("imported at"), null=True)  # then it is a record: nothing is added
 
     class Meta:
         verbose_name = _("session")

@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField
+from agentruns.models.fields import CanonicalField, now
 from agentruns.utils.ids import uuid7
 
 
@@ -29,7 +29,7 @@ class ApiToken(models.Model):
         db_constraint=False,
         related_name="agentruns_tokens",
     )
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
     expires_at = models.DateTimeField(_("expires at"), null=True)
     last_used_at = models.DateTimeField(_("last used at"), null=True)
     revoked_at = models.DateTimeField(_("revoked at"), null=True)

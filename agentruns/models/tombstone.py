@@ -6,7 +6,8 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField
+from agentruns.models.fields import CanonicalField, now
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
 FORGOTTEN = "sha256:"
@@ -16,10 +17,10 @@ class Tombstone(models.Model):
     """The remains of a pruned session; the triggers allow its rows to be deleted because it exists."""
 
     session_id = models.UUIDField(primary_key=True)
-    key = models.CharField(_("key"), max_length=200)
+    key = models.CharField(_("key"), max_length=NAME_LENGTH)
     head = models.CharField(_("head"), max_length=64)
     idempotency_keys = CanonicalField(_("idempotency keys"), default=dict)
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
     class Meta:
         verbose_name = _("tombstone")
@@ -45,7 +46,7 @@ class PrunedKey(models.Model):
         db_index=False,
         related_name="agentruns_pruned_keys",
     )
-    key = models.CharField(_("idempotency key"), max_length=200)
+    key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
     run_id = models.UUIDField(_("run"))
 
     class Meta:

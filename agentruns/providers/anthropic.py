@@ -7,7 +7,6 @@ import email.utils
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
@@ -259,6 +258,9 @@ def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool 
     if isinstance(error, TypeError) and "authentication method" in str(error):
         text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
+    if isinstance(error, RecursionError) or (begun and "recursion limit" in str(error)):
+        text = f"The reply is nested too deeply for the SDK to read: {name}."  # asking again costs as much
+        return ProviderError(text, disposition="fail", type="invalid_reply")
     # Nothing was sent, or the SDK could not handle its input: a person has to look.
     local = isinstance(error, (anthropic.AnthropicError, *_MISTAKES)) and not begun
     text = _clean(f"{name}: {error}", secrets or [])
@@ -301,7 +303,10 @@ def _is_transport(error: Exception) -> bool:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date."""
+    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date.
+
+    A date is measured from the answer's own, because this machine's clock may be slow or fast.
+    """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -309,9 +314,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
             continue
         return seconds if math.isfinite(seconds) and seconds >= 0 else None
     try:
-        date = email.utils.parsedate_to_datetime(headers["retry-after"])
-        return max(0.0, date.timestamp() - time.time())
-    except (KeyError, ValueError, OverflowError):
+        until, sent = (email.utils.parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        return max(0.0, (until - sent).total_seconds())
+    except (KeyError, ValueError, OverflowError, TypeError):
         return None
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, is_deeper
+from agentruns.utils.coroutines import wait
 
 Disposition = Literal["retry", "pause", "fail"]
 
@@ -66,11 +65,11 @@ class ProviderError(AgentRunsError):
     ) -> None:
         super().__init__(message)
         self.disposition = disposition
-        self.type = type
-        self.code = code
-        self.status = status
-        self.retry_after = retry_after
-        self.request_id = request_id
+        self.type = _text(type)
+        self.code = _text(code)
+        self.status = status if isinstance(status, int) else None
+        self.retry_after = retry_after if isinstance(retry_after, int | float) else None
+        self.request_id = _text(request_id)
         self.usage = usage
 
 
@@ -86,39 +85,58 @@ class Model(Protocol):
 def call_model(model: Model, request: ModelRequest) -> ModelReply:
     """Ask a model and return its checked reply; raises ProviderError, or whatever the model raises."""
     reply = model.propose(request)
-    return check_reply(_wait(reply) if inspect.isawaitable(reply) else reply)
+    return check_reply(wait(reply) if inspect.isawaitable(reply) else reply)
 
 
 def check_reply(reply: Any) -> ModelReply:
-    """Return `reply` if it can be journaled and acted on; raises ProviderError."""
+    """Return `reply` if it can be journaled and acted on; raises ProviderError.
+
+    An input that is nested too deeply passes: the gate answers its call. A model or a request id that is no
+    text is dropped, for the reply is paid.
+    """
     if not isinstance(reply, ModelReply):
         raise _unusable(f"propose() returned {type(reply).__name__}, not a ModelReply")
+    if not isinstance(reply.model, str) or not isinstance(reply.request_id, str):
+        reply = replace(reply, model=_text(reply.model), request_id=_text(reply.request_id))
     if reply.stop_reason is None:
         raise ProviderError(
             "The reply was cut off: it has no stop_reason.",
             disposition="retry",
             type="incomplete_reply",
             request_id=reply.request_id,
-            usage=reply.usage if isinstance(reply.usage, dict) else None,
+            usage=reply.usage,
         )
+    why = _why_unusable(reply)
+    if why:
+        raise _unusable(why, reply)
+    return reply
+
+
+def _why_unusable(reply: ModelReply) -> str:
     if not isinstance(reply.stop_reason, str):
-        raise _unusable("its stop_reason is not a string")
+        return "its stop_reason is not a string"
     if not isinstance(reply.usage, dict):
-        raise _unusable("its usage is not a dict")
+        return "its usage is not a dict"
     if not isinstance(reply.content, list):
-        raise _unusable("its content is not a list")
+        return "its content is not a list"
     for position, block in enumerate(reply.content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise _unusable(f"block {position} of its content is not a dict with a type")
+            return f"block {position} of its content is not a dict with a type"
         if block["type"] == "text" and not isinstance(block.get("text"), str):
-            raise _unusable(f"the text of block {position} is not a string")
+            return f"the text of block {position} is not a string"
         if block["type"] == "tool_result":
-            raise _unusable(f"block {position} is a tool_result, which a model may not send")
-    try:
-        canonical.dumps([reply.content, reply.usage])
-    except (TypeError, ValueError, RecursionError):
-        raise _unusable("its content or usage is not JSON") from None
-    return reply
+            return f"block {position} is a tool_result, which a model may not send"
+    kept = [reply.usage, *map(_without_deep_input, reply.content)]
+    if is_deeper(kept, MAX_DEPTH + 2):  # the list and the block around an input
+        return f"its content or usage is nested more than {MAX_DEPTH} levels deep"
+    return "" if _is_json(kept) else "its content or usage is not JSON"
+
+
+def usage_of(error: ProviderError) -> dict[str, Any]:
+    """Return the usage of a failed attempt as far as it can be journaled."""
+    usage = error.usage
+    fits = isinstance(usage, dict) and not is_deeper(usage, MAX_DEPTH) and _is_json(usage)
+    return usage if usage and fits else {}
 
 
 def model_identity(model: Model | str) -> str:
@@ -134,18 +152,24 @@ def model_identity(model: Model | str) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
-def _unusable(why: str) -> ProviderError:
+def _without_deep_input(block: dict[str, Any]) -> dict[str, Any]:
+    deep = block["type"] == "tool_use" and is_deeper(block.get("input"), MAX_DEPTH)
+    return {**block, "input": None} if deep else block
+
+
+def _unusable(why: str, reply: ModelReply | None = None) -> ProviderError:
     text = f"The model's reply cannot be used: {why}."
-    return ProviderError(text, disposition="fail", type="invalid_reply")
+    usage, request_id = (reply.usage or None, reply.request_id) if reply else (None, "")
+    return ProviderError(text, disposition="fail", type="invalid_reply", usage=usage, request_id=request_id)
 
 
-def _wait(awaitable: Awaitable[ModelReply]) -> ModelReply:
-    async def finish() -> ModelReply:
-        return await awaitable
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
-    # In a separate thread: this one may already be running an event loop.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentruns-model")
+
+def _is_json(value: Any) -> bool:
     try:
-        return thread.submit(copy_context().run, asyncio.run, finish()).result()
-    finally:
-        thread.shutdown(wait=False)
+        canonical.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

@@ -16,13 +16,13 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken
 from agentruns.services import permissions
+from agentruns.utils import clock
 from agentruns.utils.db import later
 from agentruns.utils.redaction import get_logger
 
@@ -63,7 +63,7 @@ def create_token(
         name=name,
         scopes=[scope for scope in known if scope in asked],
         owner_id=owner.pk,
-        expires_at=timezone.now() + expires_in if expires_in is not None else None,
+        expires_at=clock.now(settings.DATABASE) + expires_in if expires_in is not None else None,
     )
     logger.info("API token made prefix=%s owner=%s scopes=%s", prefix, owner.pk, " ".join(token.scopes))
     return _of(token, owner), text

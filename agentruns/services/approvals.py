@@ -21,9 +21,9 @@ from agentruns.exceptions import (
     PermissionDeniedError,
 )
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, without_values
+from agentruns.journal.store import Batch
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
@@ -77,6 +77,9 @@ def approve(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
                 % {"name": who["name"], "id": approval_id, "required": pending.required}
             )
+        given = 1 if edit is not None else len(pending.given) + 1  # an edit voids what others approved
+        if pending.settles and given >= pending.required:
+            payload["settles"] = pending.settles
         _record(batch, call, actor, reason, channel, payload)
 
     return _decide(approval, digest, add)
@@ -238,7 +241,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     pending = call.approval if call is not None else None
     if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
         _refuse_decided(find_approval(approval.pk))
-    if run.is_ended or batch.state.run.cancel_requested:
+    if batch.state.run.ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,13 +13,14 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, RunState
+from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.runs import store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
+from agentruns.utils import clock
 
 ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 
@@ -46,7 +47,7 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
 def _ignored(state: RunState) -> bool:
     """Tell whether the worker has had a lease's time to honour a cancel request."""
     requested = state.cancel_requested_at
-    return requested is not None and datetime.now(UTC) - requested >= timedelta(
+    return requested is not None and clock.now(settings.DATABASE) - requested >= timedelta(
         seconds=settings.LEASE_SECONDS
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
@@ -16,18 +16,15 @@ from agentruns.engine import in_doubt
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.copies import original, task_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.read import rows_until
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.read import call_rows, reply_before, rows_until
+from agentruns.journal.store import Batch, DatabaseStore, SessionState
 from agentruns.models import Run, Session
 from agentruns.services import permissions
 from agentruns.services.control import agent_again
 from agentruns.services.runs import (
-    NAME_LENGTH,
     RunRequest,
     check_name,
     first_row,
@@ -37,6 +34,7 @@ from agentruns.services.runs import (
     user_row,
 )
 from agentruns.services.write import find_run, lock_session
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction
 from agentruns.utils.ids import uuid7
 
@@ -58,10 +56,11 @@ def fork_run(
 ) -> Run:
     """Queue a new run, in a new session, that goes on from the row `at` of a run's journal.
 
-    The rows up to there are copied. Calls open there are settled: cancelled, or unknown if they had started.
-    Belongs to the actor. Raises RunStateError where there is no such row, where nothing is left to do and no
-    `text` says what, or for a key that stands for another run; SessionBusyError where `session` is taken;
-    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError, PayloadError.
+    The rows up to there are copied. A call open there gets the result that it has got since; without one it
+    is settled as unknown if it has started by now, else as cancelled. Belongs to the actor. Raises
+    RunStateError where there is no such row, where nothing is left to do and no `text` says what, or for a
+    key that stands for another run; SessionBusyError where `session` is taken; DurableRunNotFoundError,
+    UnknownAgentError, PermissionDeniedError, PayloadError.
     """
     permissions.require_somebody(actor)
     origin = find_run(run_id)
@@ -79,6 +78,7 @@ def fork_run(
         actor=actor,
         run_id=uuid7(),
         key=idempotency_key or "",
+        session=session or "",
     )
     name = session or _session_key(origin, fork.run_id)
     for what, value in (("session", name), ("idempotency key", fork.key)):
@@ -111,11 +111,50 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
     return submit(request).run
 
 
-def fate(call: Call) -> str:
-    """Return the outcome of a call that is open at the fork: "cancelled" or "unknown"."""
+class Fate(NamedTuple):
+    """The end in a fork of a call that is open at its cut: a `result` it has got since, or an outcome."""
+
+    call: Call
+    outcome: str
+    result: Row | None = None
+    open_in: UUID | None = None  # the run that may yet execute it
+
+
+def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
+    """Return what a fork at a row makes of the calls open there, from all that is known of them by now.
+
+    `state` is the run's as of that row.
+    """
+    calls = state.open_calls()
+    home = _home(alias, run, at) if calls else None
+    if home is None:  # pruned: nobody can say what became of them
+        return [Fate(call, "unknown") for call in calls]
+    results, now = {}, deepcopy(state)
+    for row in call_rows(alias, home.pk, {call.id for call in calls}, after=at):
+        now.apply(row)
+        if row.kind == events.TOOL_RESULT:
+            results[row.call_id] = row
+    return [_fate(now.calls[call.id], results.get(call.id), home) for call in calls]
+
+
+def _fate(call: Call, result: Row | None, home: Run) -> Fate:
+    # An import calls unknown what had not started when it was exported.
+    if result is not None and (call.attempt or call.outcome == "unknown"):
+        return Fate(call, call.outcome, result)
     # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
     in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
-    return "unknown" if call.is_started or in_flight else "cancelled"
+    if call.is_started or in_flight:
+        return Fate(call, "unknown")
+    return Fate(call, "cancelled", open_in=home.pk if call.is_open else None)
+
+
+def _home(alias: str, run: Run, at: int) -> Run | None:
+    """Return the run that the last reply up to a row was given to; a fork only copied it. None if pruned."""
+    found: Run | None = run
+    seq = reply_before(alias, run.pk, at)
+    while found is not None and found.origin_seq is not None and seq <= found.origin_seq:
+        found = Run.objects.using(alias).filter(pk__in=[found.origin_id]).first()
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +169,7 @@ class _Fork:
     actor: Any
     run_id: UUID
     key: str
+    session: str  # "" where the caller named none
     session_id: UUID = field(default_factory=uuid7)
     stored: dict[str, Any] = field(default_factory=dict)  # what the `user` row holds of a long text
 
@@ -193,7 +233,7 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
 
 def _made_before(alias: str, fork: _Fork) -> Run | None:
     """Return the fork that this call made already (acknowledgement lost), or that its key stands for."""
-    runs = Run.objects.using(alias)
+    runs = Run.objects.using(alias).select_related("session")
     found = runs.filter(pk=fork.run_id).first()
     if found is None and fork.key:
         owner_id = fork.owner()["owner_id"]
@@ -206,6 +246,8 @@ def _made_before(alias: str, fork: _Fork) -> Run | None:
         what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
     elif (found.agent, found.input) != (fork.agent.name, fork.task):
         what = "a fork at that row with another agent or text"
+    elif fork.session not in ("", found.session.key):
+        what = f"a fork in session {found.session.key!r}, not in {fork.session!r}"
     else:
         return found
     raise RunStateError(f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.")
@@ -220,8 +262,8 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -
             _copy(batch, row)
         store.append(batch)
     batch = Batch(state)
-    for kind, payload, call in _settlements(past, fork):
-        batch.add(kind, payload, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
+    for fate in fates(store.alias, fork.origin, past, fork.at):
+        _settle(batch, fate, fork)
     said = state.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and fork.text is None:
@@ -245,13 +287,18 @@ def _copy(batch: Batch, row: Row) -> None:
     batch.add(row.kind, payload, call_id=row.call_id, tool_name=row.tool_name, attempt=row.attempt)
 
 
-def _settlements(past: RunState, fork: _Fork) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    source = {"run": str(fork.origin.pk), "seq": fork.at}
-    for call in past.open_calls():
-        outcome = fate(call)
-        content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
-        facts = {"content": content, "is_error": True, "outcome": outcome, events.COPIED: source}
-        yield events.TOOL_RESULT, facts, call
+def _settle(batch: Batch, fate: Fate, fork: _Fork) -> None:
+    """Give a call that is open at the cut its one result."""
+    call = fate.call
+    if fate.result is not None:
+        _copy(batch, fate.result)
+        return
+    content = in_doubt.unknown_text(call) if fate.outcome == "unknown" else NOT_EXECUTED
+    facts = {"content": content, "is_error": True, "outcome": fate.outcome}
+    if fate.open_in is not None:
+        facts["open_in"] = str(fate.open_in)
+    facts[events.COPIED] = {"run": str(fork.origin.pk), "seq": fork.at}
+    batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
 
 
 def _start(batch: Batch, fork: _Fork, name: str) -> None:

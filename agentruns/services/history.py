@@ -16,11 +16,11 @@ from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.connection import require_no_transaction
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row, timestamp
 from agentruns.journal.fold import Call, RunState, text_of
 from agentruns.journal.masking import Sensitive, hide, sensitive_of
 from agentruns.journal.read import rows_until, session_rows
+from agentruns.journal.store import SessionState
 from agentruns.journal.verify import check
 from agentruns.models import Run
 from agentruns.models.definition import definition_body
@@ -80,7 +80,7 @@ def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
         "attempt": call.attempt,
         "started_at": timestamp(call.started_at) if call.started_at else None,
         "outcome": call.outcome or None,
-        "in_doubt": call.orphan == "held" and call.is_open,
+        "in_doubt": call.in_doubt or (call.orphan == "held" and call.is_open),
         "approval": approval
         and {"id": str(approval.id), "status": approval.status, "approved_by": approval.names},
     }

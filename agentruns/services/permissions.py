@@ -11,13 +11,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.permissions")
@@ -95,7 +95,7 @@ def _why_the_project_does_not(actor: Any, approval: Approval) -> str:
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:
     """Return those of the approvals that this user can decide now."""
-    now, given, groups = timezone.now(), already_given(actor, approvals), groups_of(actor)
+    now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
     return [
         one
         for one in approvals
@@ -122,7 +122,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
     """Narrow pending approvals to those in time that this user could decide by what their columns say."""
     if not may(user, DECIDES):
         return pending.none()
-    found = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
+    found = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))
     if not getattr(user, "is_superuser", False):
         held: set[str] = getattr(user, "get_all_permissions", set)()
         names = {"", *held, *(name.rpartition(".")[2] for name in held)}

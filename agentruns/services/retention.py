@@ -16,7 +16,6 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connections
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, TextField
 from django.db.models.deletion import ProtectedError, RestrictedError
 from django.db.models.functions import Cast
-from django.utils import timezone
 
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
@@ -36,6 +35,7 @@ from agentruns.models import (
 )
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten
+from agentruns.utils import clock
 from agentruns.utils.db import database_now, in_transaction
 from agentruns.utils.redaction import get_logger
 
@@ -423,7 +423,7 @@ def _journals() -> Iterator[str]:
 
 def _is_old(storage: Storage, name: str) -> bool:
     try:
-        return storage.get_modified_time(name) < timezone.now() - LEAST_AGE
+        return storage.get_modified_time(name) < clock.now(settings.DATABASE) - LEAST_AGE
     except FileNotFoundError:
         return False
 

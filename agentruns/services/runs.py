@@ -28,21 +28,17 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events, payloads
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import require_no_transaction
-from agentruns.journal.conversation import SessionState
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore, MemoryStore, Store
+from agentruns.journal.store import Batch, DatabaseStore, MemoryStore, SessionState, Store, load
 from agentruns.models import Approval, Definition, PrunedKey, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.write import find_run, lock_session, write
+from agentruns.services.write import find_run, lock_session, require_no_record, write
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction, later, readable, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
-
-NAME_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +72,32 @@ def start_run(
     """Queue a run and return it; a worker drives it after the caller's transaction commits.
 
     The same task asked for twice is the same run (docs: idempotency keys). Raises SessionBusyError,
-    SessionAccessDeniedError, RunStateError for a key used for another task, NotDurableError.
+    SessionAccessDeniedError, RunStateError for a key used for another task or session, NotDurableError.
     """
     _require_durable(store)
-    return get_or_start(agent, text, session, actor=actor, idempotency_key=idempotency_key)[0]
+    return get_or_start(agent, text, session or "", actor=actor, idempotency_key=idempotency_key)[0]
 
 
 def get_or_start(
-    agent: Agent | str, text: str, session: str, *, actor: Any = None, idempotency_key: str | None = None
+    agent: Agent | str,
+    text: str,
+    session: str | None,
+    *,
+    actor: Any = None,
+    idempotency_key: str | None = None,
 ) -> tuple[Run, bool]:
-    """Return the run of a task, and whether this call started it. Errors as `start_run`."""
-    key = idempotency_key or ""
-    request = RunRequest(agent=get_agent(agent), text=text, session=session, actor=actor, key=key)
+    """Return the run of a task, and whether this call started it. Errors as `start_run`.
+
+    Without a session a new run gets one of its own, and a key's run is returned whatever its session is.
+    """
+    request = RunRequest(
+        agent=get_agent(agent),
+        text=text,
+        session=str(uuid7()) if session is None else session,
+        names_session=session is not None,
+        actor=actor,
+        key=idempotency_key or "",
+    )
     submission = submit(request)
     return submission.run, submission.is_new
 
@@ -224,7 +234,9 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
         )
     if not batch.epoch:
         _refuse_live(run)
-    batch.unpaused = unpauses and bool(state.paused or state.pause_requested)
+    # A run whose journal could not be read was paused without a row.
+    held = state.paused or state.pause_requested or run.status == Run.Status.PAUSED
+    batch.unpaused = unpauses and bool(held)
     payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
     batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
     for call in state.open_calls():
@@ -296,6 +308,7 @@ class RunRequest:
     agent: Agent
     text: str
     session: str
+    names_session: bool = True  # else its name was made up for a run that may be there already
     actor: Any = None
     key: str = ""
     again: Run | None = None  # the ended run that this repeats, in its session and for its owner
@@ -312,7 +325,7 @@ class RunRequest:
 class Submission(NamedTuple):
     """The run of a request: created for it, leased if requested, or found.
 
-    `state` is set for a run just created and leased, so that nobody reads what was just written.
+    `state` is set for a run just created, so that nobody reads what was just written.
     """
 
     run: Run
@@ -410,8 +423,14 @@ def _submit(alias: str, request: RunRequest, owner: str) -> Submission:
     write_start(batch, request)
     store.append(batch)
     if lease is None:
-        return Submission(find_run(run.pk), is_new=True)
+        _catch_up(run, batch)
     return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def _catch_up(run: Run, batch: Batch) -> None:
+    """Give a run just inserted the columns that its first rows have changed, without reading them back."""
+    run.status, run.updated_at = Run.Status.QUEUED.value, batch.rows[-1].created_at
+    run.session.next_seq, run.session.head = batch.state.next_seq, batch.state.head
 
 
 def _found(alias: str, run: Run, owner: str) -> Submission:
@@ -451,10 +470,16 @@ def _by_key(alias: str, request: RunRequest, owner_id: Any) -> Run | None:
         # The program cannot look up the owner of a pruned session; others learn of their own only.
         refuse_pruned(alias, request.key, owner_id, request.session if request.actor is None else "")
         return None
+    require_no_record(run.session)
     if not request.is_for(run):
         raise RunStateError(
             f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
             "input or origin. Use a new key for a new task."
+        )
+    if request.names_session and run.session.key != request.session:
+        raise RunStateError(
+            f"Idempotency key {request.key!r} belongs to run {run.pk} of session {run.session.key!r}, not of "
+            f"{request.session!r}. Use a new key for a task in another session."
         )
     return run
 
@@ -488,6 +513,7 @@ def _session(alias: str, request: RunRequest) -> tuple[Session, bool]:
     session = sessions.get(key=request.session)
     if request.again is None and owner is not None and session.owner_id != owner.pk:
         raise SessionAccessDeniedError(f"There is no session {request.session!r}.")
+    require_no_record(session)
     return session, session.pk == made.pk and request.session_id is None
 
 

@@ -35,6 +35,7 @@ logger = get_logger("agentruns.sweep")
 
 LATE = 600  # seconds without a sweep after which something is wrong
 BATCH = 100
+RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked
 SEVERAL = 10
 
 
@@ -70,12 +71,20 @@ def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> li
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """Return runs that only their definition keeps from being claimed here and that have no reason yet."""
-    return list(_runnable(run_id).exclude(_served()).filter(blocked_reason="")[:BATCH])
+    """Return runs that only their definition keeps from being claimed here and that need a reason.
+
+    First those that have none, then those whose reason is old: another process may have found it, and it
+    need not be true of the processes that are still there.
+    """
+    blocked = _runnable(run_id).exclude(_served())
+    found = list(blocked.filter(blocked_reason="")[:BATCH])
+    old = Q(blocked_at=None) | Q(blocked_at__lt=later(-RENEWED))
+    return found + list(blocked.exclude(blocked_reason="").filter(old)[: BATCH - len(found)])
 
 
 def _runnable(run_id: UUID | str | None) -> RunQuerySet:
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
+    runs = runs.defer("usage", "pending_calls")  # one that was altered must not keep the others from going on
     return runs if run_id is None else runs.filter(pk=run_id)
 
 
@@ -105,8 +114,7 @@ def sweep(
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
-    swept = Swept()
-    claims = not drives or not leases.is_draining(alias)
+    swept, claims = Swept(), not drives or not leases.is_draining(alias)
     if claims:  # one that drives nothing any more must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
@@ -117,14 +125,12 @@ def sweep(
         _surface(alias, name, run_id, swept)
     with _put_off("The delivery of notifications"):
         deliver_due(alias, should_stop)
+    seen: set[UUID] = set()
 
-    def drive_all() -> None:
-        found = candidates(run_id, limit) if claims else []
-        if len(found) > SEVERAL:
-            random.shuffle(found)  # or all workers would go for the same ones
-        for run in found:
+    def go_on() -> None:
+        for run in _unseen(candidates(run_id, limit) if claims else [], seen):
             if should_stop() or (swept.driven and time.monotonic() > until):
-                break
+                return
             swept.found += 1
             if drives:
                 _advance(run, alias, swept, should_stop)
@@ -133,12 +139,21 @@ def sweep(
                 swept.notified += 1
 
     with own_connection(alias):  # one for all the drives
-        drive_all()  # before the cards: one whose session is locked must not keep the others waiting
-        swept.expired = approvals.expire_due()
+        go_on()
+        swept.expired = approvals.expire_due()  # afterwards: a card of a locked session keeps no run waiting
         if swept.expired:
-            drive_all()
+            go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
+
+
+def _unseen(found: list[Run], seen: set[UUID]) -> list[Run]:
+    """Return the runs found that are not among `seen`, which they join."""
+    runs = [run for run in found if run.pk not in seen]
+    seen |= {run.pk for run in runs}
+    if len(runs) > SEVERAL:
+        random.shuffle(runs)  # or all workers would go for the same ones
+    return runs
 
 
 @contextmanager
@@ -198,6 +213,8 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
+        if Run.objects.using(alias).filter(pk=run.pk, status=Run.Status.PAUSED).exists():
+            swept.left.append(run.pk)
         return
     swept.driven += 1
     status = Run.objects.using(alias).values_list("status", flat=True).get(pk=run.pk)

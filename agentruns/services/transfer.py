@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
+from django.db.models import Value
+from django.db.models.functions import Concat, Left, Now, Trim
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
+from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError, RunStateError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
@@ -24,24 +28,26 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import definitions_of, stored_rows
-from agentruns.journal.store import new_approval
+from agentruns.journal.read import NAMING, definitions_in, definitions_of, stored_rows
+from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.services import permissions
-from agentruns.services.control import hold_run
 from agentruns.services.runs import refuse_pruned
-from agentruns.services.write import find_run
+from agentruns.services.write import find_run, write
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, is_on, redacted
 
-FORMAT, VERSION = "agentruns-export", 1
+FORMAT, VERSION = "agentruns-export", 2
+READABLE = (1, 2)  # version 1 has no last line
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
 REVEAL = "agentruns.reveal_arguments"
 ACTOR = "import_run"
-HELD = "imported: it may be at work in the database it came from"
+MARK = " (imported)"  # after the name of who decided elsewhere
 # No browser may open what a model or a tool wrote.
 INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
@@ -148,9 +154,22 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
 
     The chain begins with the session, so all rows of the session are there, each with its run. Sensitive and
     redacted values are left out, so that the hash of such a row cannot be recomputed, and files that may
-    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts.
-    Raises DurableRunNotFoundError.
+    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts, and
+    the last line has the hash of all others. Raises DurableRunNotFoundError.
     """
+    whole = hashlib.sha256()
+    for line in _lines(run_id, true_values):
+        whole.update(_written(line))
+        yield line
+    yield {"end": whole.hexdigest()}
+
+
+def _written(line: dict[str, Any]) -> bytes:
+    """Return a line as the hash of the whole export counts it."""
+    return json.dumps(line, sort_keys=True).encode() + b"\n"
+
+
+def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
     alias, run = settings.DATABASE, find_run(run_id)
     session = Session.objects.using(alias).get(pk=run.session_id)
     definitions = Definition.objects.using(alias).in_bulk(definitions_of(alias, session.pk))
@@ -158,7 +177,7 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
     yield {
         "format": FORMAT,
         "version": VERSION,
-        "exported_at": events.timestamp(datetime.now(UTC)),
+        "exported_at": events.timestamp(clock.now(alias)),
         "run": str(run.pk),
         "session": {"id": str(session.pk), "key": session.key if true_values else str(redacted(session.key))},
         "head": {"seq": session.next_seq - 1, "hash": session.head},
@@ -231,9 +250,9 @@ def _readable(row: Row, text: str, sensitive: Sensitive) -> str:
 def import_run(lines: Iterable[dict[str, Any]]) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    Nothing is stored unless the whole chain is intact. The runs get no owner, and one that has not ended is
-    paused: it may still be at work where it came from. Raises RunStateError and PayloadError, which say what
-    is wrong and where.
+    Nothing is stored unless the whole chain is intact. It is a record: nothing is ever added to it, and no
+    copied decision allows anything. The runs get no owner, and one that has not ended is closed here: it may
+    go on where it came from. Raises RunStateError and PayloadError, which say what is wrong and where.
     """
     with TemporaryFile() as files:
         found = _Export(lines, files)
@@ -253,14 +272,16 @@ class _Export:
         self.definitions: dict[str, Any] = {}
         try:
             self._read(iter(lines))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             where = f"after row {len(self.rows)}"
             raise RunStateError(f"This is no export of a run: {error!r} {where}.") from error
 
     def _read(self, lines: Iterator[dict[str, Any]]) -> None:
         first = next(lines, {})
-        if (first.get("format"), first.get("version")) != (FORMAT, VERSION):
+        version = first.get("version")
+        if first.get("format") != FORMAT or version not in READABLE:
             raise RunStateError(f"This is no export of version {VERSION}: make one with export_run.")
+        whole, end = hashlib.sha256(_written(first)), None
         self.run_id = UUID(first["run"])
         head = first["head"]
         self.session = Session(
@@ -271,6 +292,12 @@ class _Export:
         )
         self.history = History(self.session)
         for line in lines:
+            if end is not None:
+                raise RunStateError("The export goes on after its last line.")
+            if "end" in line:
+                end = line
+                continue
+            whole.update(_written(line))
             if "redacted" in line:
                 raise RunStateError("The export is redacted; make one with export_run --true-values.")
             if "definition" in line:
@@ -284,11 +311,17 @@ class _Export:
             raise RunStateError(str(wrong))
         if self.run_id not in self.history.states:
             raise RunStateError(f"The export has no row of run {self.run_id}.")
-        missing = {state.definition for state in self.history.states.values()} - {*self.definitions}
-        if missing:
+        named = set().union(*(definitions_in(row.payload) for row in self.rows if row.kind in NAMING))
+        if missing := named - {*self.definitions}:
             raise RunStateError(f"The export lacks the definitions {', '.join(sorted(missing))}.")
+        if unknown := {*self.definitions} - named:
+            raise RunStateError(f"No row names the definitions {', '.join(sorted(unknown))}.")
+        if (end is None) != (version == 1) or (end and end != {"end": whole.hexdigest()}):
+            raise RunStateError("The export's last line, with the hash of all others, is missing or differs.")
 
     def _define(self, line: dict[str, Any]) -> None:
+        if line["definition"] in self.definitions:
+            raise RunStateError(f"Definition {line['definition']} is there twice.")
         body = canonical.loads(line["body"])
         if canonical.digest(body) != line["definition"]:
             raise RunStateError(f"Definition {line['definition']} was altered.")
@@ -347,7 +380,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     )
     _refuse_known_keys(alias, runs)
     Run.objects.using(alias).bulk_create(runs)
-    # The INSERT sets them to now.
+    # They were made with the present time.
     for run_id, (first, last) in _times(found).items():
         Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(
@@ -357,9 +390,23 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     for wrong in check(session.pk, alias, files=False):
         raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
-        if not found.history.states[run.pk].paused:
-            hold_run(run.pk, ACTOR, reason=HELD)
+        write(run.pk, _close, takes_lease=True)
+    # Users of this database are others. After the closing, which writes the decisions of what it cancels.
+    Approval.objects.using(alias).filter(run__session_id=session.pk, decided_at__isnull=False).update(
+        decided_by=None,
+        decided_by_name=Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK))),
+    )
+    Session.objects.using(alias).filter(pk=session.pk).update(imported_at=Now())
     return Run.objects.using(alias).get(pk=found.run_id)
+
+
+def _close(run: Run, batch: Batch) -> None:
+    """End an unfinished run here. What becomes of its open calls is known elsewhere, if anywhere."""
+    batch.quiet = True
+    for call in batch.state.run.open_calls():
+        in_doubt.unknown(batch, call, ACTOR)
+    reason = f"imported, {run.get_status_display()} then: it may go on in the database it came from"
+    batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(ACTOR), "reason": reason})
 
 
 def _refuse_known_keys(alias: str, runs: list[Run]) -> None:
@@ -416,6 +463,4 @@ def _approvals(found: _Export) -> Iterator[Approval]:
         if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload:
             call = found.history.calls[row.run_id][row.call_id]
             if call.approval is not None:
-                approval = new_approval(call, call.approval, row)
-                approval.decided_by_id = None  # users of this database are others
-                yield approval
+                yield new_approval(call, call.approval, row)

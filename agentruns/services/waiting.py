@@ -11,16 +11,18 @@ from uuid import UUID
 
 from django.db.models import Count, Min, Q
 from django.db.models.functions import Now
-from django.utils import timezone
 
+from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.definition import definition_body
 from agentruns.models.querysets import ACTIVE, RunQuerySet
+from agentruns.utils import clock
 
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
 SILENT, BACKOFF, BLOCKED = "silent", "back-off", "blocked"
+CLEARING = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.ORPHAN_RESOLVED)  # rows that say which
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 
 
@@ -28,8 +30,8 @@ EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares
 class Wait:
     """One thing that a run waits for; `approval_id` or `call_id` names what a person can act on.
 
-    `text` is as it was written, fit for no page yet: the evidence of a call in doubt, the title of an
-    approval, why a run is paused or blocked.
+    `text` is as it was written, fit for no page yet: the evidence of a call in doubt, or the error that it
+    ended with, the title of an approval, why a run is paused or blocked.
     """
 
     kind: str
@@ -62,10 +64,13 @@ def waits(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Wait]]:
 
 
 def uncleared(alias: str, run: Run) -> list[Wait]:
-    """Return the calls of the run's session whose outcome the model reads as unknown, and nobody cleared."""
-    rows = Message.objects.using(alias).filter(
-        session_id=run.session_id, kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED)
-    )
+    """Return the calls of the run's session that have a result and may have happened, and nobody cleared.
+
+    None of an imported one, which takes no verdict.
+    """
+    if run.session.imported_at is not None:
+        return []
+    rows = Message.objects.using(alias).filter(session_id=run.session_id, kind__in=CLEARING)
     found = uncleared_in(map(_read, rows.order_by("seq").values_list(*events.Row._fields)))
     tools = definition_body(alias, run.definition_id).get("tools", {}) if found else {}
     return [
@@ -74,6 +79,7 @@ def uncleared(alias: str, run: Run) -> list[Wait]:
             run_id=row.run_id,
             call_id=row.call_id,
             tool=row.tool_name,
+            text=str(row.payload["content"]) if row.payload.get("in_doubt") else "",
             gates_tool=row.tool_name in tools and not any(tools[row.tool_name].get(name) for name in EXEMPT),
         )
         for row in found
@@ -81,11 +87,14 @@ def uncleared(alias: str, run: Run) -> list[Wait]:
 
 
 def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
-    """Return the results that say "unknown" and were not cleared by a later row; rows are in order."""
+    """Return the results that leave a doubt and were not cleared by a later row; rows are in order."""
     found: dict[str, events.Row] = {}
     for row in rows:
-        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             found[row.call_id] = row
+        elif row.kind == events.APPROVAL_DECIDED:
+            for call_id in row.payload.get("settles", ()):
+                found.pop(call_id, None)
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
             found.pop(row.call_id, None)
     return list(found.values())
@@ -94,7 +103,7 @@ def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
 def is_live(run: Run) -> bool:
     """Return whether a worker holds the run at this moment."""
     expires = run.lease_expires_at
-    return run.status == Run.Status.RUNNING and expires is not None and expires > timezone.now()
+    return run.status == Run.Status.RUNNING and expires is not None and expires > clock.now(settings.DATABASE)
 
 
 def is_stalled(run: Run) -> bool:
@@ -104,7 +113,8 @@ def is_stalled(run: Run) -> bool:
 
 def backs_off(run: Run) -> bool:
     """Return whether the run waits for a while because its model failed."""
-    return run.status == Run.Status.QUEUED and run.not_before is not None and run.not_before > timezone.now()
+    until = run.not_before
+    return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
 def cancel_request(alias: str, run: Run) -> tuple[str, datetime] | None:

@@ -11,12 +11,11 @@ from django.utils.translation import gettext as _
 from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
-from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError
-from agentruns.journal.batch import Batch
+from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError, RunStateError
 from agentruns.journal.fold import RunState
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.utils.db import in_transaction
+from agentruns.utils.db import in_transaction, readable
 from agentruns.utils.redaction import bound
 
 Change = Callable[[Run, Batch], None]
@@ -29,6 +28,18 @@ def find_run(run_id: UUID | str) -> Run:
         return Run.objects.using(settings.DATABASE).select_related("session").get(pk=UUID(str(run_id)))
     except (Run.DoesNotExist, ValueError):
         raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run_id}) from None
+
+
+def require_no_record(session: Session) -> None:
+    """Raise RunStateError for a session that was imported: nothing is ever added to it."""
+    if session.imported_at is not None:
+        raise RunStateError(
+            _(
+                "Session %(session)r was imported (%(when)s): it is a record, to be read, verified, replayed "
+                "and forked. To go on from one of its runs, fork it."
+            )
+            % {"session": session.key, "when": readable(session.imported_at)}
+        )
 
 
 def write(
@@ -44,8 +55,8 @@ def write(
 
     `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
     engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
-    `change` raises leaves nothing behind. May run inside the caller's transaction; outside of one,
-    serialization failures and deadlocks are retried.
+    `change` raises leaves nothing behind; RunStateError for an imported run. May run inside the caller's
+    transaction; outside of one, serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
     tried: list[str] = []
@@ -74,6 +85,7 @@ def _write(
     tried: list[str],
 ) -> Run:
     run = find_run(run_id)
+    require_no_record(run.session)
     lock_session(alias, run.session_id)
     if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
         return run  # the commit went through, only its acknowledgement was lost

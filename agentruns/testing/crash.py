@@ -19,9 +19,7 @@ from agentruns.utils.failpoints import arm
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from django.db.models import Q
 
-    from agentruns.journal.batch import Batch
-    from agentruns.journal.conversation import SessionState
-    from agentruns.journal.store import Store
+    from agentruns.journal.store import Batch, SessionState, Store
 
 CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable with the orders of a child process
 

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, timedelta, tzinfo
-from importlib import import_module
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
-# Modules in which the engine asks Python for the time; a test makes sure that none is missing.
-READERS = (
-    "agentruns.engine.budgets",
-    "agentruns.services.control",
-    "agentruns.engine.loop",
-    "agentruns.engine.tool_calls",
-    "agentruns.services.transfer",
-    "agentruns.engine.gate",
-    "agentruns.journal.batch",
-)
 _current: list[DatabaseClock] = []
 
 
@@ -66,6 +55,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
 
     from agentruns.engine import leases
     from agentruns.journal import store
+    from agentruns.utils import clock as journal_clock
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
@@ -77,19 +67,13 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     def append_clock(connection: Any, seconds: float = 0) -> tuple[str, list[Any]]:
         return sql(connection, clock.now + timedelta(seconds=seconds))
 
-    class Frozen(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Any:
-            return clock.now.astimezone(tz)
-
     for name in {"as_sql", *vars(Now)}:
         if name.startswith("as_"):
             yield Now, name, as_sql
     yield store, "clock", append_clock
     yield timezone, "now", lambda: clock.now
+    yield journal_clock, "now", lambda alias: clock.now
     yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
-    for name in READERS:
-        yield import_module(name), "datetime", Frozen
 
 
 class JournalFlushMixin:

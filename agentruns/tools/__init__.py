@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from agentruns.tools.base import Tool
-from agentruns.tools.calling import InvalidArguments, to_jsonable
+from agentruns.tools.base import InvalidArguments, Tool
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.decorator import tool
 from agentruns.tools.questions import ask_human, question_to
+from agentruns.tools.refusals import http_refusal
+from agentruns.tools.results import to_jsonable
 
 __all__ = [
     "InvalidArguments",
@@ -17,6 +18,7 @@ __all__ = [
     "ToolOutput",
     "Unknown",
     "ask_human",
+    "http_refusal",
     "question_to",
     "to_jsonable",
     "tool",

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns.tools import calling
-from agentruns.tools.calling import InvalidArguments, call, to_jsonable
+from agentruns.exceptions import ToolRefused
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options, Recovery
+from agentruns.tools.refusals import is_refusal, path_of
+from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
+from agentruns.utils.coroutines import wait
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
+
+_MAX_ERRORS = 10
+_MAX_NAME = 60
+
+
+class InvalidArguments(ToolRefused, ValueError):
+    """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
 
 
 class Tool(Generic[P, R]):
@@ -54,6 +66,7 @@ class Tool(Generic[P, R]):
         self.parallel = options.parallel
         self.timeout = options.timeout
         self.sensitive = options.sensitive
+        self.refuses = options.refuses
         self.recovery: Recovery = options.recovery
         self.only_answers = options.only_answers
 
@@ -89,13 +102,28 @@ class Tool(Generic[P, R]):
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
+            **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
         }
 
     # A call's life
 
     def effective(self, raw: Any) -> dict[str, Any]:
-        """Return the effective arguments of a model's input; raises InvalidArguments, for the model."""
-        return calling.effective(self.signature.model, raw)
+        """Return the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
+
+        Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
+        would receive different arguments from those that were shown and approved.
+        """
+        _refuse_deep(raw)
+        arguments = self._read(raw)[1]
+        _refuse_deep(arguments)  # a parameter may read a text as JSON
+        again = self._read(arguments)[1]
+        try:
+            same = canonical.dumps(arguments) == canonical.dumps(again)
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidArguments("The arguments cannot be stored as JSON.") from None
+        if not same:
+            raise InvalidArguments(f"{_changed(arguments, again)}: this value does not read back as itself.")
+        return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return recorded arguments as validated today: unchanged, unless the tool has changed.
@@ -156,10 +184,14 @@ class Tool(Generic[P, R]):
             result = list(result)  # a generator is handler code that has yet to run
         return self.output(result)
 
-    def _read(self, arguments: dict[str, Any]) -> tuple[BaseModel, dict[str, Any]]:
-        """Return recorded arguments validated, and dumped again."""
-        validated = calling.validate(self.signature.model, arguments)
-        return validated, calling.dump(validated)
+    def refused(self, error: Exception) -> bool:
+        """Return whether an exception of the handler says that nothing happened; never raises."""
+        return is_refusal(error, self.refuses)
+
+    def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
+        """Return arguments validated, and as JSON again; raises InvalidArguments."""
+        validated = _validate(self.signature.model, raw)
+        return validated, _dump(validated)
 
     def output(self, result: Any) -> ToolOutput:
         """Return a handler's result as JSON; never raises."""
@@ -169,12 +201,15 @@ class Tool(Generic[P, R]):
             try:
                 fitting = adapter.validate_python([result])
             except Exception as error:
-                flags["misfit"] = calling.misfit(error)
+                flags["misfit"] = _misfit(error)
             else:
                 try:
-                    content = adapter.dump_python(fitting, mode="json", by_alias=True, warnings=False)[0]
+                    content = dumped(adapter, fitting)[0]
                     canonical.dumps(content)
-                    return ToolOutput(content)
+                    if not is_deeper(content, MAX_RESULT_DEPTH):
+                        return ToolOutput(content)
+                except SameKeyError as error:
+                    flags["misfit"] = str(error)
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
         content, stringified = to_jsonable(result)
@@ -202,3 +237,80 @@ class Tool(Generic[P, R]):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
+
+
+def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
+    """Return `raw` as an instance of `model`; raises InvalidArguments for any failure."""
+    if not isinstance(raw, dict):
+        raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
+    try:
+        text = to_json(raw, inf_nan_mode="constants")
+    except Exception:
+        text = None  # a lone surrogate, or not JSON: only lenient validation can tell which
+    try:
+        # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
+        return model.model_validate(raw) if text is None else model.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidArguments(_explain(model, error)) from None
+    except Exception as error:
+        raise InvalidArguments(f"The arguments could not be validated: {type(error).__name__}.") from error
+
+
+def _dump(arguments: BaseModel) -> dict[str, Any]:
+    """Return validated arguments as a JSON object; raises InvalidArguments."""
+    try:
+        return arguments.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    except Exception as error:
+        raise InvalidArguments(f"The arguments cannot be stored as JSON: {type(error).__name__}.") from error
+
+
+def _misfit(error: Exception) -> str:
+    """Return one line that says why a result does not fit its annotation; never raises."""
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    try:
+        # The result was validated inside a list of one.
+        return "; ".join(_line(each["loc"][1:], each["msg"], "result") for each in _details(error)[:3])
+    except Exception:
+        return type(error).__name__
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    found = _details(error)
+    lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in found[:_MAX_ERRORS]]
+    if len(found) > _MAX_ERRORS:
+        lines.append(f"- and {len(found) - _MAX_ERRORS} more")
+    if any(each["type"] == "extra_forbidden" for each in found):
+        names = [field.alias or name for name, field in model.model_fields.items()]
+        lines.append(f"Parameters: {', '.join(names) or 'none'}.")
+    return "Invalid arguments:\n" + "\n".join(lines)
+
+
+def _details(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False, include_input=False)
+
+
+def _line(loc: tuple[int | str, ...], message: str, otherwise: str) -> str:
+    where = ".".join(str(part) for part in loc) or otherwise
+    return f"{one_line(where, _MAX_NAME)}: {one_line(message)}"
+
+
+def _changed(first: dict[str, Any], second: dict[str, Any]) -> str:
+    names = [
+        name
+        for name in first
+        if name not in second or canonical.dumps(first[name]) != canonical.dumps(second[name])
+    ]
+    return ", ".join(names) or "input"
+
+
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a developer's function, sync or async, and return its result, awaited if necessary."""
+    result = fn(*args, **kwargs)
+    return wait(result) if inspect.isawaitable(result) else result
+
+
+def _refuse_deep(arguments: Any) -> None:
+    """Refuse arguments that are nested too deeply to be stored, shown and sent."""
+    if is_deeper(arguments, MAX_DEPTH):
+        raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")

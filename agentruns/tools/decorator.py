@@ -11,7 +11,8 @@ from typing import Any, Unpack, overload
 
 from agentruns.tools import signature
 from agentruns.tools.base import P, R, Tool
-from agentruns.tools.options import Gate, Options, Risk, ToolKeywords, as_names, as_seconds
+from agentruns.tools.options import Gate, Options, Risk, ToolKeywords, as_names, as_refusals, as_seconds
+from agentruns.tools.refusals import Refusal
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -42,12 +43,14 @@ def tool(
     parallel: bool = False,
     timeout: float | timedelta | None = None,
     sensitive: Iterable[str] = (),
+    refuses: Refusal | Iterable[Refusal] = (),
 ) -> Any:
     """Declare a function as a tool, with or without parentheses.
 
     Its signature becomes the JSON Schema the model sees, its docstring the descriptions. A parameter
-    annotated ToolContext receives the context of the call. Raises TypeError for anything that cannot be
-    shown, stored and repeated faithfully, and for options that contradict each other.
+    annotated ToolContext receives the context of the call. `refuses` names the exceptions, or functions of
+    an exception such as `http_refusal`, that mean that nothing happened. Raises TypeError for anything that
+    cannot be shown, stored and repeated faithfully, and for options that contradict each other.
     """
     options = Options(
         requires_approval=requires_approval,
@@ -63,6 +66,7 @@ def tool(
         parallel=parallel,
         timeout=as_seconds(timeout),
         sensitive=as_names(sensitive),
+        refuses=as_refusals(refuses),
     )
     # Types defined beside the tool, inside a function, can be found nowhere else.
     local_names = sys._getframe(1).f_locals

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
+
+from agentruns.tools.refusals import Refusal, mistake
+from agentruns.utils.bounds import MAX_APPROVALS, NAME_LENGTH
 
 Risk = Literal["low", "normal", "high"]
 Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
@@ -33,6 +35,7 @@ class ToolKeywords(TypedDict, total=False):
     parallel: bool
     timeout: float | timedelta | None
     sensitive: Iterable[str]
+    refuses: Refusal | Iterable[Refusal]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class Options:
     parallel: bool = False
     timeout: float | None = None
     sensitive: tuple[str, ...] = ()
+    refuses: tuple[Refusal, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
 
     @property
@@ -80,20 +84,29 @@ class Options:
             value = getattr(self, hook)
             if value is not None and not callable(value):
                 raise TypeError(f"Tool {name!r}: {hook} must be a function, not {value!r}.")
+        for refusal in self.refuses:
+            if wrong := mistake(refusal):
+                raise TypeError(f"Tool {name!r}: refuses names what it cannot: {wrong}.")
         timeout = self.timeout
-        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-            raise TypeError(f"Tool {name!r}: timeout must be positive, not {timeout!r}.")
+        if timeout is not None and not 0 < timeout <= _LONGEST.total_seconds():  # false for NaN
+            raise TypeError(
+                f"Tool {name!r}: timeout must be positive and at most ten years, not {timeout!r}."
+            )
 
     def _check_gate(self, name: str) -> None:
         asks = self.requires_approval
         if not isinstance(asks, bool) and not callable(asks):
             raise TypeError(f"Tool {name!r}: requires_approval must be a bool or a function, not {asks!r}.")
         who = self.approvers
-        if who is not None and (not isinstance(who, str) or not who):
+        if who is not None and not (isinstance(who, str) and who.strip() and who.isprintable()):
             raise TypeError(f"Tool {name!r}: approvers must be a permission or a group name, not {who!r}.")
+        if who is not None and len(who) > NAME_LENGTH:
+            raise TypeError(f"Tool {name!r}: approvers must be at most {NAME_LENGTH} characters long.")
         count = self.approvals
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise TypeError(f"Tool {name!r}: approvals must be a whole number from 1, not {count!r}.")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_APPROVALS:
+            raise TypeError(
+                f"Tool {name!r}: approvals must be a whole number from 1 to {MAX_APPROVALS}, not {count!r}."
+            )
         lifetime = self.expires_in
         if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
             raise TypeError(f"Tool {name!r}: expires_in must be a positive timedelta, not {lifetime!r}.")
@@ -137,6 +150,11 @@ def as_seconds(timeout: object) -> float | None:
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
         return timeout
     raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}.")
+
+
+def as_refusals(refuses: object) -> tuple[Any, ...]:
+    """Return one refusal, or several, as a tuple."""
+    return tuple(refuses) if isinstance(refuses, Iterable) and not isinstance(refuses, type) else (refuses,)
 
 
 def as_names(sensitive: object) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin,
 from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 
-from agentruns.tools.calling import result_adapter
 from agentruns.tools.context import ToolContext
+from agentruns.tools.results import result_adapter
 
 _ARGUMENTS = ConfigDict(
     extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 from django.db.models.sql import Query
@@ -31,6 +32,8 @@ LOCKED = (
     "names its process)."
 )
 RACES = (JournalConflictError, IntegrityError, OperationalError)
+# Refused by a driver or by SQLite, which give no SQLSTATE.
+_TOO_LARGE = re.compile("number of parameters must be|too many SQL variables|string or blob too big")
 
 
 def in_transaction(alias: str, action: Callable[[], T]) -> T:
@@ -54,6 +57,12 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
                 raise
             time.sleep(random.uniform(0, min(0.01 * 2**attempt, 0.5)))  # noqa: S311 - spreads load
     raise AssertionError("unreachable")
+
+
+def cannot_pass(error: BaseException) -> bool:
+    """Tell whether a database refused the values or the size of a statement, as it always would."""
+    code = str(getattr(error.__cause__, "sqlstate", None) or "")
+    return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
 
 
 @contextmanager

@@ -4,16 +4,19 @@ look_up_order, search_articles   safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
 refund                           reconcile: the payment provider is asked by idempotency key
 email_customer                   declares nothing: a person is asked
+
+They raise ToolRefused where nothing happened; any other error of refund or email_customer leaves a doubt.
 """
 
 from __future__ import annotations
 
+from smtplib import SMTPRecipientsRefused
 from typing import Any
 
 from django.core.mail import EmailMessage
 from django.urls import reverse
 
-from agentruns import NotOccurred, Occurred, ToolContext, tool
+from agentruns import NotOccurred, Occurred, ToolContext, ToolRefused, tool
 from project.helpdesk import ledger
 from project.helpdesk.models import Article, Note, Order, Ticket
 from project.helpdesk.money import euros
@@ -116,7 +119,7 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
     order = find_order(order_number)
     left = order.total_cents - refunded_cents(order)
     if not 0 < amount_cents <= left:
-        raise ValueError(
+        raise ToolRefused(
             f"Not refunded: {amount_cents} cents; {left} cents of order {order.number} are left."
         )
     line = ledger.record(
@@ -130,7 +133,7 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
     return receipt(line)
 
 
-@tool
+@tool(refuses=SMTPRecipientsRefused)  # of the only recipient, so that nobody got the mail
 def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
     """Send an e-mail to the customer who wrote the ticket. It cannot be taken back.
 
@@ -154,7 +157,7 @@ def find_order(number: str) -> Order:
     """Return an order; the error is for the model, which can ask the customer."""
     order = Order.objects.select_related("customer").filter(number=number).first()
     if order is None:
-        raise LookupError(f"There is no order {number!r}; ask the customer for the number.")
+        raise ToolRefused(f"There is no order {number!r}; ask the customer for the number.")
     return order
 
 
@@ -162,7 +165,7 @@ def find_ticket(number: int) -> Ticket:
     """Return a ticket with its customer."""
     ticket = Ticket.objects.select_related("customer").filter(number=number).first()
     if ticket is None:
-        raise LookupError(f"There is no ticket {number}.")
+        raise ToolRefused(f"There is no ticket {number}.")
     return ticket
 
 

@@ -11,7 +11,6 @@ from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.models import Approval, Run
 from agentruns.services.control import pause_run
 from tests.admin.people import user
-from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
 
@@ -29,7 +28,7 @@ ONCE = pytest.mark.parametrize("requests_commit", ["autocommit"], indirect=True)
 
 
 @pytest.fixture
-def world(effects: Effects, agents: None, db: None) -> Iterator[World]:
+def world(db: None) -> Iterator[World]:
     """Runs in every state that a person meets."""
     yield World()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
 from django.utils import timezone
 
 from agentruns import approve, cancel_run, deny, run_agent, tool
@@ -18,6 +17,7 @@ from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
+from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent
 
@@ -126,6 +126,13 @@ def test_two_people_are_needed(world: World) -> None:
     assert page.text.count("decider ·") == page.text.count("superuser ·") == 1
 
 
+def test_what_one_approved_one_may_still_deny(world: World) -> None:
+    approval = two_needed()
+    for verb in ("approve", "deny"):
+        assert decide(approval, verb, "decider").status_code == 200
+    assert decided(approval) == ("denied", "decider")
+
+
 def test_a_double_click_is_one_decision(world: World) -> None:
     approval = world.waiting()
     decide(approval, "approve")
@@ -140,8 +147,14 @@ def test_somebody_else_was_faster(world: World) -> None:
     approval = world.waiting()
     deny(approval.pk, user("decider"), "no")
     before = snapshot()
-    for verb in ("approve", "deny"):
-        response = decide(approval, verb)
+    for verb, data in {
+        "approve": {},
+        "deny": {},
+        "edit": {"argument-cents": "1"},
+        "answer": {"text": "x"},
+        "extend": {"hours": "4", "seen": "2026-01-01T00:00:00Z"},
+    }.items():
+        response = decide(approval, verb, **data)
         page = read(response)
         assert response.status_code == 409
         assert "Your decision was not recorded. Denied by decider on" in page.text
@@ -162,7 +175,9 @@ def test_the_run_was_cancelled_meanwhile(world: World) -> None:
     cancel_run(approval.run_id, user("superuser"), reason="enough")
     response = decide(approval, "approve")
     assert response.status_code == 409
-    assert "Cancelled: its run ended or went on without it." in read(response).text
+    for page in (read(response), read(browser("superuser").get(url(approval)))):
+        assert "Cancelled: its run ended or went on without it." in page.text
+        assert list(page.forms) == ["/admin/logout/"]
     assert decided(approval) == ("cancelled", "")
 
 
@@ -229,21 +244,13 @@ def test_the_list_that_one_came_from_is_kept(world: World) -> None:
 def test_two_people_at_once_are_one_decision(world: World) -> None:
     approval = world.waiting()
     clients = {verb: browser(role) for verb, role in (("approve", "decider"), ("deny", "superuser"))}
-    start, answers = threading.Barrier(2), {}
 
-    def click(verb: str) -> None:
-        try:
-            start.wait()
-            data = {"digest": approval.digest, "reason": "now"}
-            answers[verb] = clients[verb].post(url(approval, verb), data).status_code
-        finally:
-            connection.close()
+    def click(verb: str) -> int:
+        data = {"digest": approval.digest, "reason": "now"}
+        return int(clients[verb].post(url(approval, verb), data).status_code)
 
-    threads = [threading.Thread(target=click, args=[verb]) for verb in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    made = at_once(*(partial(click, verb) for verb in clients))
+    answers = dict(zip(clients, made, strict=True))
     assert sorted(answers.values()) == [302, 409]
     assert approval.run.messages.filter(kind="approval_decided").count() == 1
     won = next(verb for verb, status in answers.items() if status == 302)

@@ -16,7 +16,6 @@ from agentruns import (
     ToolContext,
     approve,
     ask_human,
-    cancel_run,
     deny,
     pause_run,
     resume_run,
@@ -131,7 +130,7 @@ def test_precedents_count_and_quote_denials(world: World) -> None:
     assert "decider denied one" in page.text
 
 
-def test_the_same_call_elsewhere_and_here_is_flagged(world: World, effects: Effects) -> None:
+def test_the_same_call_elsewhere_and_here_is_flagged(world: World) -> None:
     page = shown(world.waiting("first"))
     assert "This exact call" not in page.text
     approve(Approval.objects.get().pk, user("decider"))
@@ -166,8 +165,8 @@ def test_each_button_says_word_for_word_what_the_model_will_get(world: World, ef
     page = shown(denied)
     send(denied, "deny", reason="(your reason)")
     assert " ".join(told(denied).split()) in " ".join(page.text.split())
-    assert send(answered, "answer", text="Pay her 20 EUR by hand.").status_code == 302
-    assert told(answered) == "Pay her 20 EUR by hand."
+    assert send(answered, "answer", text=" Pay her 20 EUR\r\nby hand. ").status_code == 302
+    assert told(answered) == " Pay her 20 EUR\nby hand. ", "to the letter"
     assert send(edited, "edit", **{"argument-cents": "2000", "reason": "enough"}).status_code == 302
     told(edited)
     assert [line["cents"] for line in effects.lines()] == [2000]
@@ -175,9 +174,7 @@ def test_each_button_says_word_for_word_what_the_model_will_get(world: World, ef
     assert 'Executed with the arguments a person set: {"cents":2000}' in messages
 
 
-def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(
-    world: World, effects: Effects
-) -> None:
+def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(world: World) -> None:
     approval = world.waiting()
     assert send(approval, "edit", **{"argument-cents": " 2000 ", "reason": "enough"}).status_code == 302
     rows = {row.kind: row.payload for row in Message.objects.filter(run=approval.run)}
@@ -321,35 +318,19 @@ def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> No
     assert told(approval) == "green"
 
 
-def test_it_says_who_decided_when_the_tab_was_stale(world: World) -> None:
-    approval = world.waiting()
-    deny(approval.pk, user("decider"), "no")
-    for verb, data in {
-        "edit": {"argument-cents": "1"},
-        "answer": {"text": "x"},
-        "extend": {"hours": "4", "seen": "2026-01-01T00:00:00Z"},
-    }.items():
-        response = send(approval, verb, **data)
-        assert response.status_code == 409
-        assert "Your decision was not recorded. Denied by decider on" in read(response).text
-
-
-def test_a_card_whose_tool_is_gone_can_be_denied_but_not_edited(world: World, agents: None) -> None:
+@pytest.mark.parametrize("is_declared", [False, True], ids=["gone", "of another definition"])
+def test_a_card_of_a_tool_the_run_does_not_know_can_be_denied_but_not_edited(
+    world: World, is_declared: bool
+) -> None:
     approval = world.waiting()
     with isolated_registry():
+        if is_declared:
+            Agent("gated-waiting", instructions="Else.", model=ScriptedModel([]), tools=[refund])
         page = shown(approval)
         assert "does not know the tool as the run does" in page.text
         assert url(approval, "edit") not in page.forms
         assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
         assert send(approval, "deny", reason="gone").status_code == 302
-
-
-def test_a_cancelled_run_leaves_a_card_without_buttons(world: World) -> None:
-    approval = world.waiting()
-    cancel_run(approval.run_id, user("superuser"), reason="enough")
-    page = shown(approval)
-    assert "Cancelled: its run ended or went on without it." in page.text
-    assert list(page.forms) == ["/admin/logout/"]
 
 
 def test_a_card_costs_the_same_however_long_the_history_is(world: World) -> None:
@@ -371,16 +352,6 @@ def by_two(ctx: ToolContext, cents: int) -> str:
     return act("refund", ctx, cents=cents)
 
 
-def test_one_does_not_approve_twice_but_may_deny_what_one_approved(world: World) -> None:
-    approval = world.waiting(tools=[by_two])
-    assert send(approval, "approve", "decider").status_code == 302
-    page = shown(approval, "decider")
-    assert "You approved it already." in page.text
-    assert send(approval, "deny", "decider", reason="I was wrong").status_code == 302
-    approval.refresh_from_db()
-    assert approval.status == "denied"
-
-
 @tool(requires_approval=True)
 def letter(copies: int, body: str) -> str:
     """Write."""
@@ -400,20 +371,6 @@ def test_an_edit_of_one_argument_leaves_the_others_to_the_letter(world: World, b
     assert send(other, "edit", **{"argument-copies": "3"}).status_code == 302
     other.refresh_from_db()
     assert other.arguments == {"copies": 3, "body": body}, "what is not sent stays"
-
-
-def test_an_answer_is_told_to_the_letter(world: World) -> None:
-    approval = world.waiting()
-    assert send(approval, "answer", text=" two\r\nlines ").status_code == 302
-    assert told(approval) == " two\nlines "
-
-
-def test_a_card_of_another_definition_cannot_be_edited(world: World) -> None:
-    approval = world.waiting()
-    with isolated_registry():
-        Agent("gated-waiting", instructions="Else.", model=ScriptedModel([]), tools=[refund])
-        assert "does not know the tool as the run does" in shown(approval).text
-        assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
 
 
 def test_what_was_revealed_stays_so_when_an_edit_is_refused_and_is_logged(

@@ -12,7 +12,6 @@ from django.contrib.admin.models import LogEntry
 from agentruns.models import Run
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser
-from tests.effects import Effects
 from tests.files import MEGABYTE, fetch_secretly, fetched, folder, report_of, row_of, sha256, stored_in
 from tests.settings import MIDDLEWARE
 
@@ -43,7 +42,7 @@ def streamed(response: Any) -> bytes:
     return sent
 
 
-def test_forty_megabytes_are_streamed(folder: Path, effects: Effects, agents: None) -> None:
+def test_forty_megabytes_are_streamed(folder: Path) -> None:
     run, client = fetched(40 * MEGABYTE), browser("viewer")
     page = read(client.get(url(run)))
     assert address(run) in page.links
@@ -59,7 +58,7 @@ def test_forty_megabytes_are_streamed(folder: Path, effects: Effects, agents: No
     assert peak < 5 * MEGABYTE
 
 
-def test_what_is_downloaded_is_what_was_returned(folder: Path, effects: Effects, agents: None) -> None:
+def test_what_is_downloaded_is_what_was_returned(folder: Path) -> None:
     run = fetched()
     before = snapshot()
     assert streamed(browser("viewer").get(address(run))).decode() == report_of(MEGABYTE)
@@ -70,7 +69,7 @@ def test_what_is_downloaded_is_what_was_returned(folder: Path, effects: Effects,
 
 
 @pytest.mark.parametrize("fault", ["missing", "altered"])
-def test_a_file_that_is_not_what_it_was(fault: str, folder: Path, effects: Effects, agents: None) -> None:
+def test_a_file_that_is_not_what_it_was(fault: str, folder: Path) -> None:
     run = fetched()
     (path,) = stored_in(folder)
     path.unlink() if fault == "missing" else path.write_bytes(b"X" + path.read_bytes()[1:])
@@ -88,7 +87,7 @@ def test_a_file_that_is_not_what_it_was(fault: str, folder: Path, effects: Effec
 
 @pytest.mark.parametrize("why", ["sensitive", "AGENTRUNS_REDACT"])
 def test_what_is_guarded_is_asked_for_and_logged(
-    why: str, folder: Path, effects: Effects, agents: None, settings: Any, requests_commit: str
+    why: str, folder: Path, settings: Any, requests_commit: str
 ) -> None:
     run = fetched(tools=[fetch_secretly]) if why == "sensitive" else fetched()
     if why == "AGENTRUNS_REDACT":

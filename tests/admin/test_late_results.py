@@ -52,9 +52,7 @@ def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> N
 
 @ONCE
 @pytest.mark.parametrize("returns", ["42", "null", None, True, "a\u202eb\nc", "", [1.5, "x" * 200]])
-def test_what_is_left_as_it_was_filled_in_is_stored_exactly(
-    world: World, effects: Effects, returns: Any
-) -> None:
+def test_what_is_left_as_it_was_filled_in_is_stored_exactly(world: World, returns: Any) -> None:
     run, late = timed_out(returns)
     late.report()
     page = card(run)
@@ -65,7 +63,7 @@ def test_what_is_left_as_it_was_filled_in_is_stored_exactly(
     assert (stored, type(stored)) == (returns, type(returns))
 
 
-def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World, effects: Effects) -> None:
+def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World) -> None:
     run, late = timed_out(ValueError("no money"))
     late.report()
     page = card(run)
@@ -75,7 +73,7 @@ def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World, effe
     assert give(run, "not_occurred").status_code == 200
 
 
-def test_a_report_that_comes_in_while_one_decides_is_seen_first(world: World, effects: Effects) -> None:
+def test_a_report_that_comes_in_while_one_decides_is_seen_first(world: World) -> None:
     run, late = timed_out("sent")
     seen = last(run, doubtful(run))
     late.report()

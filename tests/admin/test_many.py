@@ -153,9 +153,7 @@ def waiting(name: str, actor: Any = None, **options: Any) -> Approval:
 
 @pytest.mark.parametrize("requester_may", [True, False])
 @pytest.mark.parametrize("rule", ["", "tests.admin.test_many.only_twos"])
-def test_mine_are_those_that_people_says(
-    agents: None, effects: Any, settings: Any, requester_may: bool, rule: str
-) -> None:
+def test_mine_are_those_that_people_says(settings: Any, requester_may: bool, rule: str) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = requester_may
     decider = user("decider")
     decider.groups.add(Group.objects.create(name="treasurers"))

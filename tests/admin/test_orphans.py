@@ -33,14 +33,13 @@ from tests.admin.doubts import (
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import ROLES, browser, user
 from tests.admin.test_hostile_text import HOSTILE
-from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
 
 
 @ONCE
-def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World, effects: Effects) -> None:
+def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> None:
     run = in_doubt(call("post", text="later"))
     page = card(run)
     started = payload(run, "tool_started")
@@ -186,7 +185,7 @@ def test_a_call_of_another_run_is_not_there(world: World) -> None:
 
 
 @ONCE
-def test_a_call_that_is_not_in_doubt_is_shown_and_not_decided(world: World, effects: Effects) -> None:
+def test_a_call_that_is_not_in_doubt_is_shown_and_not_decided(world: World) -> None:
     run = world.completed()
     call_id = payload(run, "assistant")["calls"][0]["id"]
     page = read(browser("superuser").get(url(run, "call", call_id)))
@@ -209,7 +208,7 @@ def test_a_call_that_waits_for_approval_has_a_page_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_roles(world: World, effects: Effects, role: str) -> None:
+def test_roles(world: World, role: str) -> None:
     run, client = in_doubt(), browser(role)
     sees = role in ("viewer", "operator", "resolver", "superuser")
     may = role in ("resolver", "superuser")
@@ -235,7 +234,7 @@ def test_roles(world: World, effects: Effects, role: str) -> None:
         assert snapshot() == before
 
 
-def test_a_verdict_needs_the_token_of_the_page(world: World, effects: Effects) -> None:
+def test_a_verdict_needs_the_token_of_the_page(world: World) -> None:
     run, client = in_doubt(), browser("superuser", enforce_csrf_checks=True)
     target, before = url(run, "resolve", doubtful(run)), snapshot()
     form = read(client.get(url(run, "call", doubtful(run)))).forms[target]
@@ -248,7 +247,7 @@ def test_a_verdict_needs_the_token_of_the_page(world: World, effects: Effects) -
 
 @ONCE
 @pytest.mark.parametrize("name", list(HOSTILE))
-def test_every_field_of_the_card(world: World, effects: Effects, name: str) -> None:
+def test_every_field_of_the_card(world: World, name: str) -> None:
     text = HOSTILE[name]
     late = Late({"wrote": text, text: text}, timeout=0.05)
     turn = {"tools": [call("wire", text=text), call("post", text=text)]}
@@ -274,7 +273,7 @@ def test_every_field_of_the_card(world: World, effects: Effects, name: str) -> N
 
 
 @ONCE
-def test_the_projects_own_redaction_holds_on_the_card(world: World, effects: Effects, settings: Any) -> None:
+def test_the_projects_own_redaction_holds_on_the_card(world: World, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = "tests.admin.test_orphans.without_numbers"
     run, late = timed_out("card 4111 was charged")
     late.report()

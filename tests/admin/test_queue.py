@@ -41,7 +41,7 @@ def listed(role: str = "superuser", **query: str) -> list[str]:
     return list(dict.fromkeys(shown[link] for link in links if link in shown))
 
 
-def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest(agents: None) -> None:
+def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest() -> None:
     waiting("old")
     waiting("soon", hours=1)
     waiting("later", hours=9)
@@ -70,7 +70,7 @@ def test_an_empty_queue_says_that_calls_are_in_doubt(world: World) -> None:
     assert said() == ""
 
 
-def test_mine_are_those_that_i_can_decide_and_have_not_decided(agents: None, settings: Any) -> None:
+def test_mine_are_those_that_i_can_decide_and_have_not_decided(settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     waiting("free")
     waiting("theirs", approvers="treasurers")
@@ -91,7 +91,7 @@ def nobody(actor: Any, approval: Approval) -> bool:
     return False
 
 
-def test_after_a_decision_the_next_card_that_i_can_decide_opens(agents: None) -> None:
+def test_after_a_decision_the_next_card_that_i_can_decide_opens() -> None:
     first, second = waiting("first", risk="high"), waiting("second")
     waiting("foreign", approvers="treasurers")
     third = waiting("third")
@@ -108,7 +108,7 @@ def test_after_a_decision_the_next_card_that_i_can_decide_opens(agents: None) ->
     assert "Nothing more here waits for you." in read(answer).text
 
 
-def test_the_filtered_list_is_kept_on_the_way(agents: None) -> None:
+def test_the_filtered_list_is_kept_on_the_way() -> None:
     for name in ("one", "two"):
         waiting(name)
     kept = "?_changelist_filters=tool%3Done"
@@ -145,7 +145,7 @@ def test_from_the_index_to_a_decided_card_in_three_clicks(world: World) -> None:
     assert approval.status == "approved"
 
 
-def test_what_is_over_is_not_mine_and_not_next(agents: None) -> None:
+def test_what_is_over_is_not_mine_and_not_next() -> None:
     first, over = waiting("first"), waiting("over", hours=1)
     run_out(over)
     assert listed("decider", mine="yes") == ["first"]
@@ -153,7 +153,7 @@ def test_what_is_over_is_not_mine_and_not_next(agents: None) -> None:
     assert browser("decider").post(url(first, "deny"), data).url == reverse(QUEUE)
 
 
-def test_mine_costs_the_same_for_more_cards(agents: None) -> None:
+def test_mine_costs_the_same_for_more_cards() -> None:
     def cost() -> int:
         with CaptureQueriesContext(connection) as queries:
             listed("decider", mine="yes")

@@ -18,14 +18,13 @@ from agentruns.models import Approval, Message
 from agentruns.utils.redaction import FAILED, redacted
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
-from tests.effects import Effects
 from tests.redacting import CARD, FAIL, HIDE, KEY, Story, leaks, seen, story
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def told(settings: Any, effects: Effects, agents: None) -> Story:
+def told(settings: Any) -> Story:
     settings.AGENTRUNS_REDACT = HIDE
     return story(user("superuser"))
 

@@ -82,7 +82,7 @@ def test_resuming_a_paused_run_queues_it(world: World, effects: Effects) -> None
     assert sweep().completed == 1
 
 
-def test_resuming_an_orphan_tells_the_model_and_says_so_before(world: World, effects: Effects) -> None:
+def test_resuming_an_orphan_tells_the_model_and_says_so_before(world: World) -> None:
     run = world.orphaned()
     shown = page(run)
     assert "nobody knows what became of a call" in shown.text

@@ -57,7 +57,7 @@ def test_a_site_with_only_one_of_the_two_links_to_nothing_it_lacks(world: World)
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_the_journal_in_a_database_of_its_own(effects: Any, agents: None, settings: Any) -> None:
+def test_the_journal_in_a_database_of_its_own(settings: Any) -> None:
     settings.AGENTRUNS_DATABASE = "other"
     agent = shop_agent("elsewhere", {"tools": [call("refund", cents=5000)]})
     approval = run_agent(agent, "refund", "elsewhere").pending[0]
@@ -80,6 +80,11 @@ def test_a_project_that_wants_no_console_has_none() -> None:
         "settings.configure(**{**names, 'AGENTRUNS_ADMIN': False, 'DATABASES': {}}); django.setup()\n"
         "from django.contrib import admin; from agentruns.models import Run\n"
         "admin.autodiscover(); assert not admin.site.is_registered(Run)\n"
+        "assert admin.site.index_template is None\n"
+        "from django.template import engines; from django.test import RequestFactory\n"
+        "template = engines['django'].from_string('{% load agentruns %}[{% agentruns_dashboard %}]')\n"
+        "assert template.render({}, RequestFactory().get('/')).split() == ['[', ']']\n"
+        "assert template.render().split() == ['[', ']']\n"
         "from agentruns.admin import register\n"
         "site = admin.AdminSite(); register(site); assert site.is_registered(Run)\n"
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
+from functools import partial
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
 from django.utils.html import escape
 
 from agentruns import cancel_run, resume_run
@@ -25,6 +25,7 @@ from tests.admin.doubts import (
 )
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
+from tests.db.racing import at_once
 from tests.effects import Effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
@@ -34,21 +35,13 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
     run = in_doubt()
     target, seen = url(run, "resolve", doubtful(run)), last(run, doubtful(run))
     clients = {"occurred": browser("resolver"), "not_occurred": browser("superuser")}
-    start, answers = threading.Barrier(2), {}
 
-    def click(verdict: str) -> None:
-        try:
-            start.wait()
-            data = {"seq": seen, "verdict": verdict, "result": "sent", "evidence": EVIDENCE}
-            answers[verdict] = clients[verdict].post(target, data)
-        finally:
-            connection.close()
+    def click(verdict: str) -> Any:
+        data = {"seq": seen, "verdict": verdict, "result": "sent", "evidence": EVIDENCE}
+        return clients[verdict].post(target, data)
 
-    threads = [threading.Thread(target=click, args=[verdict]) for verdict in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    made = at_once(*(partial(click, verdict) for verdict in clients))
+    answers = dict(zip(clients, made, strict=True))
     assert sorted(answer.status_code for answer in answers.values()) == [302, 409]
     won = next(verdict for verdict, answer in answers.items() if answer.status_code == 302)
     lost = next(answer for answer in answers.values() if answer.status_code == 409)
@@ -62,9 +55,7 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
 
 @pytest.mark.parametrize("verdict", ["occurred", "not_occurred", "unknown"])
 @pytest.mark.parametrize("driven", [False, True])
-def test_a_double_click_is_told_that_it_is_done(
-    world: World, effects: Effects, verdict: str, driven: bool
-) -> None:
+def test_a_double_click_is_told_that_it_is_done(world: World, verdict: str, driven: bool) -> None:
     run = in_doubt()
     seen = last(run, doubtful(run))
     give(run, verdict, seq=seen, result='{"a": 1}')
@@ -87,7 +78,7 @@ def test_a_double_click_is_told_that_it_is_done(
     assert LogEntry.objects.count() == 1
 
 
-def test_somebody_resumed_or_cancelled_meanwhile(world: World, effects: Effects) -> None:
+def test_somebody_resumed_or_cancelled_meanwhile(world: World) -> None:
     first, second = in_doubt(), in_doubt(session="s2")
     seen = {run.pk: last(run, doubtful(run)) for run in (first, second)}
     resume_run(first.pk, user("superuser"))

@@ -114,7 +114,7 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
     assert effects.count() == 1
 
 
-def test_a_paused_run_stays_paused_and_says_so(world: World, effects: Effects) -> None:
+def test_a_paused_run_stays_paused_and_says_so(world: World) -> None:
     from agentruns import pause_run
 
     run = in_doubt()
@@ -153,7 +153,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     assert (again.approvals.count(), effects.count()) == (0, 2)
 
 
-def test_still_unknown_keeps_a_note_and_the_doubt(world: World, effects: Effects) -> None:
+def test_still_unknown_keeps_a_note_and_the_doubt(world: World) -> None:
     run = uncleared()
     assert give(run, "unknown", evidence="").status_code == 400
     page = read(give(run, "unknown", evidence="the bank does not know either"))
@@ -164,7 +164,7 @@ def test_still_unknown_keeps_a_note_and_the_doubt(world: World, effects: Effects
     assert "lifted" in read(give(run, "occurred")).text
 
 
-def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World, effects: Effects) -> None:
+def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World) -> None:
     first = uncleared()
     second = start({"tools": [call("post", text="hi")]}, key="second")
     assert second.pk != first.pk

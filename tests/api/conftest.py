@@ -9,12 +9,11 @@ from agentruns.agents.agent import Agent
 from agentruns.models import Approval
 from agentruns.services.runs import run_agent
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 
 @pytest.fixture
-def shop(effects: Effects, agents: None) -> Agent:
+def shop() -> Agent:
     """An agent whose refund over 1000 cents asks a person."""
     return shop_agent("shop", {"tools": [call("refund", cents=5000)]})
 

@@ -143,7 +143,7 @@ def test_a_cancelled_approval_says_who_and_when(staff: Api, pending: Pending) ->
     assert (problem["decided_by_name"], problem["decided_at"][-1]) == ("boss", "Z")
 
 
-def test_a_stale_digest_says_who_edited(effects: Effects, agents: None, staff: Api) -> None:
+def test_a_stale_digest_says_who_edited(staff: Api) -> None:
     from agentruns import ToolContext, tool
 
     @tool(requires_approval=True, approvals=2)
@@ -185,7 +185,7 @@ def test_an_edit_of_an_agent_that_is_not_served_here(staff: Api, pending: Pendin
         assert staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})[0] == 200
 
 
-def test_odd_arguments_are_legal_json(staff: Api, effects: Effects, agents: None) -> None:
+def test_odd_arguments_are_legal_json(staff: Api) -> None:
     from agentruns import ToolContext, tool
 
     @tool(requires_approval=True)

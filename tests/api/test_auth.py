@@ -16,7 +16,6 @@ from agentruns.agents.agent import Agent
 from agentruns.models import Approval, Run
 from agentruns.services.runs import run_agent
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -172,9 +171,7 @@ def test_who_sees_and_decides_which_approvals(owner: Any, pending: Pending) -> N
     assert {item.status for item in Approval.objects.all()} == {"pending"}
 
 
-def test_the_rules_of_the_service_hold(
-    effects: Effects, agents: None, owner: Any, decider: Any, settings: Any
-) -> None:
+def test_the_rules_of_the_service_hold(owner: Any, decider: Any, settings: Any) -> None:
     from agentruns import ToolContext, tool
 
     @tool(requires_approval=True, approvers="Treasury")

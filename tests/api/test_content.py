@@ -13,7 +13,6 @@ from django.core.handlers.asgi import ASGIRequest
 
 from agentruns.services.transfer import download, find_content, read_content
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 from tests.files import MEGABYTE, fetch_secretly, fetched, folder, report_of, row_of, stored_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["folder"]  # a fixture
 
 
-def test_content(folder: Path, api: Api, owner: Any, effects: Effects, agents: None) -> None:
+def test_content(folder: Path, api: Api, owner: Any) -> None:
     run = fetched(actor=owner)
     seq = row_of(run).seq
     (item,) = (one for one in api.get(f"/runs/{run.pk}/messages")[1]["items"] if one["seq"] == seq)
@@ -51,7 +50,7 @@ def test_content(folder: Path, api: Api, owner: Any, effects: Effects, agents: N
     )
 
 
-def test_under_asgi_it_is_streamed_too(folder: Path, owner: Any, effects: Effects, agents: None) -> None:
+def test_under_asgi_it_is_streamed_too(folder: Path, owner: Any) -> None:
     run = fetched(actor=owner)
     content = find_content(run, row_of(run).seq)
     request = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": []}, BytesIO())
@@ -66,7 +65,7 @@ def test_under_asgi_it_is_streamed_too(folder: Path, owner: Any, effects: Effect
     assert b"".join(chunks).decode() == report_of(MEGABYTE)
 
 
-def test_what_is_guarded(folder: Path, api: Api, owner: Any, effects: Effects, agents: None) -> None:
+def test_what_is_guarded(folder: Path, api: Api, owner: Any) -> None:
     run = fetched(tools=[fetch_secretly], actor=owner)
     path = f"/runs/{run.pk}/messages/{row_of(run).seq}/content"
     assert (api.get(path)[0], api.get(path)[1]["type"]) == (403, "urn:agentruns:permission-denied")

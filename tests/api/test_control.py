@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentruns import start_run, tool
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, registered
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
@@ -130,8 +130,9 @@ def test_agents_show_their_tools_and_not_their_instructions(api: Api, shop: Agen
 
     wires = shop_agent("wirer", tools=[wire])
     status, body = api.get("/agents")
-    assert (status, body["next"], [each["name"] for each in body["items"]]) == (200, None, ["shop", "wirer"])
-    shown = body["items"][1]
+    assert (status, body["next"]) == (200, None)
+    assert [each["name"] for each in body["items"]] == [agent.name for agent in registered()]
+    asked, shown = body["items"][-2:]
     assert shown == {
         "name": "wirer",
         "version": "1",
@@ -145,7 +146,7 @@ def test_agents_show_their_tools_and_not_their_instructions(api: Api, shop: Agen
         ],
     }
     assert wires.instructions not in api.response.content.decode()
-    asks = {each["name"]: each["requires_approval"] for each in body["items"][0]["tools"]}
+    asks = {each["name"]: each["requires_approval"] for each in asked["tools"]}
     assert (asks["refund"], asks["post"]) == ("predicate", False)
     assert Api().get("/agents")[0] == 401
     assert not Message.objects.exists()

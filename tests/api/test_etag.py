@@ -14,7 +14,6 @@ from agentruns.engine.leases import claim
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,7 +52,7 @@ def test_what_is_known_is_neither_built_nor_sent(api: Api, run: Run, monkeypatch
     ],
     ids=["driven", "leased", "blocked", "attempted"],
 )
-def test_what_has_changed_is_sent(api: Api, run: Run, effects: Effects, change: Callable[[Run], Any]) -> None:
+def test_what_has_changed_is_sent(api: Api, run: Run, change: Callable[[Run], Any]) -> None:
     _, tag = asked(api, run)
     change(run)
     status, new = asked(api, run, tag)

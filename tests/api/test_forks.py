@@ -18,7 +18,7 @@ RESULT, END = 5, 7  # rows of the run: the result of its call, and its last one
 
 
 @pytest.fixture
-def done(effects: Effects, agents: None, owner: Any) -> Run:
+def done(owner: Any) -> Run:
     """A run of the owner's that posted something and ended."""
     agent = shop_agent("poster", {"tools": [call("post", text="hi")]})
     result = run_agent(agent, "say hi", "s1", actor=owner, idempotency_key="k1")

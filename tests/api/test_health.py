@@ -15,7 +15,6 @@ from agentruns.models import Control, Run
 from agentruns.services.api_tokens import create_token
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,7 +55,7 @@ def test_who_is_told_what(owner: Any) -> None:
     assert asked(staff) == {"status": "ok"}
 
 
-def test_the_figures(shop: Agent, effects: Effects) -> None:
+def test_the_figures(shop: Agent) -> None:
     staff = Api(make_user("viewer", "view_run"))
     runs = [start_run(shop, "refund", f"s{number}") for number in range(3)]
     Run.objects.filter(pk=runs[0].pk).update(not_before=Now() + timedelta(hours=1))

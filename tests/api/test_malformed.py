@@ -21,7 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 __all__ = ["world"]  # a fixture
 
-IDS = "run", "approval", "call"
 texts = st.text(max_size=20) | st.sampled_from(
     ["\x00", "\ud800", "\u202e", "NaN", "-1", "9" * 30, "' OR 1=1 --"]
 )

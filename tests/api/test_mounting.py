@@ -19,7 +19,6 @@ from agentruns.api import build_api, register_errors, router
 from agentruns.exceptions import SessionBusyError
 from agentruns.models import Run
 from tests.api.http import Api
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -189,7 +188,7 @@ def test_a_host_may_bring_its_own_auth(urlconf: Any, shop: Agent, owner: Any) ->
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_another_database(pending: Any, owner: Any, decider: Any, settings: Any, effects: Effects) -> None:
+def test_another_database(pending: Any, owner: Any, decider: Any, settings: Any) -> None:
     """Everything but the users is where AGENTRUNS_DATABASE says."""
     settings.AGENTRUNS_DATABASE = "other"
     approval = pending()

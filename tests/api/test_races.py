@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
+from tests.db.racing import at_once
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,23 +34,7 @@ def atomic_requests(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 def together(act: Callable[[int], tuple[int, Any]], clients: int = CLIENTS) -> list[tuple[int, Any]]:
     """Let every client act at once."""
-    answers: list[tuple[int, Any]] = []
-    barrier = threading.Barrier(clients)
-
-    def client(number: int) -> None:
-        try:
-            barrier.wait()
-            answers.append(act(number))
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == clients
-    return answers
+    return at_once(*(partial(act, number) for number in range(clients)))
 
 
 def test_one_approval_is_approved_once(pending: Any, effects: Effects, atomic_requests: bool) -> None:

@@ -10,7 +10,6 @@ import pytest
 from agentruns.models import Approval, Run
 from agentruns.utils.redaction import FAILED
 from tests.api.http import Api, make_user
-from tests.effects import Effects
 from tests.redacting import CARD, FAIL, HIDE, KEY, PIN, Story, leaks, story
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +21,7 @@ def everybody(db: None) -> Any:
 
 
 @pytest.fixture
-def case(everybody: Any, settings: Any, effects: Effects, agents: None) -> Story:
+def case(everybody: Any, settings: Any) -> Story:
     settings.AGENTRUNS_REDACT = HIDE
     return story(everybody)
 

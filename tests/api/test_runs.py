@@ -26,7 +26,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert set(run) == {
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
         "input", "step", "usage", "output", "error", "lease_expires_at", "not_before", "attempts",
-        "blocked_reason", "created_at", "updated_at", "origin", "origin_seq",
+        "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
     assert (run["input"], run["output"], run["step"]) == ("refund it", None, 0)
@@ -37,7 +37,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert effects.count() == 0
 
 
-def test_the_cost_is_with_the_usage(api: Api, agents: None, settings: Any) -> None:
+def test_the_cost_is_with_the_usage(api: Api, settings: Any) -> None:
     agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
     settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
     _, run = api.post("/runs", {"agent": "priced", "input": "hello", "idempotency_key": "k1"})
@@ -46,7 +46,7 @@ def test_the_cost_is_with_the_usage(api: Api, agents: None, settings: Any) -> No
     assert run["usage"] == {"input_tokens": 10, "output_tokens": 5, "cost": "0.000105"}
 
 
-def test_the_same_key_is_the_same_run_for_ever(api: Api, effects: Effects, agents: None) -> None:
+def test_the_same_key_is_the_same_run_for_ever(api: Api) -> None:
     shop_agent("plain")
     body = {"agent": "plain", "input": "hello", "idempotency_key": "k1"}
     status, first = api.post("/runs", body)
@@ -56,8 +56,9 @@ def test_the_same_key_is_the_same_run_for_ever(api: Api, effects: Effects, agent
     status, again = api.post("/runs", body)
     assert (status, again["id"], again["status"]) == (200, first["id"], "completed")
     assert again["output"] == "all done"
-    # Another session does not make it another task.
-    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 200
+    # It is not the run of a session that it is not in.
+    assert api.post("/runs", {**body, "session": "elsewhere"})[0] == 409
+    assert api.post("/runs", {**body, "session": first["session"]})[0] == 200
     assert Run.objects.count() == 1
 
 
@@ -175,7 +176,7 @@ def ids(answer: tuple[int, Any]) -> list[str]:
     return [item["id"] for item in body["items"]]
 
 
-def test_messages_are_the_journal_in_order(api: Api, effects: Effects, agents: None, owner: Any) -> None:
+def test_messages_are_the_journal_in_order(api: Api, owner: Any) -> None:
     agent = shop_agent("poster", {"tools": [call("post", text="<b>hi</b>")]})
     result = run_agent(agent, "say hi", "s1", actor=owner)
     run = Run.objects.get(pk=result.run_id)
@@ -211,7 +212,7 @@ def test_messages_come_in_pages(api: Api, shop: Agent, owner: Any, monkeypatch: 
     assert seen == list(run.messages.order_by("seq").values_list("seq", flat=True))
 
 
-def test_a_result_with_nan_is_legal_json(api: Api, effects: Effects, agents: None, owner: Any) -> None:
+def test_a_result_with_nan_is_legal_json(api: Api, owner: Any) -> None:
     from agentruns import tool
 
     @tool
@@ -240,9 +241,7 @@ def test_cancel_records_and_a_second_one_says_who_and_when(api: Api, shop: Agent
     assert problem["ended_at"] == closing.created_at.isoformat(timespec="microseconds")[:-6] + "Z"
 
 
-def test_resume_needs_its_permission_and_only_queues(
-    api: Api, shop: Agent, owner: Any, effects: Effects
-) -> None:
+def test_resume_needs_its_permission_and_only_queues(api: Api, shop: Agent, owner: Any) -> None:
     from agentruns import pause_run
 
     run = start_run(shop, "refund", "s1", actor=owner)

@@ -21,7 +21,6 @@ from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.services.api_tokens import create_token
 from tests.admin.people import user
 from tests.api.snapshot import FILE
-from tests.effects import Effects
 from tests.files import fetched, folder
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
@@ -80,7 +79,7 @@ def chosen(value: Any, names: list[str]) -> Any:
 
 
 @pytest.fixture
-def token(effects: Effects, agents: None, folder: Path, settings: Any) -> str:
+def token(folder: Path, settings: Any) -> str:
     settings.ALLOWED_HOSTS = ["localhost"]
     actor = user("superuser")
     tell(actor)

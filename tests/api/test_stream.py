@@ -40,7 +40,6 @@ from tests.api.streaming import (
 )
 from tests.api.test_mounting import Bearer, host, urlconf
 from tests.db.dying import elsewhere
-from tests.effects import Effects
 from tests.redacting import HIDE, leaks, story
 from tests.shop.agents import call, search, shop_agent
 
@@ -74,9 +73,7 @@ def nobody_left() -> Iterator[None]:
 # What is sent
 
 
-def test_an_ended_run_is_its_journal_and_an_end(
-    api: Api, owner: Any, settings: Any, effects: Effects
-) -> None:
+def test_an_ended_run_is_its_journal_and_an_end(api: Api, owner: Any, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = HIDE
     run = story(make_user("everybody", "view_run", "decide_approval")).done
     watcher = Api(make_user("watcher", "view_run"))
@@ -164,9 +161,7 @@ def test_rows_that_commit_between_polls_and_nobody_elses(shop: Agent, owner: Any
     assert not stream.is_open
 
 
-def test_a_long_journal_comes_in_pages_without_a_wait(
-    owner: Any, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_journal_comes_in_pages_without_a_wait(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = shop_agent("long", *[{"tools": [call("search", query="x")] * 4}] * 12)
     run = Run.objects.get(pk=run_agent(agent, "go", "s1", actor=owner, idempotency_key="k").run_id)
     monkeypatch.setattr(Feed, "FIRST_PAUSE", 60.0)
@@ -357,7 +352,7 @@ class Endless:
 
 
 def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
-    server: str, owner: Any, effects: Effects, agents: None, nobody_left: None
+    server: str, owner: Any, nobody_left: None
 ) -> None:
     chance, model = random.Random(7), Endless()
     agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)

@@ -14,7 +14,6 @@ from pytest_django.live_server_helper import LiveServer
 from tests.browser import chromium
 from tests.browser.desk import Desk
 from tests.browser.visitor import Visitor, Visitors
-from tests.effects import Effects
 
 PATIENCE = 5  # seconds
 
@@ -66,6 +65,6 @@ def visitor(visit: Visitors) -> Visitor:
 
 
 @pytest.fixture
-def desk(effects: Effects, agents: None, live_server: LiveServer) -> Desk:
+def desk(live_server: LiveServer) -> Desk:
     """What the desk's agent asks for; its effects are in `effects`."""
     return Desk()

@@ -52,7 +52,7 @@ def test_edit_and_approve(desk: Desk, visitor: Visitor, effects: Effects) -> Non
     assert "34900" in visitor.text  # what the model had proposed
 
 
-def test_an_edit_that_does_not_validate(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+def test_an_edit_that_does_not_validate(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one(TICKET)
     visitor.open(approval)
     visitor.page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def approval(effects: Effects, db: None) -> Approval:
+def approval(db: None) -> Approval:
     user("ann", "decide_approval")
     user("bob")
     return run_agent("calls-refund", "do it", "s1", idempotency_key="k1").pending[0]
@@ -63,7 +63,7 @@ def test_refused(approval: Approval, command: tuple[str, ...], code: int, why: s
     assert Approval.objects.get().status == "pending"
 
 
-def test_one_of_two_says_so(effects: Effects, agents: None) -> None:
+def test_one_of_two_says_so() -> None:
     @tool(requires_approval=True, approvals=2)
     def wire() -> str:
         """Wire it."""

@@ -11,7 +11,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_queues_a_fork_and_says_where(effects: Effects, agents: None) -> None:
+def test_it_queues_a_fork_and_says_where(effects: Effects) -> None:
     agent = shop_agent("forked", {"tools": [call("post", text="hi")]})
     done = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     refused = run("fork_run", str(done.run_id), "--at", "6")

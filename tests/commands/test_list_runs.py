@@ -4,14 +4,13 @@ import pytest
 
 from agentruns import run_agent, start_run
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def three_runs(effects: Effects, agents: None) -> None:
+def three_runs() -> None:
     first = shop_agent("first", {"tools": [call("post", text="hi")]})
     second = shop_agent("second", {"tools": [call("refund", cents=5000)]})
     run_agent(first, "say hi", "s1", idempotency_key="k1")
@@ -56,7 +55,7 @@ def test_a_status_that_does_not_exist() -> None:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_another_database(effects: Effects, agents: None) -> None:
+def test_another_database() -> None:
     agent = shop_agent("elsewhere", {"tools": [call("post", text="hi")]})
     assert run("run_agent", "elsewhere", "say hi", "--session=s1", "--database=other").code == 0
     assert agent.name not in run("list_runs").out

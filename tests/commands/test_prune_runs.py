@@ -13,7 +13,6 @@ from agentruns import cancel_run, fork_run, run_agent, start_run
 from agentruns.management.commands import prune_runs
 from agentruns.models import Run, Session, Tombstone
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +21,7 @@ ROWS = 4  # of a run that asks for no call
 
 
 @pytest.fixture
-def old(effects: Effects, agents: None) -> None:
+def old() -> None:
     """Three sessions that ended long ago, and one that did now."""
     agent = shop_agent("done")
     for number in range(4):

@@ -14,7 +14,6 @@ from agentruns.models import Message, Run
 from agentruns.testing import ScriptedModel
 from agentruns.utils.redaction import FAILED
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.redacting import CARD, FAIL, HIDE, KEY, PIN, Story, explode, leaks, story
 from tests.shop.agents import call
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def case(settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture) -> Story:
+def case(settings: Any, caplog: pytest.LogCaptureFixture) -> Story:
     settings.AGENTRUNS_REDACT = HIDE
     caplog.set_level(logging.DEBUG)
     return story()
@@ -133,7 +132,7 @@ def test_a_function_that_fails_hides_the_texts(case: Story, settings: Any) -> No
 
 
 def test_the_handler_of_a_failing_tool_is_logged_as_ever_without_the_setting(
-    effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     turns = [{"tools": [call("explode", key=KEY)]}, {"text": "ok"}]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[2]
 
 
-def test_one_sweep_drives_what_can_go_on(effects: Effects, agents: None) -> None:
+def test_one_sweep_drives_what_can_go_on() -> None:
     agent = shop_agent("swept", {"tools": [call("post", text="hi")]})
     gated = shop_agent("gated", {"tools": [call("refund", cents=5000)]})
     start_run(agent, "say hi", "s1", idempotency_key="k1")
@@ -47,7 +47,7 @@ def test_one_sweep_drives_what_can_go_on(effects: Effects, agents: None) -> None
     assert run("resume_runs").out == "Nothing can go on now.\n"
 
 
-def test_it_says_each_time_which_runs_it_cannot_take_and_why(effects: Effects, agents: None) -> None:
+def test_it_says_each_time_which_runs_it_cannot_take_and_why() -> None:
     queued = start_run(shop_agent("gone"), "go", "s1")
     Run.objects.filter(pk=queued.pk).update(version="0")
     why = f"Session s1: Run {queued.pk} cannot go on here: There is no agent 'gone' version '0' in"
@@ -63,7 +63,7 @@ def test_it_says_each_time_which_runs_it_cannot_take_and_why(effects: Effects, a
     assert run("resume_runs", "--run", str(other.pk)).out == "Nothing can go on now.\n"
 
 
-def test_it_names_the_runs_it_held_ten_at_most(effects: Effects, agents: None) -> None:
+def test_it_names_the_runs_it_held_ten_at_most() -> None:
     agent = shop_agent("dies", {"tools": [call("post", text="hi")]})
     for number in range(12):
         start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}")
@@ -79,7 +79,7 @@ def test_it_names_the_runs_it_held_ten_at_most(effects: Effects, agents: None) -
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_what_is_known_when_nothing_can_go_on(effects: Effects, agents: None, runs: int) -> None:
+def test_what_is_known_when_nothing_can_go_on(runs: int) -> None:
     agent = shop_agent("swept")
     queued = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(runs)]
     claimed = [claim("default", one.pk) for one in queued]
@@ -100,12 +100,12 @@ def test_what_is_known_when_nothing_can_go_on(effects: Effects, agents: None, ru
     assert run("resume_runs", f"--run={queued[0].pk}", "--json").lines[0]["leased"] == 1
 
 
-def test_json(effects: Effects, agents: None) -> None:
+def test_json() -> None:
     start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
     assert run("resume_runs", "--json").lines[0].items() >= {"found": 1, "driven": 1, "completed": 1}.items()
 
 
-def test_a_decision_is_carried_out(effects: Effects, agents: None) -> None:
+def test_a_decision_is_carried_out(effects: Effects) -> None:
     agent = shop_agent("gated", {"tools": [call("refund", cents=5000)]})
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
     approve(result.pending[0].pk, None)
@@ -113,7 +113,7 @@ def test_a_decision_is_carried_out(effects: Effects, agents: None) -> None:
     assert effects.count() == 1
 
 
-def test_only_one_run_or_only_some(effects: Effects, agents: None) -> None:
+def test_only_one_run_or_only_some() -> None:
     agent = shop_agent("swept")
     runs = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(3)]
     assert run("resume_runs", f"--run={runs[1].pk}").out.startswith("found 1, driven 1")
@@ -122,7 +122,7 @@ def test_only_one_run_or_only_some(effects: Effects, agents: None) -> None:
     assert run("resume_runs", "--run=nonsense").code == 1
 
 
-def test_a_dry_run_drives_nothing(effects: Effects, agents: None) -> None:
+def test_a_dry_run_drives_nothing() -> None:
     queued = start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
     outcome = run("resume_runs", "--dry-run")
     assert outcome.out.splitlines()[1].split()[:4] == [str(queued.pk), "queued", "swept", "s1"]
@@ -131,7 +131,7 @@ def test_a_dry_run_drives_nothing(effects: Effects, agents: None) -> None:
     assert queued.status == "queued"
 
 
-def test_a_drive_that_fails_is_counted_and_is_exit_1(effects: Effects, agents: None) -> None:
+def test_a_drive_that_fails_is_counted_and_is_exit_1() -> None:
     def broken(request: object) -> object:
         raise RuntimeError("the model object is broken")
 
@@ -159,7 +159,7 @@ def test_usage(options: tuple[str, ...]) -> None:
 
 
 def test_a_watching_worker_survives_a_database_that_is_away(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_run(shop_agent("swept"), "go", "s1", idempotency_key="k1")
     true_sweep, tries = resume_runs.sweep, []
@@ -196,7 +196,7 @@ def test_an_idle_worker_waits_twice_as_long_each_time_up_to_the_interval(
 
 class TestWatchingProcess:
     @pytest.fixture
-    def watcher(self, effects: Effects, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    def watcher(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         (tmp_path / "gate").touch()
         command = (
             "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
@@ -243,7 +243,7 @@ class TestWatchingProcess:
         assert watcher.wait(timeout=10) == -signal.SIGINT
 
 
-def test_hold_all_and_no_drive(effects: Effects, agents: None) -> None:
+def test_hold_all_and_no_drive(effects: Effects) -> None:
     start_run(shop_agent("held", {"tools": [call("post", text="x")]}), "do it", "s1", idempotency_key="k1")
     assert run("resume_runs", "--no-drive").out == "found 1, notified 1\n"
     assert run("resume_runs", "--hold-all").out == "Held 1 run for staff.\n"

@@ -19,7 +19,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_prints_the_journal_and_the_answer(effects: Effects, agents: None) -> None:
+def test_it_prints_the_journal_and_the_answer() -> None:
     shop_agent("cli", {"tools": [call("post", text="hi")]})
     outcome = run("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
     assert outcome.code == 0
@@ -30,7 +30,7 @@ def test_it_prints_the_journal_and_the_answer(effects: Effects, agents: None) ->
     assert end.splitlines() == [f"Run {Run.objects.get().pk} in session s1 is completed.", "all done"]
 
 
-def test_the_same_command_again_is_the_same_run(effects: Effects, agents: None) -> None:
+def test_the_same_command_again_is_the_same_run(effects: Effects) -> None:
     shop_agent("cli", {"tools": [call("post", text="hi")]})
     command = ("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
     first, second = run(*command), run(*command)
@@ -41,14 +41,14 @@ def test_the_same_command_again_is_the_same_run(effects: Effects, agents: None) 
     assert effects.count() == 1
 
 
-def test_without_a_session_it_makes_one(effects: Effects, agents: None) -> None:
+def test_without_a_session_it_makes_one() -> None:
     shop_agent("cli")
     assert run("run_agent", "cli", "say hi").code == 0
     assert run("run_agent", "cli", "say hi").code == 0
     assert Run.objects.count() == 2
 
 
-def test_json_lines(effects: Effects, agents: None) -> None:
+def test_json_lines() -> None:
     shop_agent("cli", {"tools": [call("post", text="hi")]})
     *rows, end = run("run_agent", "cli", "say hi", "--session=s1", "--json").lines
     assert [row["seq"] for row in rows] == list(range(1, 8))
@@ -58,7 +58,7 @@ def test_json_lines(effects: Effects, agents: None) -> None:
     }  # fmt: skip
 
 
-def test_an_output_that_is_a_value_is_printed_as_json(agents: None) -> None:
+def test_an_output_that_is_a_value_is_printed_as_json() -> None:
     class Answer(BaseModel):
         total: int
 
@@ -68,14 +68,14 @@ def test_an_output_that_is_a_value_is_printed_as_json(agents: None) -> None:
     assert run("run_agent", "cli", "add", "--json").lines[-1]["output"] == '{"total":5}'
 
 
-def test_it_runs_for_a_user(agents: None) -> None:
+def test_it_runs_for_a_user() -> None:
     shop_agent("cli")
     user = User.objects.create_user("ann")
     assert run("run_agent", "cli", "say hi", "--user=ann").code == 0
     assert Run.objects.get().owner_id == user.pk
 
 
-def test_it_says_where_to_decide_and_names_the_call_once(effects: Effects, agents: None) -> None:
+def test_it_says_where_to_decide_and_names_the_call_once() -> None:
     shop_agent("cli", {"tools": [call("refund", cents=5000)]})
     outcome = run("run_agent", "cli", "do it", "--session=s1")
     approval = Approval.objects.get()
@@ -87,16 +87,14 @@ def test_it_says_where_to_decide_and_names_the_call_once(effects: Effects, agent
     assert asked.split("approval_requested")[1].startswith("  refund(cents=5000) (risk high")
 
 
-def test_without_an_admin_it_names_commands_alone(
-    effects: Effects, agents: None, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_admin_it_names_commands_alone(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(django_settings, "ROOT_URLCONF")
     shop_agent("cli", {"tools": [call("refund", cents=5000)]})
     said = run("run_agent", "cli", "do it", "--session=s1").out.splitlines()[-1]
     assert said.startswith("Decide: manage.py approve_call ")
 
 
-def test_after_a_crash_it_says_what_it_told_the_model(effects: Effects, agents: None) -> None:
+def test_after_a_crash_it_says_what_it_told_the_model() -> None:
     shop_agent("cli", {"tools": [call("post", text="hi")]})
     command = ("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
     with crashing_at("after_tool"):
@@ -114,7 +112,7 @@ def test_after_a_crash_it_says_what_it_told_the_model(effects: Effects, agents: 
 
 class TestExitCodes:
     @pytest.fixture(autouse=True)
-    def _agent(self, effects: Effects, agents: None) -> None:
+    def _agent(self) -> None:
         shop_agent("cli", {"tools": [call("refund", cents=5000)]})
 
     def command(self, agent: str = "cli") -> int:

@@ -8,13 +8,12 @@ from agentruns import approve, run_agent
 from agentruns.models import Message
 from agentruns.providers.base import model_identity
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_shows_where_the_run_stands_and_its_journal(effects: Effects, agents: None) -> None:
+def test_it_shows_where_the_run_stands_and_its_journal() -> None:
     agent = shop_agent("shown", {"text": "on it\x1b[2J", "tools": [call("refund", cents=5000)]})
     result = run_agent(agent, "refund\nit", "s1", idempotency_key="k1")
     outcome = run("show_run", str(result.run_id))
@@ -30,7 +29,7 @@ def test_it_shows_where_the_run_stands_and_its_journal(effects: Effects, agents:
     assert "\x1b" not in outcome.out
 
 
-def test_every_kind_of_row_has_its_line(effects: Effects, agents: None) -> None:
+def test_every_kind_of_row_has_its_line() -> None:
     agent = shop_agent("told", {"tools": [call("refund", cents=5000), call("broken")]})
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
     approve(result.pending[0].pk, None, reason="fine")
@@ -43,7 +42,7 @@ def test_every_kind_of_row_has_its_line(effects: Effects, agents: None) -> None:
         assert any(text in line for line in lines), text
 
 
-def test_the_cost_is_apart_from_the_tokens(effects: Effects, agents: None, settings: Any) -> None:
+def test_the_cost_is_apart_from_the_tokens(settings: Any) -> None:
     agent = shop_agent("priced", {"text": "done", "usage": {"input_tokens": 10, "output_tokens": 5}})
     settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
     result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
@@ -52,7 +51,7 @@ def test_the_cost_is_apart_from_the_tokens(effects: Effects, agents: None, setti
     assert (facts["usage"], facts["cost"]) == ("input_tokens 10, output_tokens 5", "0.000105")
 
 
-def test_json_is_the_run_and_all_of_its_rows(effects: Effects, agents: None) -> None:
+def test_json_is_the_run_and_all_of_its_rows() -> None:
     agent = shop_agent("machine", {"tools": [call("post", text="hi")]})
     result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     shown = run("show_run", str(result.run_id), "--json").lines[0]

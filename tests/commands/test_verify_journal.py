@@ -10,7 +10,6 @@ from agentruns import approve, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Message, Run, Session, triggers
 from tests.commands.running import run
-from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,7 +27,7 @@ def place(session: str, *turns: object, **options: Any) -> Any:
 
 
 @pytest.fixture
-def journal(effects: Effects, agents: None) -> None:
+def journal() -> None:
     """Runs of every status, several of them in one session."""
     ask = {"tools": [call("refund", cents=5000)]}
     place("s1", {"tools": [call("post", text="hi")]})
@@ -156,9 +155,7 @@ def test_a_session_that_does_not_exist_is_a_wrong_use() -> None:
     assert "\x1b" not in outcome.err
 
 
-def test_a_session_costs_as_many_queries_however_many_there_are(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_costs_as_many_queries_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def cost() -> int:
         with CaptureQueriesContext(connection) as captured:
             assert run("verify_journal").code == 0
@@ -169,15 +166,15 @@ def test_a_session_costs_as_many_queries_however_many_there_are(
         for _ in range(sessions):
             place(f"s{Run.objects.count()}", {"tools": [call("post", text="x")]})
         costs.append(cost())
-    page = costs[1] - costs[0] - 4  # a page that is not empty is followed by another look
+    page = costs[1] - costs[0] - 5  # a page that is not empty is followed by another look
     assert page == 1
-    assert costs[2] - costs[1] == 5 * 4
+    assert costs[2] - costs[1] == 5 * 5
     monkeypatch.setattr("agentruns.management.commands.verify_journal.PAGE", 2)
     assert run("verify_journal").out == "Sessions checked: 6. Nothing is wrong.\n"
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_another_database(effects: Effects, agents: None) -> None:
+def test_another_database() -> None:
     shop_agent("elsewhere", {"tools": [call("post", text="hi")]})
     assert run("run_agent", "elsewhere", "say hi", "--session=s1", "--database=other").code == 0
     Run.objects.using("other").update(output="a lie")

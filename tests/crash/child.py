@@ -10,22 +10,25 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 import django
+import time_machine
 
 django.setup()
 
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
-from agentruns import approve, cancel_run, get_run, run_agent, tool
+from agentruns import approve, cancel_run, get_run, run_agent, start_run, tool
+from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
+from agentruns.journal.connection import journal_alias
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -62,6 +65,7 @@ def work() -> None:
 ACTIONS: dict[str, Callable[..., object]] = {
     "work": work,
     "run": lambda agent, session: run_agent(agent, "do it", session, idempotency_key=session),
+    "start": lambda agent, session: start_run(agent, "do it", session),
     "sweep": sweep,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),
@@ -78,6 +82,8 @@ class Orders:
     dies: bool = False
     lease: float = 1
     beats: bool = True
+    patience: float = 3600  # AGENTRUNS_TOOL_TIMEOUT
+    skew: float = 0  # seconds by which the clock of the machine is fast
     database: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -85,22 +91,27 @@ class Orders:
 def serve(orders: Orders, pipe: Connection) -> None:
     """Do it as a program would: in its own environment alone, and what it raises ends it."""
     os.environ.clear()
-    _prepare(orders)
+    prepare(orders)
     for name, *arguments in orders.actions:
         ACTIONS[name](*arguments)
     connections.close_all()
 
 
-def _prepare(orders: Orders) -> None:
+def prepare(orders: Orders) -> None:
+    """Let this process work on the database of the orders."""
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
-    settings.AGENTRUNS_LEASE_SECONDS = orders.lease
-    settings.AGENTRUNS_HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+    if orders.skew:  # as on another machine: its wall clock is wrong, its uptime is not
+        there = datetime.now(UTC) + timedelta(seconds=orders.skew)
+        time_machine.travel(there, tick=True).start()
+    settings.LEASE_SECONDS = orders.lease
+    settings.TOOL_TIMEOUT = orders.patience
+    settings.HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
 
 
 def perform(orders: Orders, pipe: Connection) -> None:
     """Do it, and send the errors that the database caused; a call that raised one is repeated once."""
-    _prepare(orders)
+    prepare(orders)
     errors: list[str] = []
     with ExitStack() as faults:
         if orders.point and orders.dies:
@@ -125,8 +136,8 @@ def _act(action: tuple[str, ...], errors: list[str]) -> bool:
 
 
 def _ask(pipe: Connection, faults: ExitStack) -> None:
-    """Say that the point is reached, with the backend of this connection; wait for what is to happen."""
-    connection = connections["default"]
+    """Say that the point is reached, with the backend at work; wait for what is to happen."""
+    connection = connections[journal_alias("default")]
     connection.ensure_connection()
     pipe.send(connection.connection.info.backend_pid if connection.vendor == "postgresql" else None)
     lost = pipe.recv()

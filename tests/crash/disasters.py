@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from django.db import connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.test import override_settings
 
@@ -97,18 +99,27 @@ shop_agent("surfaces", {"tools": [call("post", text="hello")]}, on_orphan="surfa
 
 
 def die_before_commit(nth: int) -> None:
-    """Kill this process just before the nth COMMIT of its connection: what it wrote since is undone."""
-    target: Any = connections["default"]
+    """Kill this process just before the nth COMMIT of its thread: what it wrote since is undone."""
     left = [nth]
-    commit = target._commit
 
-    def commit_or_die() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        commit()
+    def deadly(**facts: Any) -> None:
+        commit = facts["connection"]._commit
 
-    target._commit = commit_or_die
+        def commit_or_die() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            commit()
+
+        facts["connection"]._commit = commit_or_die
+
+    def deadly_if_the_journals(**facts: Any) -> None:
+        if threading.get_ident() == here and facts["connection"].alias != "default":
+            deadly(**facts)
+
+    here = threading.get_ident()
+    deadly(connection=connections["default"])
+    connection_created.connect(deadly_if_the_journals, weak=False)
 
 
 def stop_at(point: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -22,18 +24,29 @@ LEASE = 1
 ROOT = Path(__file__).parents[2]
 
 
-def start(*action: str, lease: float = LEASE, **environment: str) -> Forked:
+def start(
+    *action: str,
+    lease: float = LEASE,
+    beats: bool = True,
+    skew: float = 0,
+    patience: float = 3600,
+    serve: Callable[[Orders, Connection], None] | None = None,
+    **environment: str,
+) -> Forked:
     """Start a child that does one thing on this test's database, and that an error ends."""
-    from tests.crash.child import Orders, serve
+    from tests.crash import child
 
     names = ("NAME", "HOST", "PORT", "OPTIONS")
-    orders = Orders(
+    orders = child.Orders(
         [action],
         lease=lease,
+        beats=beats,
+        skew=skew,
+        patience=patience,
         database={name: connection.settings_dict[name] for name in names},
         environment={**os.environ, **environment},
     )
-    return Forked(serve, orders)
+    return Forked(serve or child.serve, orders)
 
 
 def finish(child: Forked) -> None:
@@ -47,6 +60,20 @@ def run_and_die(*action: str, **environment: str) -> None:
     child = start(*action, **environment)
     assert child.ended() == -signal.SIGKILL
     child.close()
+
+
+def interpret_and_die(*words: str, **environment: str) -> None:
+    """Let a new interpreter work on this test's database, until it is killed by SIGKILL."""
+    database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
+    child = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **database, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -14,7 +12,6 @@ from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import connection
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
@@ -24,7 +21,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.crash.processes import LEASE, ROOT, expire_lease
+from tests.crash.processes import LEASE, expire_lease, interpret_and_die
 from tests.db.helpers import payloads
 from tests.effects import Effects
 
@@ -154,17 +151,7 @@ def register() -> None:
 def die(action: str, **death: str) -> Run:
     """Let a process of its own do `action` and be killed in it; wait out its lease."""
     start = f"import django; django.setup(); from tests.crash.test_arguments import act; act({action!r})"
-    env = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "AGENTRUNS_TEST_LEASE": str(LEASE),
-        **death,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", start], env=env, cwd=ROOT, timeout=60, capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    interpret_and_die("-c", start, AGENTRUNS_TEST_LEASE=str(LEASE), **death)
     run = Run.objects.get()
     expire_lease(run)
     return run
@@ -202,9 +189,7 @@ def started(run: Run) -> list[str]:
     return [row["digest"] for row in payloads(run, "tool_started")]
 
 
-def test_a_default_is_made_once_and_every_process_sees_the_same_values(
-    effects: Effects, agents: None
-) -> None:
+def test_a_default_is_made_once_and_every_process_sees_the_same_values(effects: Effects) -> None:
     die("orders", AGENTRUNS_CRASH_AT="after_reply")
     run = die("sweep", ORDER_KILL="NoneType None")
     register()
@@ -215,7 +200,7 @@ def test_a_default_is_made_once_and_every_process_sees_the_same_values(
     bound(call["arguments"], call["digest"], seen)
 
 
-def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects, agents: None) -> None:
+def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects) -> None:
     """Of two equal calls one is approved as it is, the other with an edit, and a process dies in that."""
     act("asks-to-order")
     plain, card = Approval.objects.order_by("requested_at", "pk")

@@ -136,21 +136,21 @@ def honoured(click: Click, run: Run) -> Run:
 
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("word", ["cancel", "pause"])
-def test_a_request_at_each_append(word: str, when: str, effects: Effects, agents: None) -> None:
+def test_a_request_at_each_append(word: str, when: str, effects: Effects) -> None:
     agent = shop_agent("clicked", *EVERY_KIND)
     for nth in itertools.count(1):
         order(effects)
         click = Click(word)
         run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, when)
         if not click.made:
-            assert (run.status, nth) == ("completed", 14), "there are 13 appends"
+            assert (run.status, nth) == ("completed", 16), "there are 15 appends"
             return
         nothing_lost(honoured(click, run), effects)
 
 
 @pytest.mark.parametrize("word", ["cancel", "pause"])
 def test_a_request_that_lands_before_a_lost_acknowledgement_is_read_again(
-    word: str, effects: Effects, agents: None
+    word: str, effects: Effects
 ) -> None:
     agent = shop_agent("clicked", *EVERY_KIND)
     for nth in itertools.count(1):
@@ -158,14 +158,14 @@ def test_a_request_that_lands_before_a_lost_acknowledgement_is_read_again(
         click = Click(word)
         run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, "after", UnansweredStore)
         if not click.made:
-            assert (run.status, nth) == ("completed", 14), "there are 13 appends"
+            assert (run.status, nth) == ("completed", 16), "there are 15 appends"
             return
         nothing_lost(honoured(click, run), effects)
 
 
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("word", ["approve", "deny"])
-def test_a_decision_at_each_append(word: str, when: str, effects: Effects, agents: None) -> None:
+def test_a_decision_at_each_append(word: str, when: str, effects: Effects) -> None:
     agent = shop_agent("clicked", *EVERY_KIND)
     live, parked = 0, 0
     for nth in itertools.count(1):
@@ -189,7 +189,7 @@ def test_a_decision_at_each_append(word: str, when: str, effects: Effects, agent
         refunds = [line for line in effects.lines() if line["tool"] == "refund"]
         assert len(refunds) == (word == "approve" or not click.made)
         assert outcomes(run).count("denied") == (not refunds)
-    assert (live, parked) == ((6, 0) if when == "before" else (6, 1))
+    assert (live, parked) == ((8, 0) if when == "before" else (8, 1))
 
 
 def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPatch, effects: Effects) -> Run:
@@ -225,7 +225,6 @@ def test_a_click_at_each_append_of_a_takeover(
     word: str,
     when: str,
     effects: Effects,
-    agents: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = shop_agent("taken-over", {"tools": [first, call("refund", cents=5000)]})
@@ -251,7 +250,7 @@ def test_a_click_at_each_append_of_a_takeover(
 
 
 @pytest.mark.parametrize("when", WHENS)
-def test_a_cancel_is_not_put_off_by_the_providers_back_off(when: str, effects: Effects, agents: None) -> None:
+def test_a_cancel_is_not_put_off_by_the_providers_back_off(when: str, effects: Effects) -> None:
     def busy(request: Any) -> None:
         raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
 
@@ -276,7 +275,7 @@ def patient(ctx: ToolContext) -> str:
 
 @pytest.mark.parametrize("when", WHENS)
 def test_a_cancel_is_not_put_off_until_a_dead_attempt_is_over(
-    when: str, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
     run = died_in(agent, "s1", "before_tool", monkeypatch, effects)
@@ -288,7 +287,7 @@ def test_a_cancel_is_not_put_off_until_a_dead_attempt_is_over(
     assert (outcomes(run), problems(run.session_id)) == (["unknown"], [])
 
 
-def test_a_lone_card_is_first_seen_when_its_run_is_parked(effects: Effects, agents: None) -> None:
+def test_a_lone_card_is_first_seen_when_its_run_is_parked(effects: Effects) -> None:
     """There is no time at which it could be decided while a worker is about to go to sleep over it."""
     order(effects)
     run = start_run(shop_agent("lone", {"tools": [call("refund", cents=5000)]}), "do it", "s1")
@@ -305,7 +304,7 @@ def test_a_lone_card_is_first_seen_when_its_run_is_parked(effects: Effects, agen
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("word", ["approve", "deny", "cancel", "pause"])
 def test_a_click_around_the_release_of_a_draining_worker_is_the_next_ones(
-    word: str, when: str, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    word: str, when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order(effects)
     turn = {"tools": [call("refund", cents=5000), call("search", query="x")]}

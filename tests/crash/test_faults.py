@@ -43,9 +43,9 @@ TURNS = [
 ]
 
 
-def terminate_backend() -> None:
-    """Kill the PostgreSQL process that serves this thread's connection."""
-    pid = connection.connection.info.backend_pid
+def terminate_backend(target: Any) -> None:
+    """Kill the PostgreSQL process that serves a connection."""
+    pid = target.connection.info.backend_pid
 
     def ask() -> None:
         with connections["default"].cursor() as cursor:
@@ -70,7 +70,7 @@ class BrokenStatement:
         if self.when == "after":
             execute(sql, params, many, context)
         if connection.vendor == "postgresql":
-            terminate_backend()
+            terminate_backend(context["connection"])
             return execute("SELECT 1", None, False, context)
         raise OperationalError("the connection broke")
 
@@ -133,7 +133,7 @@ def ends_well(session: str, effects: Effects, *, exactly: bool) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_at_each_statement(when: str, effects: Effects, agents: None) -> None:
+def test_at_each_statement(when: str, effects: Effects) -> None:
     if connection.vendor == "sqlite" and when == "after":
         pytest.skip("SQLite runs in this process: a statement that ran has also answered")
     Order.objects.create(number="A1", customer="Ada", total_cents=100)
@@ -150,7 +150,7 @@ def test_at_each_statement(when: str, effects: Effects, agents: None) -> None:
 
 
 @pytest.mark.parametrize("went_through", [True, False])
-def test_at_each_commit(went_through: bool, effects: Effects, agents: None) -> None:
+def test_at_each_commit(went_through: bool, effects: Effects) -> None:
     """No commit that is in doubt costs a result or an effect: the journal is read, nothing is assumed."""
     Order.objects.create(number="A1", customer="Ada", total_cents=100)
     agent = shop_agent("broken", *TURNS)
@@ -165,9 +165,7 @@ def test_at_each_commit(went_through: bool, effects: Effects, agents: None) -> N
             return
 
 
-def test_a_decision_whose_acknowledgement_was_lost_is_not_called_somebody_elses(
-    effects: Effects, agents: None
-) -> None:
+def test_a_decision_whose_acknowledgement_was_lost_is_not_called_somebody_elses(effects: Effects) -> None:
     agent = shop_agent("asked", {"tools": [call("refund", cents=5000)]})
     card = run_agent(agent, "do it", "s1", idempotency_key="k").pending[0]
     with broken_commit(1, went_through=True):

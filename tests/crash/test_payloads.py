@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from agentruns import resume_run
 from agentruns.journal.payloads import names_in
@@ -17,7 +12,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.crash.fetching import fetcher
-from tests.crash.processes import LEASE, ROOT, expire_lease
+from tests.crash.processes import LEASE, expire_lease, interpret_and_die
 from tests.effects import Effects
 from tests.files import MEGABYTE, folder, report_of, stored_in
 
@@ -26,15 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["folder"]  # a fixture
 
 
-def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects, agents: None) -> None:
-    environment = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "AGENTRUNS_TEST_LEASE": str(LEASE),
-    }
-    child = [sys.executable, "-m", "tests.crash.fetching", str(folder)]
-    died = subprocess.run(child, env=environment, cwd=ROOT, capture_output=True, timeout=60, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr
+def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects) -> None:
+    interpret_and_die("-m", "tests.crash.fetching", str(folder), AGENTRUNS_TEST_LEASE=str(LEASE))
     fetcher()
     run = Run.objects.get()
     (path,) = stored_in(folder)

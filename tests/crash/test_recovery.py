@@ -196,7 +196,7 @@ def test_a_tool_that_ends_its_process_every_time_is_paused_and_resume_counts_ane
     assert len({line["key"] for line in effects.lines()}) == 1
 
 
-def test_four_deaths_and_twenty_backoffs_are_four_attempts(effects: Effects, agents: None) -> None:
+def test_four_deaths_and_twenty_backoffs_are_four_attempts() -> None:
     busy = [ProviderError("overloaded", disposition="retry", type="overloaded_error", status=529)] * 20
 
     def propose(request: Any) -> dict[str, str]:

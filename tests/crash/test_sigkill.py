@@ -190,7 +190,7 @@ def test_after_start_the_run_is_there(effects: Effects) -> None:
     assert effects.count() == 1
 
 
-def test_a_process_that_dies_in_every_attempt_is_paused(effects: Effects, settings: object) -> None:
+def test_a_process_that_dies_in_every_attempt_is_paused(settings: object) -> None:
     settings.AGENTRUNS_MAX_ATTEMPTS = 3  # type: ignore[attr-defined]
     run_and_die("run", "calls-lookup", "s1", SHOP_KILL="lookup:before")
     run = Run.objects.get()

@@ -11,12 +11,21 @@ from django.utils import timezone
 
 from agentruns import RunResult, run_agent
 from agentruns.journal import events
-from agentruns.journal.batch import Batch
+from agentruns.journal.store import Batch
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.write import write
+from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import shop_agent
+
+
+class Checked(ScriptedModel):
+    """Says its turns, and takes no conversation that Claude would refuse."""
+
+    def propose(self, request: Any) -> Any:
+        check_messages(request.messages)
+        return super().propose(request)
 
 
 def run_turns(*turns: object, text: str = "do it", session: str = "s1", **options: Any) -> RunResult:

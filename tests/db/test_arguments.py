@@ -65,9 +65,7 @@ def say_of(annotation: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("asks", [False, True], ids=["runs", "asks"])
 @pytest.mark.parametrize("case", UNSTABLE)
-def test_a_coercer_that_is_no_fixed_point_is_refused(
-    case: str, asks: bool, effects: Effects, agents: None
-) -> None:
+def test_a_coercer_that_is_no_fixed_point_is_refused(case: str, asks: bool, effects: Effects) -> None:
     annotation, given = UNSTABLE[case]
     say = say_of(annotation, requires_approval=asks)
     result = run_turns({"tools": [call("say", what=given)]}, tools=[say])
@@ -81,9 +79,7 @@ def test_a_coercer_that_is_no_fixed_point_is_refused(
     check_messages(result.messages)
 
 
-def test_an_edit_that_would_change_again_is_refused_and_the_card_stays(
-    effects: Effects, agents: None
-) -> None:
+def test_an_edit_that_would_change_again_is_refused_and_the_card_stays(effects: Effects) -> None:
     cut = Annotated[str, AfterValidator(lambda text: text[:-1] if len(text) > 3 else text)]
     say = say_of(cut, requires_approval=True)
     card = run_turns({"tools": [call("say", what="four")]}, tools=[say]).pending[0]
@@ -98,7 +94,7 @@ def test_an_edit_that_would_change_again_is_refused_and_the_card_stays(
     assert [line["what"] for line in effects.lines()] == ["fou"]
 
 
-def test_a_coercer_that_changes_after_the_decision_runs_nothing(effects: Effects, agents: None) -> None:
+def test_a_coercer_that_changes_after_the_decision_runs_nothing(effects: Effects) -> None:
     """A deploy, or a limit kept elsewhere: it would not be what was approved, so it is not done."""
     limit = [100]
     capped = Annotated[int, AfterValidator(lambda cents: min(cents, limit[0]))]
@@ -114,7 +110,7 @@ def test_a_coercer_that_changes_after_the_decision_runs_nothing(effects: Effects
     assert told == "Not executed: the arguments are not the ones that were recorded. Nothing happened."
 
 
-def test_a_coercer_that_changes_under_a_started_call_repeats_nothing(effects: Effects, agents: None) -> None:
+def test_a_coercer_that_changes_under_a_started_call_repeats_nothing(effects: Effects) -> None:
     """It may have happened with the old arguments: neither a result nor a second attempt is invented."""
     limit = [100]
     capped = Annotated[int, AfterValidator(lambda cents: min(cents, limit[0]))]
@@ -130,7 +126,7 @@ def test_a_coercer_that_changes_under_a_started_call_repeats_nothing(effects: Ef
     assert (effects.count(), outcomes(the_run(result_of(run.pk)))) == (1, ["unknown"])
 
 
-def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects, agents: None) -> None:
+def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects) -> None:
     act("asks-to-order")
     plain, edited = Approval.objects.order_by("requested_at", "pk")
     run = plain.run

@@ -31,9 +31,11 @@ from agentruns.exceptions import (
     SessionBusyError,
     UnknownAgentError,
 )
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
+from agentruns.tools import Tool
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -41,14 +43,7 @@ from tests.shop.agents import TOOLS, call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Untouched(ScriptedModel):
-    """A model that must not be asked."""
-
-    def propose(self, request: object) -> object:  # type: ignore[override]
-        raise AssertionError("the model was asked")
-
-
-def test_unknown_agent(agents: None) -> None:
+def test_unknown_agent() -> None:
     shop_agent("known")
     with pytest.raises(UnknownAgentError, match="known"):
         start_run("unknown", "do it", "s1")
@@ -78,9 +73,7 @@ def test_unknown_run(run_id: str) -> None:
         {"tools": [call("broken")]},
     ],
 )
-def test_a_call_that_cannot_run_is_told_to_the_model(
-    turn: dict[str, object], effects: Effects, agents: None
-) -> None:
+def test_a_call_that_cannot_run_is_told_to_the_model(turn: dict[str, object]) -> None:
     result = run_turns(turn, {"tools": [call("lookup", number="A1")]})
     run = the_run(result)
     assert (run.status, outcomes(run)) == ("completed", ["error", "ok"])
@@ -88,7 +81,7 @@ def test_a_call_that_cannot_run_is_told_to_the_model(
     check_messages(result.messages)
 
 
-def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects, agents: None) -> None:
+def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call("broken")]}))
     told = payloads(run, "tool_result")[0]["content"]
     assert "ValueError: the printer is on fire" in told
@@ -96,7 +89,7 @@ def test_a_tool_that_raises_may_have_acted_and_says_so(effects: Effects, agents:
     assert effects.count() == 1
 
 
-def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects, agents: None) -> None:
+def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects) -> None:
     cut = {
         "content": [{"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "he"}}],
         "stop_reason": "max_tokens",
@@ -107,7 +100,7 @@ def test_a_reply_cut_at_max_tokens_runs_nothing(effects: Effects, agents: None) 
     check_messages(result.messages)
 
 
-def test_text_cut_at_max_tokens_completes_and_is_flagged(effects: Effects, agents: None) -> None:
+def test_text_cut_at_max_tokens_completes_and_is_flagged() -> None:
     cut = {"content": [{"type": "text", "text": "half a sen"}], "stop_reason": "max_tokens"}
     run = the_run(run_turns(cut))
     assert (run.status, run.output) == ("completed", "half a sen")
@@ -115,9 +108,7 @@ def test_text_cut_at_max_tokens_completes_and_is_flagged(effects: Effects, agent
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded", "something_new"])
-def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(
-    stop: str, effects: Effects, agents: None
-) -> None:
+def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(stop: str, effects: Effects) -> None:
     block = {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}}
     run = the_run(run_turns({"content": [block], "stop_reason": stop}))
     assert (run.status, effects.count()) == ("failed", 0)
@@ -126,7 +117,7 @@ def test_other_stop_reasons_fail_the_run_and_the_session_goes_on(
     check_messages(again.messages)
 
 
-def test_an_approval_decided_twice(effects: Effects, agents: None) -> None:
+def test_an_approval_decided_twice(effects: Effects) -> None:
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     approve(card.pk, ann)
@@ -138,28 +129,33 @@ def test_an_approval_decided_twice(effects: Effects, agents: None) -> None:
     assert effects.count() == 1
 
 
-def test_a_decision_on_something_else_than_what_was_seen(effects: Effects, agents: None) -> None:
-    card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
-    with pytest.raises(ApprovalStateError, match="Look at it again"):
-        approve(card.pk, None, digest="0" * 64)
-    approve(card.pk, None, digest=card.digest)
+def test_a_decision_on_something_else_than_what_was_seen(effects: Effects) -> None:
+    turn = {"tools": [call("refund", cents=5000), call("refund", cents=6000)]}
+    first, second = run_turns(turn).pending
+    for digest in ("0" * 64, first.digest):
+        with pytest.raises(ApprovalStateError, match="Look at it again"):
+            approve(second.pk, None, digest=digest)
+    approve(first.pk, None, digest=first.digest)
+    sweep()
+    second.refresh_from_db()
+    assert (second.status, [line["cents"] for line in effects.lines()]) == ("pending", [5000])
 
 
 @pytest.mark.parametrize("decide", [approve, lambda pk, actor: deny(pk, actor, "no")])
-def test_a_decision_needs_the_permission(decide: object, effects: Effects, agents: None) -> None:
+def test_a_decision_needs_the_permission(decide: object) -> None:
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     with pytest.raises(PermissionDeniedError, match="decide_approval"):
         decide(card.pk, user("eve", "view_approval"))  # type: ignore[operator]
     assert Message.objects.filter(kind="approval_decided").count() == 0
 
 
-def test_a_denial_needs_a_reason(effects: Effects, agents: None) -> None:
+def test_a_denial_needs_a_reason() -> None:
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     with pytest.raises(ApprovalStateError, match="needs a reason"):
         deny(card.pk, None, "  ")
 
 
-def test_a_session_of_somebody_else(effects: Effects, agents: None) -> None:
+def test_a_session_of_somebody_else() -> None:
     ann, eve = user("ann"), user("eve")
     agent = shop_agent("hers")
     start_run(agent, "do it", "s1", actor=ann)
@@ -169,7 +165,7 @@ def test_a_session_of_somebody_else(effects: Effects, agents: None) -> None:
     assert Run.objects.count() == 1
 
 
-def test_an_unowned_session_cannot_be_taken_over(effects: Effects, agents: None) -> None:
+def test_an_unowned_session_cannot_be_taken_over() -> None:
     agent = shop_agent("nobodys")
     start_run(agent, "do it", "s1")
     with pytest.raises(SessionAccessDeniedError):
@@ -177,7 +173,7 @@ def test_an_unowned_session_cannot_be_taken_over(effects: Effects, agents: None)
     assert Session.objects.get().owner_id is None
 
 
-def test_another_task_in_a_busy_session(effects: Effects, agents: None) -> None:
+def test_another_task_in_a_busy_session() -> None:
     agent = shop_agent("busy")
     run = start_run(agent, "do it", "s1", idempotency_key="k1")
     with pytest.raises(SessionBusyError, match=str(run.pk)) as busy:
@@ -188,7 +184,7 @@ def test_another_task_in_a_busy_session(effects: Effects, agents: None) -> None:
     assert start_run(agent, "do it", "s1") == run
 
 
-def test_an_idempotency_key_used_for_another_task(effects: Effects, agents: None) -> None:
+def test_an_idempotency_key_used_for_another_task() -> None:
     agent = shop_agent("keyed")
     run = start_run(agent, "do it", "s1", idempotency_key="k1")
     with pytest.raises(RunStateError, match=str(run.pk)):
@@ -196,7 +192,7 @@ def test_an_idempotency_key_used_for_another_task(effects: Effects, agents: None
     assert Session.objects.count() == 1
 
 
-def test_a_call_inside_an_outer_transaction(effects: Effects, agents: None) -> None:
+def test_a_call_inside_an_outer_transaction(effects: Effects) -> None:
     agent = shop_agent("inner", {"tools": [call("post", text="hi")]})
     with transaction.atomic(), pytest.raises(NotDurableError, match=r"agent\.start\(\)"):
         run_agent(agent, "do it", "s1", idempotency_key="k")
@@ -208,27 +204,55 @@ def test_a_call_inside_an_outer_transaction(effects: Effects, agents: None) -> N
         sweep()
 
 
-def test_a_session_with_a_store_that_forgets(agents: None) -> None:
-    agent = Agent("forgetful", instructions="Forget.", tools=TOOLS, model=Untouched([]))
+class Forgetful(DatabaseStore):
+    """A store of somebody else: what it says of itself counts, not its class."""
+
+    durable = False
+
+    def append(self, *arguments: object, **options: object) -> None:
+        raise AssertionError("a store that forgets was written to")
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), Forgetful()])
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_a_session_with_a_store_that_forgets(tools: list[Tool], store: MemoryStore | Forgetful) -> None:
+    model = ScriptedModel([lambda request: pytest.fail("the model was asked")])
+    agent = Agent("forgetful", instructions="Forget.", tools=tools, model=model)
     for service in (run_agent, start_run):
-        with pytest.raises(MemoryStoreNotDurableError):
-            service(agent, "do it", "s1", store=MemoryStore())
+        with pytest.raises(MemoryStoreNotDurableError) as refused:
+            service(agent, "do it", "s1", store=store)
+        assert "Leave the store out to use the database" in str(refused.value)
+        assert "leave the session out to run statelessly" in str(refused.value)
     assert Session.objects.count() == 0
 
 
+def test_without_a_session_a_store_that_forgets_is_fine() -> None:
+    agent = Agent("chat", instructions="Chat.", model=ScriptedModel([{"text": "hello"}]))
+    assert run_agent(agent, "hi", store=MemoryStore()).output == "hello"
+
+
+@pytest.mark.parametrize("option", ["checkpoint_interval", "on_checkpoint", "checkpoint_every", "durable"])
+def test_there_is_no_switch_that_sounds_durable(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        Agent("sounds", instructions="x", model=ScriptedModel([]), **{option: True})
+    with pytest.raises(TypeError, match=option):
+        run_agent(shop_agent("silent"), "do it", "s1", **{option: True})
+    assert Run.objects.count() == 0
+
+
 @pytest.mark.parametrize("session", ["", None])
-def test_a_durable_call_without_a_session(session: str, agents: None) -> None:
+def test_a_durable_call_without_a_session(session: str) -> None:
     with pytest.raises(NotDurableError, match="session"):
         start_run(shop_agent("homeless"), "do it", session)
 
 
-def test_an_empty_input(agents: None) -> None:
+def test_an_empty_input() -> None:
     with pytest.raises(ValueError, match="empty"):
         start_run(shop_agent("silent"), " ", "s1")
     assert Session.objects.count() == 0
 
 
-def test_a_run_that_has_ended_refuses_everything(effects: Effects, agents: None) -> None:
+def test_a_run_that_has_ended_refuses_everything() -> None:
     run = the_run(run_turns())
     for service in (resume_run, cancel_run, pause_run):
         with pytest.raises(RunStateError, match="has ended"):
@@ -236,7 +260,7 @@ def test_a_run_that_has_ended_refuses_everything(effects: Effects, agents: None)
     assert the_run(run_turns()).pk == run.pk
 
 
-def test_another_definition_than_the_run_was_started_with(effects: Effects, agents: None) -> None:
+def test_another_definition_than_the_run_was_started_with() -> None:
     with isolated_registry():
         run = start_run(shop_agent("drift"), "do it", "s1", idempotency_key="k")
     with isolated_registry():

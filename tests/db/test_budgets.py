@@ -19,7 +19,7 @@ from tests.db.helpers import forget_backoff, payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("agents", "effects")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 MODEL = "claude-sonnet-5-5"
 PRICES = {MODEL: {"input": 3, "output": 15}}
@@ -72,7 +72,7 @@ def test_the_price_of_the_model_that_answered_counts(settings: Any) -> None:
     assert (costs(run), run.usage["cost"]) == (["0.45", "4.5"], "4.95")
 
 
-def test_a_failed_attempt_costs_what_it_used(effects: Effects) -> None:
+def test_a_failed_attempt_costs_what_it_used() -> None:
     turns = [fails(usage={"input_tokens": 1000}), fails()]
     saver(lambda request: turns.pop(0)(request) if turns else DONE)
     run = start()
@@ -144,7 +144,7 @@ def test_a_run_that_ends_within_its_reply_may_go_over() -> None:
     assert (run.status, run.usage["cost"]) == ("completed", "0.45")
 
 
-def test_failed_attempts_use_up_a_budget(effects: Effects) -> None:
+def test_failed_attempts_use_up_a_budget() -> None:
     saver(fails(usage=USAGE), cost_budget=0.4)
     run = start()
     assert run.status == "queued"

@@ -14,7 +14,6 @@ from agentruns import start_run
 from agentruns.engine.leases import Lease, claim
 from agentruns.models import Run
 from tests.db.racing import LEVELS, LIMIT, at_once, isolation
-from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import shop_agent
 
@@ -55,7 +54,7 @@ def claimed_by_all(runs: list[UUID]) -> list[tuple[Lease | None, ...]]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_one_of_eight_claimers_wins_each_time(level: str, effects: Effects, agents: None) -> None:
+def test_one_of_eight_claimers_wins_each_time(level: str) -> None:
     agent = shop_agent("claimed")
     runs = [start_run(agent, "do it", f"s{number}").pk for number in range(RUNS)]
     expired = runs[::2]

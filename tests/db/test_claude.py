@@ -22,7 +22,7 @@ from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.shop.agents import TOOLS, call
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("agents")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 MODEL = "claude-sonnet-5-5"
 THINKING = {"thinking": {"type": "adaptive"}}
@@ -128,7 +128,7 @@ def test_a_thinking_tool_loop_goes_on_where_one_process_died_with_what_it_had_th
     assert all(turn["content"][0]["signature"] for turn in replies)
 
 
-def test_usage_cache_and_request_ids_are_journaled(claude: Any, effects: Effects, settings: Any) -> None:
+def test_usage_cache_and_request_ids_are_journaled(claude: Any, settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {MODEL: {"input": 3, "output": 15}}
     fake = claude(POST, POST, DONE)
     run = start()
@@ -222,7 +222,7 @@ def test_an_answer_that_breaks_off_is_a_failed_attempt_and_never_a_turn(
     assert len({line["key"] for line in effects.lines()}) == effects.count() == 2
 
 
-def test_what_a_broken_answer_used_is_counted_and_paid(claude: Any, effects: Effects, settings: Any) -> None:
+def test_what_a_broken_answer_used_is_counted_and_paid(claude: Any, settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {MODEL: {"input": 3, "output": 15}}
     fake = claude(DONE)
     fake.fault("truncate", after=4)
@@ -255,7 +255,7 @@ def test_a_bad_request_fails_the_run(claude: Any, effects: Effects) -> None:
     assert run.error == "invalid_request_error: Anthropic answered 400: messages: something is wrong"
 
 
-def test_a_structured_answer_is_asked_for_and_sent_back_once(claude: Any, effects: Effects) -> None:
+def test_a_structured_answer_is_asked_for_and_sent_back_once(claude: Any) -> None:
     class Refund(BaseModel):
         order: str
         cents: int

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import agentruns.engine.budgets
 from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
+from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
-from agentruns.testing import Crash, ScriptedModel, check_messages
+from agentruns.testing import Crash, check_messages
 from agentruns.testing.crash import CrashingStore
-from tests.db.helpers import kill, payloads
+from agentruns.utils import clock
+from tests.db.helpers import Checked, kill, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, call
@@ -51,14 +52,6 @@ CALLS = [
     call("search", query="y"),
     call("post", text="goodbye"),
 ]
-
-
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
 
 
 class Cancelling(CrashingStore):
@@ -188,7 +181,7 @@ def cancel_dead(run: Run, when: str) -> str:
 
 
 @pytest.mark.parametrize("when", ["after its lease", "within its lease", "after a sweep"])
-def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects, agents: None) -> None:
+def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effects) -> None:
     agent, ends = agent_of(CALM), set()
     for nth in range(1, 100):
         session, store = f"dead-{nth}", CrashingStore(DatabaseStore(), nth)
@@ -203,7 +196,7 @@ def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effe
     assert "cancelled" in ends
 
 
-def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects, agents: None) -> None:
+def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects) -> None:
     agent = agent_of(CALM)
     for nth in range(1, 100):
         session = f"live-{nth}"
@@ -220,12 +213,8 @@ def refuses(request: Any) -> Any:
     raise ProviderError("messages: nonsense", disposition="fail", type="invalid_request_error", status=400)
 
 
-class Later(datetime):
-    """A clock two hours ahead."""
-
-    @classmethod
-    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-        return datetime.now(tz) + timedelta(hours=2)
+def in_two_hours(driver: Driver) -> datetime:
+    return clock.now(driver.alias) + timedelta(hours=2)
 
 
 ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -247,7 +236,7 @@ SHIFTS = range(len(ENDS)) if os.environ.get("AGENTRUNS_LONG") else (0,) if BRIEF
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_a_run_that_died_at_any_prefix_and_then_fails(
-    shift: int, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    shift: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for nth in range(1, 100):
         how = list(ENDS)[(nth + shift) % len(ENDS)]
@@ -260,7 +249,7 @@ def test_a_run_that_died_at_any_prefix_and_then_fails(
             return
         with monkeypatch.context() as patch:
             if how == "deadline":
-                patch.setattr(agentruns.engine.budgets, "datetime", Later)
+                patch.setattr(Driver, "now", in_two_hours)
             revive(run)
         run.refresh_from_db()
         assert (run.status, run.error.startswith(said)) == ("failed", True), run.error

@@ -23,7 +23,7 @@ def crash(tool: str, nth: int, **arguments: object) -> Run:
     return Run.objects.get()
 
 
-def test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told(effects: Effects, agents: None) -> None:
+def test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told(effects: Effects) -> None:
     run = crash("post", 2, text="x")
     assert (effects.count(), Message.objects.filter(kind="tool_result").count()) == (1, 0)
     result = run_agent(run.agent, "do it", "s1", idempotency_key="k")
@@ -32,7 +32,7 @@ def test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told(effects: E
     assert "tool-durability-error" in str(result.messages)
 
 
-def test_a_safe_tool_acts_twice_and_the_model_never_sees_the_crash(effects: Effects, agents: None) -> None:
+def test_a_safe_tool_acts_twice_and_the_model_never_sees_the_crash(effects: Effects) -> None:
     run = crash("lookup", 2, number="A1")
     result = run_agent(run.agent, "do it", "s1", idempotency_key="k")
     assert (result.status, effects.count()) == ("completed", 2)
@@ -40,7 +40,7 @@ def test_a_safe_tool_acts_twice_and_the_model_never_sees_the_crash(effects: Effe
     assert "tool-durability-error" not in str(result.messages)
 
 
-def test_the_first_append_is_the_reply(effects: Effects, agents: None) -> None:
+def test_the_first_append_is_the_reply(effects: Effects) -> None:
     run = crash("post", 1, text="x")
     assert (effects.count(), run.step) == (0, 0)
     assert run_agent(run.agent, "do it", "s1", idempotency_key="k").status == "completed"

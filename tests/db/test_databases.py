@@ -25,7 +25,7 @@ def _elsewhere(settings: Any) -> None:
     settings.AGENTRUNS_DATABASE = "other"
 
 
-def test_everything_goes_to_the_named_database(effects: Effects, agents: None) -> None:
+def test_everything_goes_to_the_named_database() -> None:
     staff = user("staff", "decide_approval", "resume_run", "cancel_run", "resolve_orphan")
     turn = {"tools": [call("refund", cents=5000), call("post", text="x"), call("search", query="y")]}
     result = run_agent(shop_agent("there", turn), "do it", "s1", actor=staff, idempotency_key="k")
@@ -41,7 +41,7 @@ def test_everything_goes_to_the_named_database(effects: Effects, agents: None) -
         assert problems(session.pk, "other") == []
 
 
-def test_a_verdict_and_a_transactional_tool_go_there_too(effects: Effects, agents: None) -> None:
+def test_a_verdict_and_a_transactional_tool_go_there_too() -> None:
     from tests.db.test_doubt import wire
     from tests.shop.agents import TOOLS
     from tests.shop.models import Order
@@ -54,7 +54,7 @@ def test_a_verdict_and_a_transactional_tool_go_there_too(effects: Effects, agent
     assert not Run.objects.using("default").exists()
 
 
-def test_a_transaction_on_another_database_is_no_obstacle(effects: Effects, agents: None) -> None:
+def test_a_transaction_on_another_database_is_no_obstacle(effects: Effects) -> None:
     agent = shop_agent("beside", {"tools": [call("post", text="x")]})
     with transaction.atomic(using="default"):
         assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "completed"

@@ -19,7 +19,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_staff_adopt_the_new_definition(effects: Effects, agents: None) -> None:
+def test_staff_adopt_the_new_definition() -> None:
     with isolated_registry():
         run = start_run(shop_agent("drift"), "do it", "s1", idempotency_key="k")
     staff = user("staff", "adopt_definition", "resume_run")
@@ -41,7 +41,7 @@ def test_staff_adopt_the_new_definition(effects: Effects, agents: None) -> None:
         adopt_definition(run.pk)
 
 
-def test_the_runs_own_version_comes_before_a_newer_one(effects: Effects, agents: None) -> None:
+def test_the_runs_own_version_comes_before_a_newer_one() -> None:
     with isolated_registry():
         run = start_run(shop_agent("versions", version="1"), "do it", "s1", idempotency_key="k")
     with isolated_registry():
@@ -58,9 +58,7 @@ def test_the_runs_own_version_comes_before_a_newer_one(effects: Effects, agents:
         assert resume_run(run.pk).status == "completed"
 
 
-def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(
-    effects: Effects, agents: None
-) -> None:
+def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(effects: Effects) -> None:
     """Declaring it safe afterwards does not make an effect that may have happened repeatable."""
 
     @tool(name="act")
@@ -97,7 +95,7 @@ def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(
 
 
 def test_what_is_adopted_just_before_the_claim_is_what_drives(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start_run(shop_agent("moved", {"tools": [call("post", text="old")]}), "do it", "s1")
 

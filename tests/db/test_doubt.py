@@ -39,14 +39,14 @@ def orphan_of(run: Run) -> str:
     return call_id
 
 
-def test_a_handler_that_does_not_know_is_held_for_staff(effects: Effects, agents: None) -> None:
+def test_a_handler_that_does_not_know_is_held_for_staff(effects: Effects) -> None:
     run = held_run({"tools": [call("wire", text="x"), call("post", text="y"), call("search", query="z")]})
     assert (run.status, outcomes(run)) == ("orphaned", ["ok"])
     assert [line.get("tool", line["key"]) for line in effects.lines()] == ["wire", "search"]
     assert sweep().found == 0
 
 
-def test_an_agent_may_prefer_to_be_told(effects: Effects, agents: None) -> None:
+def test_an_agent_may_prefer_to_be_told() -> None:
     run = held_run({"tools": [call("wire", text="x"), call("post", text="y")]}, on_orphan="surface")
     assert (run.status, outcomes(run)) == ("completed", ["unknown", "cancelled"])
 
@@ -55,9 +55,7 @@ def test_an_agent_may_prefer_to_be_told(effects: Effects, agents: None) -> None:
     ("verdict", "ends", "effects_after"),
     [("occurred", ["ok", "ok"], 2), ("not_occurred", ["ok"], 2), ("unknown", ["unknown", "cancelled"], 1)],
 )
-def test_a_verdict_of_staff(
-    verdict: str, ends: list[str], effects_after: int, effects: Effects, agents: None
-) -> None:
+def test_a_verdict_of_staff(verdict: str, ends: list[str], effects_after: int, effects: Effects) -> None:
     run = held_run({"tools": [call("wire", text="x"), call("post", text="y")]})
     staff = user("staff", "resolve_orphan")
     resolve_orphan(
@@ -75,7 +73,7 @@ def test_a_verdict_of_staff(
     assert (run.status, outcomes(run), effects.count()) == ("completed", ends, effects_after)
 
 
-def test_a_verdict_needs_the_permission_and_a_call_in_doubt(effects: Effects, agents: None) -> None:
+def test_a_verdict_needs_the_permission_and_a_call_in_doubt() -> None:
     run = held_run({"tools": [call("wire", text="x")]})
     with pytest.raises(PermissionDeniedError, match="resolve_orphan"):
         resolve_orphan(run.pk, orphan_of(run), "occurred", user("eve"))
@@ -85,7 +83,7 @@ def test_a_verdict_needs_the_permission_and_a_call_in_doubt(effects: Effects, ag
         resolve_orphan(run.pk, orphan_of(run), "maybe", None)
 
 
-def test_while_a_call_is_in_doubt_its_tool_asks_a_person(effects: Effects, agents: None) -> None:
+def test_while_a_call_is_in_doubt_its_tool_asks_a_person(effects: Effects) -> None:
     """Also for other arguments, since models re-word them, and in the session's later runs."""
     again = {"tools": [call("wire", text="x, please"), call("post", text="meanwhile")]}
     run = held_run({"tools": [call("wire", text="x")]}, again)
@@ -105,9 +103,7 @@ def test_while_a_call_is_in_doubt_its_tool_asks_a_person(effects: Effects, agent
 
 
 @pytest.mark.parametrize(("verdict", "asked"), [("occurred", 0), ("not_occurred", 0), ("unknown", 1)])
-def test_a_late_verdict_only_records_and_lifts_the_doubt(
-    verdict: str, asked: int, effects: Effects, agents: None
-) -> None:
+def test_a_late_verdict_only_records_and_lifts_the_doubt(verdict: str, asked: int) -> None:
     run = held_run({"tools": [call("wire", text="x")]})
     call_id = orphan_of(run)
     assert resume_run(run.pk).status == "completed"
@@ -121,7 +117,7 @@ def test_a_late_verdict_only_records_and_lifts_the_doubt(
     assert len(later.pending) == asked
 
 
-def test_surfacing_cancels_what_was_approved_after_it(effects: Effects, agents: None) -> None:
+def test_surfacing_cancels_what_was_approved_after_it(effects: Effects) -> None:
     """Later calls are not run, also approved ones; a denied one keeps its denial."""
     turn = {
         "tools": [
@@ -153,7 +149,7 @@ def slow(text: str) -> str:
     return "too late"
 
 
-def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects, agents: None) -> None:
+def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects) -> None:
     agent = shop_agent("slow", {"tools": [call("slow", text="x")]}, tools=[slow])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
     assert (result.status, effects.count()) == ("orphaned", 1)
@@ -176,7 +172,7 @@ def sluggish(text: str) -> str:
     return "in time"
 
 
-def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects, agents: None) -> None:
+def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects) -> None:
     agent = shop_agent("sluggish", {"tools": [call("sluggish", text="x")]}, tools=[sluggish])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
     assert (result.status, effects.count()) == ("completed", 2)

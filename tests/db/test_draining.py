@@ -58,7 +58,7 @@ def deploy(ctx: ToolContext) -> str:
 
 
 def test_a_drive_ends_at_its_next_boundary(
-    effects: Effects, agents: None, restarted: Any, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, restarted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "DRAIN_CHECK_SECONDS", 0)
     agent = shop_agent("deploys", {"tools": [call("deploy"), call("post", text="up")]}, tools=[deploy, post])

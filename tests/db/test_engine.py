@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from agentruns import approve, deny, run_agent, start_run
+from agentruns import Agent, approve, deny, run_agent, start_run
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
+from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
+from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -17,7 +19,7 @@ def kinds(run_id: object) -> list[str]:
     return list(Message.objects.filter(run_id=run_id).order_by("seq").values_list("kind", flat=True))
 
 
-def test_a_run_with_one_call(effects: Effects, agents: None) -> None:
+def test_a_run_with_one_call(effects: Effects) -> None:
     agent = shop_agent("one", {"tools": [call("post", text="hi")]})
     result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     assert (result.status, result.output) == ("completed", "all done")
@@ -29,7 +31,7 @@ def test_a_run_with_one_call(effects: Effects, agents: None) -> None:
     assert problems(Run.objects.get(pk=result.run_id).session_id) == []
 
 
-def test_repeating_the_call_is_the_same_run(effects: Effects, agents: None) -> None:
+def test_repeating_the_call_is_the_same_run(effects: Effects) -> None:
     agent = shop_agent("again", {"tools": [call("post", text="hi")]})
     first = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     second = run_agent(agent, "say hi", "s1", idempotency_key="k1")
@@ -37,7 +39,7 @@ def test_repeating_the_call_is_the_same_run(effects: Effects, agents: None) -> N
     assert effects.count() == 1
 
 
-def test_a_gated_call_waits_and_runs_after_approval(effects: Effects, agents: None) -> None:
+def test_a_gated_call_waits_and_runs_after_approval(effects: Effects) -> None:
     agent = shop_agent("gated", {"tools": [call("refund", cents=5000), call("post", text="refunded")]})
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
     assert result.status == "awaiting-approval"
@@ -48,7 +50,7 @@ def test_a_gated_call_waits_and_runs_after_approval(effects: Effects, agents: No
     assert problems(Run.objects.get(pk=result.run_id).session_id) == []
 
 
-def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects, agents: None) -> None:
+def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> None:
     turn = {"tools": [call("refund", cents=5000)]}
     agent = shop_agent("denied", turn, turn)
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
@@ -62,20 +64,21 @@ def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects, age
     assert "too much" in results[1]["content"]
 
 
-def test_parallel_reads_run_together(effects: Effects, agents: None) -> None:
-    agent = shop_agent("parallel", {"tools": [call("search", query=str(n)) for n in range(4)]})
-    result = run_agent(agent, "search", "s1", idempotency_key="k1")
-    assert result.status == "completed"
-    assert effects.count() == 4
-    assert kinds(result.run_id)[2:7] == ["assistant", *["tool_started"] * 4]
-    check_messages(result.messages)
-    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
-
-
-def test_start_queues_and_a_sweep_drives(effects: Effects, agents: None) -> None:
+def test_start_queues_and_a_sweep_drives(effects: Effects) -> None:
     agent = shop_agent("queued", {"tools": [call("post", text="hi")]})
     run = start_run(agent, "say hi", "s1", idempotency_key="k1")
     assert run.status == "queued"
     assert effects.count() == 0
     assert sweep().as_dict()["completed"] == 1
     assert effects.count() == 1
+
+
+def test_a_fixed_session_is_made_on_first_use_and_goes_on() -> None:
+    said: list[Any] = []
+    model = ScriptedModel([lambda request: said.append(request.messages) or {"text": "noted"}])
+    agent = Agent("bound", instructions="Remember.", model=model)
+    for text in ("first", "second"):
+        assert run_agent(agent, text, "room-7", idempotency_key=text).status == "completed"
+    assert (Session.objects.get().key, Run.objects.count()) == ("room-7", 2)
+    texts = [block["text"] for message in said[1] for block in message["content"]]
+    assert texts == ["first", "noted", "second"]

@@ -11,6 +11,8 @@ from pydantic import AfterValidator
 from agentruns import ToolContext, answer, approve, deny, run_agent, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
+from agentruns.journal.fold import fold
+from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
@@ -49,7 +51,7 @@ def _limit() -> object:
     LIMIT["cents"] = 100
 
 
-def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, agents: None) -> None:
+def test_arguments_that_no_longer_validate_do_not_run(effects: Effects) -> None:
     agent = shop_agent("payer", {"tools": [call("pay", cents=50)]}, tools=[pay])
     result = run_agent(agent, "pay", "s1", idempotency_key="k")
     LIMIT["cents"] = 10
@@ -60,9 +62,7 @@ def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, agents: 
     assert "more than 10" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
-    effects: Effects, agents: None
-) -> None:
+def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone() -> None:
     agent = shop_agent("reader", {"tools": [call("read", cents=50)]}, tools=[read])
     result = run_agent(agent, "read", "s1", idempotency_key="k")
     approve(result.pending[0].pk, None)
@@ -81,7 +81,7 @@ def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(
     assert (run.status, outcomes(run)) == ("orphaned", [])
 
 
-def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents: None) -> None:
+def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects) -> None:
     result = run_turns({"tools": [call("refund", cents=5000)]})
     card = result.pending[0]
     decided = approve(card.pk, None, digest=card.digest, arguments={"cents": "4000"})
@@ -95,7 +95,7 @@ def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects, agents:
     assert sent.startswith('Executed with the arguments a person set: {"cents":4000}')
 
 
-def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -> None:
+def test_two_people_approve_or_it_does_not_run(effects: Effects) -> None:
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -117,9 +117,7 @@ def test_two_people_approve_or_it_does_not_run(effects: Effects, agents: None) -
 
 
 @pytest.mark.parametrize("verb", ["deny", "answer", "edit"])
-def test_who_approved_may_change_their_mind_until_it_is_enough(
-    verb: str, effects: Effects, agents: None
-) -> None:
+def test_who_approved_may_change_their_mind_until_it_is_enough(verb: str) -> None:
 
     @tool(requires_approval=True, approvals=2)
     def launch(where: str) -> str:
@@ -139,7 +137,7 @@ def test_who_approved_may_change_their_mind_until_it_is_enough(
     the_run(result)
 
 
-def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None) -> None:
+def test_the_gate_asks_when_its_predicate_raises() -> None:
     @tool(requires_approval=lambda args, ctx: args["no such"])
     def odd() -> str:
         """Do something odd."""
@@ -149,7 +147,7 @@ def test_the_gate_asks_when_its_predicate_raises(effects: Effects, agents: None)
     assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
 
 
-def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects, agents: None) -> None:
+def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects) -> None:
     turn = {
         "tools": [
             call("post", text="first"),
@@ -167,12 +165,7 @@ def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effec
     the_run(result)
 
 
-def test_equal_calls_in_one_reply_have_different_keys(effects: Effects, agents: None) -> None:
-    run_turns({"tools": [call("post", text="x"), call("post", text="x")]})
-    assert len({line["key"] for line in effects.lines()}) == 2
-
-
-def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects, agents: None) -> None:
+def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects) -> None:
     block = {"type": "tool_use", "id": "same", "name": "post", "input": {"text": "x"}}
     missing = {"type": "tool_use", "name": "post", "input": {"text": "y"}}
     turn = {"content": [block, block, missing], "stop_reason": "tool_use"}
@@ -184,7 +177,7 @@ def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects, agents
     assert effects.count() == 6
 
 
-def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Effects, agents: None) -> None:
+def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Effects) -> None:
     turns = {"tools": [call("refund", cents=5000)]}
     with isolated_registry():
         result = run_agent(shop_agent("moved", turns), "do it", "s1", idempotency_key="k")
@@ -195,7 +188,7 @@ def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Eff
     assert effects.count() == 1
 
 
-def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects, agents: None) -> None:
+def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects) -> None:
     """Wherever they stand in it; the others come one after the other."""
     met = threading.Barrier(3)
 
@@ -214,7 +207,7 @@ def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects, age
     assert [name for name in names(effects) if name != "gather"] == ["post", "lookup"]
 
 
-def test_one_of_several_parallel_calls_fails_alone(effects: Effects, agents: None) -> None:
+def test_one_of_several_parallel_calls_fails_alone() -> None:
     @tool(safe_to_retry=True, parallel=True)
     def gather(number: int) -> str:
         """Fail in the middle."""
@@ -228,3 +221,23 @@ def test_one_of_several_parallel_calls_fails_alone(effects: Effects, agents: Non
     told = [block["content"] for block in result.messages[2]["content"]]
     assert (told[0], "not this one" in told[1], told[2]) == ("gathered 0", True, "gathered 2")
     check_messages(result.messages)
+
+
+def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects) -> None:
+    turn = {"tools": [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]}
+    run = the_run(run_turns(turn, turn))
+    keys = [line["key"] for line in effects.lines()]
+    assert (len(keys), len(set(keys))) == (6, 6)
+    assert keys == [row["key"] for row in payloads(run, "tool_started")]
+
+
+def test_whoever_derives_the_key_gets_the_same(effects: Effects) -> None:
+    """It follows from the run, the step, the place in the reply, the tool and its arguments."""
+    turn = {"tools": [call("post", text="a"), call("refund", cents=5000)]}
+    run = the_run(run_turns(turn))
+    (key,) = [line["key"] for line in effects.lines()]
+    for _ in range(2):
+        calls = list(fold(run.pk, run_rows("default", run.pk)).calls.values())
+        assert calls[0].idempotency_key(run.pk) == key
+    run_turns(turn, session="s2")
+    assert len({line["key"] for line in effects.lines()}) == 2, "another run is another key"

@@ -16,14 +16,13 @@ from agentruns.models import Approval, Run
 from agentruns.services import approvals
 from agentruns.services.approvals import expire_due
 from tests.db.helpers import payloads, run_out, run_turns
-from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def card(effects: Effects, agents: None) -> Approval:
+def card() -> Approval:
     """An approval that waits."""
     (approval,) = run_turns({"tools": [call("refund", cents=5000)]}).pending
     return Approval.objects.get(pk=approval.pk)

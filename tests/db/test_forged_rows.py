@@ -9,10 +9,9 @@ import pytest
 
 from agentruns import approve, fork_run
 from agentruns.engine.gate import call_digest
-from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row, row_hash
-from agentruns.journal.read import FIELDS, load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.read import FIELDS
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -20,14 +19,13 @@ from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.db.test_verify import forge
-from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def finished(effects: Effects, agents: None) -> Run:
+def finished() -> Run:
     """A completed run: an approved refund, then a post that asked nobody."""
     run = the_run(run_turns({"tools": [call("refund", cents=5000)]}, {"tools": [call("post", text="hi")]}))
     approve(Approval.objects.get().pk, None)

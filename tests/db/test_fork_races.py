@@ -14,12 +14,11 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
 from tests.crash.test_faults import broken_commit
 from tests.db.test_forks import seq_of, story
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_fork_may_join_the_callers_transaction(effects: Effects, agents: None) -> None:
+def test_a_fork_may_join_the_callers_transaction() -> None:
     run = story()
     with transaction.atomic():
         fork_run(run.pk, seq_of(run, "tool_result"))
@@ -27,9 +26,7 @@ def test_a_fork_may_join_the_callers_transaction(effects: Effects, agents: None)
     assert Run.objects.count() == 1
 
 
-def test_two_at_once_with_the_same_key_inside_their_callers_transactions(
-    effects: Effects, agents: None
-) -> None:
+def test_two_at_once_with_the_same_key_inside_their_callers_transactions() -> None:
     run = story()
     last, ready = seq_of(run, "run_completed"), threading.Barrier(2)
 
@@ -50,7 +47,7 @@ def test_two_at_once_with_the_same_key_inside_their_callers_transactions(
     assert Session.objects.count() == 2
 
 
-def test_a_fork_whose_acknowledgement_was_lost_is_made_once(effects: Effects, agents: None) -> None:
+def test_a_fork_whose_acknowledgement_was_lost_is_made_once() -> None:
     run = story()
     last = seq_of(run, "run_completed")
     with broken_commit(1, went_through=True):

@@ -23,8 +23,8 @@ from agentruns import (
 from agentruns.engine.leases import claim
 from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import copies
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load, session_rows
+from agentruns.journal.read import session_rows
+from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run, Session, triggers
 from agentruns.services.history import session_at
@@ -32,7 +32,7 @@ from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.services.write import write
 from agentruns.signals import run_ended
-from agentruns.testing import check_messages
+from agentruns.testing import check_messages, crashing_at
 from tests.db.helpers import payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.files import folder
@@ -61,7 +61,7 @@ def seq_of(run: Run, kind: str, position: int = 0) -> int:
     return Message.objects.filter(run=run, kind=kind).order_by("seq")[position].seq
 
 
-def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects, agents: None) -> None:
+def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects) -> None:
     run = story()
     before = effects.count()
     assert before == 3
@@ -77,7 +77,7 @@ def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects, 
     assert problems(run.session_id) == []
 
 
-def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects, agents: None) -> None:
+def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
     run = story()
     cut = seq_of(run, "tool_result", 1)  # both calls of the first reply have their results
     fork = fork_run(run.pk, cut)
@@ -103,13 +103,16 @@ def the_run_of(run: Run) -> Run:
     return run
 
 
-def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects, agents: None) -> None:
-    run = story()
-    fork = fork_run(run.pk, seq_of(run, "assistant"))
+def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects) -> None:
+    first = run_turns(*TURNS)
+    run = the_run(first)
+    fork = fork_run(run.pk, run.messages.latest("seq").seq)
     settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
-    assert [(p["outcome"], p["content"]) for p in settled] == [
-        ("cancelled", "Not executed in this fork.")
-    ] * 2
+    assert [(p["outcome"], p["content"]) for p in settled] == [("cancelled", "Not executed in this fork.")]
+    agent = shop_agent("dies", *TURNS)
+    with crashing_at("after_tool:2"):
+        run_agent(agent, "do it", "dies", idempotency_key="dies")
+    run = Run.objects.get(session__key="dies")
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
     assert [p["outcome"] for p in settled] == ["unknown"]
@@ -118,20 +121,22 @@ def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Eff
     assert resolve_orphan(fork.pk, call_id, "occurred", None, result="seen").pk == fork.pk
     assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
     assert problems(fork.session_id) == []
-    assert effects.count() == 3
+    assert effects.count() == 4
 
 
-def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effects, agents: None) -> None:
+def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effects) -> None:
     shop_agent("doubting", *TURNS[:1], {"tools": [call("post", text="hello again")]})
-    run = the_run(run_agent("doubting", "do it", "s9", idempotency_key="s9"))
-    assert effects.count() == 3
+    with crashing_at("after_tool:2"):
+        run_agent("doubting", "do it", "s9", idempotency_key="s9")
+    run = Run.objects.get()
+    assert effects.count() == 2
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     sweep()
     assert the_run_of(fork).status == "awaiting-approval"
-    assert effects.count() == 3
+    assert effects.count() == 2
 
 
-def test_nothing_left_to_do_needs_a_text(effects: Effects, agents: None) -> None:
+def test_nothing_left_to_do_needs_a_text() -> None:
     run = story()
     runs, sessions = Run.objects.count(), Session.objects.count()
     for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
@@ -151,7 +156,7 @@ def test_nothing_left_to_do_needs_a_text(effects: Effects, agents: None) -> None
 
 
 def test_its_history_is_neither_told_again_nor_counted(
-    effects: Effects, agents: None, settings: Any, django_capture_on_commit_callbacks: Callable[..., Any]
+    settings: Any, django_capture_on_commit_callbacks: Callable[..., Any]
 ) -> None:
     run = story()
     settings.AGENTRUNS_NOTIFIERS = ["tests.db.test_forks.ignore"]
@@ -175,7 +180,7 @@ def ignore(notice: object) -> None:
     """A notifier that wants everything."""
 
 
-def test_the_steps_and_the_deadline_of_a_fork_are_its_own(effects: Effects, agents: None) -> None:
+def test_the_steps_and_the_deadline_of_a_fork_are_its_own() -> None:
     shop_agent("two-steps", *TURNS[:1], max_steps=2)
     run = the_run(run_agent("two-steps", "do it", "s2", idempotency_key="s2"))
     assert (run.status, run.step) == ("completed", 2)
@@ -185,7 +190,7 @@ def test_the_steps_and_the_deadline_of_a_fork_are_its_own(effects: Effects, agen
     assert "asked for number 3" in the_run_of(fork).error
 
 
-def test_a_fork_of_a_fork_and_of_a_session_with_several_runs(effects: Effects, agents: None) -> None:
+def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     story()
     agent = shop_agent("later", {"tools": [call("charge", cents=5)]})
     run = the_run(run_agent(agent, "more", "s1", idempotency_key="k2"))
@@ -205,7 +210,7 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs(effects: Effects, a
     assert times == originals + times[len(originals) :]
 
 
-def test_with_another_agent(effects: Effects, agents: None) -> None:
+def test_with_another_agent() -> None:
     run = story()
     other = shop_agent("other", {"text": "never"}, {"text": "I am the other"}, tools=[])
     fork = fork_run(run.pk, seq_of(run, "tool_result", 1), agent=other)
@@ -214,7 +219,7 @@ def test_with_another_agent(effects: Effects, agents: None) -> None:
     assert (fork.agent, fork.output, fork.definition_id) == ("other", "I am the other", other.definition_hash)
 
 
-def test_who_may_and_whose_it_is(effects: Effects, agents: None) -> None:
+def test_who_may_and_whose_it_is() -> None:
     ann, bob = user("ann"), user("bob")
     staff = user("staff", "fork_run", "view_run")
     agent = shop_agent("asked")
@@ -235,7 +240,7 @@ def test_who_may_and_whose_it_is(effects: Effects, agents: None) -> None:
     assert payloads(again, "run_started")[0]["actor"]["name"] == "staff"
 
 
-def test_the_same_key_is_the_same_fork(effects: Effects, agents: None) -> None:
+def test_the_same_key_is_the_same_fork() -> None:
     run = story()
     last = seq_of(run, "run_completed")
     fork = fork_run(run.pk, last, text="x", idempotency_key="once")
@@ -252,18 +257,18 @@ def test_the_same_key_is_the_same_fork(effects: Effects, agents: None) -> None:
     assert Run.objects.filter(origin=run).count() == 2
 
 
-def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone(
-    effects: Effects, agents: None
-) -> None:
+def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=100)
     agent = shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})
-    run = the_run(run_agent(agent, "do it", "s4", idempotency_key="s4"))
+    with crashing_at("before_result_commit"):
+        run_agent(agent, "do it", "s4", idempotency_key="s4")
+    run = Run.objects.get()
     fork = fork_run(run.pk, seq_of(run, "tool_started"))
     (settled,) = payloads(fork, "tool_result")
     assert settled["outcome"] == "unknown"
 
 
-def test_a_long_text_is_put_away(effects: Effects, agents: None, folder: Path) -> None:
+def test_a_long_text_is_put_away(folder: Path) -> None:
     run = story()
     text = "and then? " * 20_000
     fork = fork_run(run.pk, seq_of(run, "run_completed"), text=text)
@@ -273,9 +278,7 @@ def test_a_long_text_is_put_away(effects: Effects, agents: None, folder: Path) -
     assert state.messages()[-1]["content"] == [{"type": "text", "text": text}]
 
 
-def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut(
-    effects: Effects, agents: None
-) -> None:
+def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut() -> None:
     first = run_turns(*TURNS)
     cancel_run(str(first.run_id), None, reason="no more")
     run = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
@@ -285,7 +288,7 @@ def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut(
     assert fork_run(fork.pk, seq_of(fork, "tool_result", 2)).input == "do it"
 
 
-def test_a_long_history_is_copied_in_pieces(effects: Effects, agents: None) -> None:
+def test_a_long_history_is_copied_in_pieces() -> None:
     shop_agent("long", *[{"tools": [call("lookup", number=str(n))]} for n in range(80)], max_steps=100)
     run = the_run(run_agent("long", "do it", "s3", idempotency_key="s3"))
     last = run.messages.latest("seq").seq
@@ -295,9 +298,7 @@ def test_a_long_history_is_copied_in_pieces(effects: Effects, agents: None) -> N
     assert fork.messages.count() == last + 2
 
 
-def test_a_history_that_was_altered_shows(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_that_was_altered_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     run = story()
     fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     seq = seq_of(run, "tool_result")
@@ -317,7 +318,7 @@ def test_a_history_that_was_altered_shows(
     assert list(copies.altered("default", [])) == []
 
 
-def test_rows_of_newer_code_and_evidence_that_came_late_are_copied(effects: Effects, agents: None) -> None:
+def test_rows_of_newer_code_and_evidence_that_came_late_are_copied() -> None:
     run = story()
 
     def evidence(run: Run, batch: Batch) -> None:
@@ -339,7 +340,7 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied(effects: Effe
     assert replay_run(fork.pk).is_equal
 
 
-def test_the_columns_of_a_fork_can_be_repaired(effects: Effects, agents: None) -> None:
+def test_the_columns_of_a_fork_can_be_repaired() -> None:
     run = story()
     fork = fork_run(run.pk, seq_of(run, "tool_result", 1))
     sweep()
@@ -349,7 +350,7 @@ def test_the_columns_of_a_fork_can_be_repaired(effects: Effects, agents: None) -
     assert the_run_of(fork).status == "awaiting-approval"
 
 
-def test_a_fork_of_a_cancelled_run_is_not_cancelled(effects: Effects, agents: None) -> None:
+def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
     first = run_turns(*TURNS)
     run = cancel_run(str(first.run_id), None, reason="no more")
     fork = fork_run(run.pk, run.messages.latest("seq").seq, text="go on")

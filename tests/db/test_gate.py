@@ -6,35 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
 
-from agentruns import (
-    ToolContext,
-    answer,
-    approve,
-    deny,
-    pause_run,
-    resume_run,
-    run_agent,
-    start_run,
-    tool,
-)
+from agentruns import ToolContext, approve, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.exceptions import (
-    ApprovalStateError,
-    DurableConfigMismatchError,
-    JournalConflictError,
-    NotFoundError,
-)
+from agentruns.exceptions import DurableConfigMismatchError, JournalConflictError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
 from tests.api.http import Api, make_user
 from tests.db.dying import die_at
-from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
+from tests.db.helpers import names, outcomes, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, act, call, refund, shop_agent
 
@@ -58,7 +41,7 @@ DRIFTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one(
-    drift: str, effects: Effects, agents: None
+    drift: str, effects: Effects
 ) -> None:
     with isolated_registry():
         (card,) = run_agent(shop_agent("drifter", REFUND), "do it", "s1", idempotency_key="k").pending
@@ -76,7 +59,7 @@ def test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_righ
     assert (Approval.objects.get().status, effects.count()) == ("consumed", 1)
 
 
-def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects, agents: None) -> None:
+def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects) -> None:
     agent = shop_agent("waiter", REFUND)
     (card,) = run_agent(agent, "do it", "s1", idempotency_key="k").pending
     rows = Message.objects.count()
@@ -92,7 +75,7 @@ def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects, agen
     assert (sweep().completed, effects.count()) == (1, 1)
 
 
-def test_a_gate_met_after_a_crash_is_a_gate(effects: Effects, agents: None) -> None:
+def test_a_gate_met_after_a_crash_is_a_gate(effects: Effects) -> None:
     run = die_at("after_result", shop_agent("gated", {"tools": [call("lookup", number="A1")]}, REFUND))
     assert sweep().waiting == 1
     run = Run.objects.get(pk=run.pk)
@@ -106,18 +89,6 @@ def two_cards() -> list[Approval]:
     turn = {"tools": [call("search", query="x"), call("refund", cents=5000), call("refund", cents=6000)]}
     pending = run_turns(turn).pending
     return sorted(pending, key=lambda card: card.arguments["cents"])
-
-
-def test_a_click_made_twice_approves_nothing_else(effects: Effects, agents: None) -> None:
-    first, second = two_cards()
-    approve(first.pk, None, digest=first.digest)
-    with pytest.raises(ApprovalStateError, match="already"):
-        approve(first.pk, None, digest=first.digest)
-    with pytest.raises(ApprovalStateError, match="Look at it again"):
-        approve(second.pk, None, digest=first.digest)
-    sweep()
-    second.refresh_from_db()
-    assert (second.status, [line.get("cents") for line in effects.lines()]) == ("pending", [None, 5000])
 
 
 def test_a_start_that_is_refused_takes_no_result_with_it(
@@ -142,7 +113,7 @@ def test_a_start_that_is_refused_takes_no_result_with_it(
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects, agents: None) -> None:
+def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects) -> None:
     cards = two_cards()
     assert names(effects) == ["search"]
     for index in order:
@@ -153,17 +124,7 @@ def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects, agents:
     assert [line["cents"] for line in effects.lines()[1:]] == [5000, 6000]
 
 
-def test_a_denied_call_takes_none_of_the_others_with_it(effects: Effects, agents: None) -> None:
-    first, second = two_cards()
-    deny(first.pk, None, "too much")
-    approve(second.pk, None)
-    sweep()
-    run = Run.objects.get()
-    assert (run.status, sorted(outcomes(run))) == ("completed", ["denied", "ok", "ok"])
-    assert [line["cents"] for line in effects.lines()[1:]] == [6000]
-
-
-def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects, agents: None) -> None:
+def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects) -> None:
     ann, mallory = make_user("ann"), make_user("mallory")
     agent = shop_agent("twice", REFUND, {"tools": [call("refund", cents=6000)]})
     result = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
@@ -208,7 +169,7 @@ WAYS: dict[str, Callable[[Agent], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects, agents: None) -> None:
+def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects) -> None:
     reads = [one for one in ALL if not one.transactional]
     WAYS[way](shop_agent("gated", REFUND, tools=reads))
     assert effects.count() == 0
@@ -217,64 +178,7 @@ def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects, 
 
 
 @pytest.mark.parametrize("name", ["Refund", "REFUND", "re_fund", "refund2", "refun", "refund-"])
-def test_a_name_that_is_nearly_a_tools_is_no_tools(name: str, effects: Effects, agents: None) -> None:
+def test_a_name_that_is_nearly_a_tools_is_no_tools(name: str, effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call(name, cents=5000)]}))
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
     assert not Approval.objects.exists()
-
-
-def test_the_next_turn_of_the_model_reads_the_denial(effects: Effects, agents: None) -> None:
-    seen: list[Any] = []
-
-    def look(request: Any) -> dict[str, str]:
-        check_messages(request.messages)
-        seen.append(request.messages[-1]["content"][0])
-        return {"text": "understood"}
-
-    agent = shop_agent("asker", {"tools": [call("refund", cents=5000)]}, look)
-    result = run_agent(agent, "refund it", "s1", idempotency_key="k")
-    deny(result.pending[0].pk, user("ann", "decide_approval"), "she was refunded by phone")
-    assert sweep().completed == 1
-    assert "she was refunded by phone" in seen[0]["content"]
-    assert not seen[0].get("is_error")
-    assert (the_run(result).output, effects.count()) == ("understood", 0)
-
-
-def test_a_person_answers_what_the_model_asks(effects: Effects, agents: None) -> None:
-    @tool(requires_approval=True)
-    def ask_a_person(question: str) -> str:
-        """Ask a person."""
-        raise AssertionError("nobody runs this")
-
-    seen: list[Any] = []
-
-    def read(request: Any) -> dict[str, str]:
-        seen.append(request.messages[-1]["content"])
-        return {"text": "the green one"}
-
-    turn = {"tools": [call("ask_a_person", question="Which lamp?")]}
-    agent = shop_agent("asker", turn, read, tools=[ask_a_person])
-    result = run_agent(agent, "sell a lamp", "s1", idempotency_key="k")
-    (card,) = result.pending
-    assert card.arguments == {"question": "Which lamp?"}
-    with pytest.raises(NotFoundError):
-        answer(uuid4(), None, "the red one")
-    assert Approval.objects.get().status == "pending"
-    answer(card.pk, user("ann", "decide_approval"), "The green one.", digest=card.digest)
-    with pytest.raises(ApprovalStateError, match="answered already: decided by ann"):
-        answer(card.pk, None, "the red one")
-    assert sweep().completed == 1
-    assert "The green one." in seen[0][0]["content"]
-    run = the_run(result)
-    assert (outcomes(run), payloads(run, "tool_started")) == (["answered"], [])
-
-
-def test_whoever_comes_later_finds_what_waits_and_decides_it(effects: Effects, agents: None) -> None:
-    """Nothing is kept by the process that asked: the card, its call and its run are rows."""
-    run_turns({"tools": [call("refund", cents=5000)]})
-    card = Approval.objects.pending().select_related("run").get()
-    assert (card.run.input, card.tool_name, card.arguments) == ("do it", "refund", {"cents": 5000})
-    approve(card.pk, None, digest=card.digest)
-    assert sweep().completed == 1
-    assert (Run.objects.get().output, effects.count()) == ("all done", 1)
-    assert not Approval.objects.pending().exists()

@@ -64,7 +64,7 @@ def die_before_the_handler(monkeypatch: pytest.MonkeyPatch, agent: Agent) -> Run
 
 
 def test_nobody_reconciles_while_the_first_attempt_may_be_at_work(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
     run = die_before_the_handler(monkeypatch, agent)
@@ -83,9 +83,7 @@ def overdue(ctx: ToolContext) -> str:
     return "paid"
 
 
-def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(
-    effects: Effects, agents: None
-) -> None:
+def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(effects: Effects) -> None:
     agent = shop_agent("overdue", {"tools": [call("overdue")]}, tools=[overdue])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
     assert result.status == "orphaned"
@@ -104,15 +102,13 @@ def flaky_payment(ctx: ToolContext) -> str:
     raise ConnectionError("read timed out")
 
 
-def test_a_reconcile_tool_that_raises_is_asked_about(effects: Effects, agents: None) -> None:
+def test_a_reconcile_tool_that_raises_is_asked_about() -> None:
     run = the_run(run_turns({"tools": [call("flaky_payment")]}, tools=[flaky_payment]))
     (row,) = payloads(run, "tool_result")
     assert (row["outcome"], row["content"], row["reconciled"]) == ("ok", "the bank knows it", True)
 
 
-def test_a_known_result_waits_for_the_database(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_result_waits_for_the_database(effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     append, full = DatabaseStore.append, time.monotonic() + 2
 
     def append_on_a_full_disk(store: DatabaseStore, batch: Any, **options: Any) -> None:
@@ -126,7 +122,7 @@ def test_a_known_result_waits_for_the_database(
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool, agents: None) -> None:
+def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool) -> None:
     @tool(transactional=True)
     def write() -> str:
         """Write an order."""
@@ -140,7 +136,7 @@ def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool, agent
     assert result.messages[2]["content"][0]["content"] == "written"
 
 
-def test_nobody_is_not_the_owner_of_what_belongs_to_nobody(effects: Effects, agents: None) -> None:
+def test_nobody_is_not_the_owner_of_what_belongs_to_nobody() -> None:
     agent = shop_agent("secret")
     run_agent(agent, "do it", "s1", idempotency_key="k")
     sleeping = user("sleeping", is_active=False)
@@ -153,7 +149,7 @@ def test_nobody_is_not_the_owner_of_what_belongs_to_nobody(effects: Effects, age
     assert Session.objects.count() == 1
 
 
-def test_a_caller_without_the_permission_does_not_surface(effects: Effects, agents: None) -> None:
+def test_a_caller_without_the_permission_does_not_surface() -> None:
     from tests.db.test_doubt import wire
 
     ann = user("ann")
@@ -165,16 +161,17 @@ def test_a_caller_without_the_permission_does_not_surface(effects: Effects, agen
     assert resume_run(result.run_id, boss).status == "completed"
 
 
-def test_the_programs_key_is_that_of_the_sessions_owner(effects: Effects, agents: None) -> None:
+def test_the_programs_key_is_that_of_the_sessions_owner() -> None:
     ann, agent = user("ann"), shop_agent("keyed")
     hers = run_agent(agent, "do it", "hers", actor=ann, idempotency_key="k")
     nobodys = run_agent(agent, "do it", "nobodys", idempotency_key="k")
     assert hers.run_id != nobodys.run_id
     assert run_agent(agent, "do it", "hers", idempotency_key="k").run_id == hers.run_id
-    assert start_run(agent, "do it", "anywhere", idempotency_key="k").pk == Run.objects.get(owner=None).pk
+    with pytest.raises(RunStateError, match=str(Run.objects.get(owner=None).pk)):
+        start_run(agent, "do it", "anywhere", idempotency_key="k")
 
 
-def test_the_program_alone_is_no_quorum(effects: Effects, agents: None) -> None:
+def test_the_program_alone_is_no_quorum() -> None:
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -186,7 +183,7 @@ def test_the_program_alone_is_no_quorum(effects: Effects, agents: None) -> None:
         approve(card.pk, None)
 
 
-def test_an_edit_changes_what_the_next_person_reads(effects: Effects, agents: None) -> None:
+def test_an_edit_changes_what_the_next_person_reads() -> None:
     @tool(
         requires_approval=True, approvals=2, describe=lambda args: f"Pay {args['cents']}", sensitive=["iban"]
     )
@@ -207,7 +204,7 @@ def test_an_edit_changes_what_the_next_person_reads(effects: Effects, agents: No
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite has INSERT OR REPLACE")
-def test_sqlite_cannot_replace_a_row(effects: Effects, agents: None) -> None:
+def test_sqlite_cannot_replace_a_row() -> None:
     run_turns()
     columns = (
         "id, session_id, seq, run_id, kind, call_id, tool_name, attempt, epoch, prev_hash, hash, created_at"
@@ -220,7 +217,7 @@ def test_sqlite_cannot_replace_a_row(effects: Effects, agents: None) -> None:
 
 
 @pytest.mark.parametrize("retry_after", [1e12, 1e308, float("inf"), float("nan"), 1.7e9])
-def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float, effects: Effects, agents: None) -> None:
+def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float) -> None:
     def busy(request: Any) -> None:
         raise ProviderError("busy", disposition="retry", type="busy", retry_after=retry_after)
 
@@ -232,7 +229,7 @@ def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float, effects: Eff
     cancel_run(run.pk)
 
 
-def test_a_backoff_ends_at_the_deadline(effects: Effects, agents: None) -> None:
+def test_a_backoff_ends_at_the_deadline() -> None:
     def busy(request: Any) -> None:
         raise ProviderError(
             "busy", disposition="retry", type="busy", retry_after=600.0, usage={"input_tokens": 7}
@@ -245,7 +242,7 @@ def test_a_backoff_ends_at_the_deadline(effects: Effects, agents: None) -> None:
     assert run.usage == {"input_tokens": 7}
 
 
-def test_cached_tokens_count(effects: Effects, agents: None) -> None:
+def test_cached_tokens_count() -> None:
     turn = {"tools": [call("post", text="x")], "usage": {"cache_read_input_tokens": 400, "output_tokens": 1}}
     run = the_run(run_turns(turn, turn, token_budget=400))
     assert (run.status, "401 of 400" in run.error) == ("failed", True)
@@ -259,16 +256,14 @@ def test_cached_tokens_count(effects: Effects, agents: None) -> None:
         {"type": "tool_result", "tool_use_id": "x"},
     ],
 )
-def test_a_reply_no_provider_takes_back_fails_the_run(
-    block: dict[str, Any], effects: Effects, agents: None
-) -> None:
+def test_a_reply_no_provider_takes_back_fails_the_run(block: dict[str, Any]) -> None:
     result = run_turns({"content": [block], "stop_reason": "end_turn"})
     assert result.status == "failed"
     later = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
     check_messages(later.messages)
 
 
-def test_text_after_a_call_is_sent_back_before_it(effects: Effects, agents: None) -> None:
+def test_text_after_a_call_is_sent_back_before_it() -> None:
     blocks = [
         {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}},
         {"type": "text", "text": "I post it."},
@@ -278,9 +273,7 @@ def test_text_after_a_call_is_sent_back_before_it(effects: Effects, agents: None
     assert payloads(the_run(result), "assistant")[0]["content"] == blocks
 
 
-def test_a_pause_that_was_only_requested_is_lifted_by_resume(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_that_was_only_requested_is_lifted_by_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = shop_agent("patient", {"tools": [call("charge", cents=1)]})
     run = die_before_the_handler(monkeypatch, agent)
     Run.objects.update(lease_expires_at=None)  # the worker is live while the pause is requested
@@ -292,7 +285,7 @@ def test_a_pause_that_was_only_requested_is_lifted_by_resume(
     assert Run.objects.get().blocked_reason == ""
 
 
-def test_one_tool_that_leaves_the_process_does_not_end_the_sweep(effects: Effects, agents: None) -> None:
+def test_one_tool_that_leaves_the_process_does_not_end_the_sweep() -> None:
     @tool
     def leave() -> str:
         """Leave."""
@@ -304,9 +297,7 @@ def test_one_tool_that_leaves_the_process_does_not_end_the_sweep(effects: Effect
     assert (swept.waiting, swept.completed) == (1, 1)
 
 
-def test_a_handler_that_leaves_a_transaction_open_cannot_hide_the_next_row(
-    effects: Effects, agents: None
-) -> None:
+def test_a_handler_that_leaves_a_transaction_open_cannot_hide_the_next_row() -> None:
     @tool
     def careless() -> str:
         """Forget to leave a block."""
@@ -325,7 +316,7 @@ def test_a_handler_that_leaves_a_transaction_open_cannot_hide_the_next_row(
     assert connection.get_autocommit()
 
 
-def test_an_exception_without_a_text_is_still_an_error(effects: Effects, agents: None) -> None:
+def test_an_exception_without_a_text_is_still_an_error() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -340,9 +331,7 @@ def test_an_exception_without_a_text_is_still_an_error(effects: Effects, agents:
     assert "Mute" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(
-    effects: Effects, agents: None
-) -> None:
+def test_many_parallel_calls_share_few_threads_and_keep_their_own_time() -> None:
     import threading
 
     most = [0]
@@ -368,7 +357,7 @@ def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(
     assert time.monotonic() - began < 20
 
 
-def test_a_cancel_reaches_a_long_handler(effects: Effects, agents: None) -> None:
+def test_a_cancel_reaches_a_long_handler() -> None:
     seen = []
 
     @tool
@@ -386,7 +375,7 @@ def test_a_cancel_reaches_a_long_handler(effects: Effects, agents: None) -> None
     assert (seen, run.status, outcomes(run)) == ([True], "cancelled", ["ok"])
 
 
-def test_a_verdict_is_recorded_where_the_call_is(effects: Effects, agents: None) -> None:
+def test_a_verdict_is_recorded_where_the_call_is() -> None:
     from tests.db.test_doubt import wire
 
     first = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
@@ -398,7 +387,7 @@ def test_a_verdict_is_recorded_where_the_call_is(effects: Effects, agents: None)
     the_run(first)
 
 
-def test_backoff_of_a_fresh_process_can_be_ended_by_resume(effects: Effects, agents: None) -> None:
+def test_backoff_of_a_fresh_process_can_be_ended_by_resume() -> None:
     attempts = []
 
     def busy(request: Any) -> dict[str, str]:

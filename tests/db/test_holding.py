@@ -6,6 +6,7 @@ import pytest
 
 from agentruns import approve, resume_run, start_run
 from agentruns.engine.leases import claim
+from agentruns.exceptions import JournalUnreadableError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import hold_all, sweep
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
@@ -18,7 +19,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_after_a_restore_every_unfinished_run_is_held(effects: Effects, agents: None) -> None:
+def test_after_a_restore_every_unfinished_run_is_held(effects: Effects) -> None:
     done = run_turns(session="done")
     queued = start_run(shop_agent("queued", {"tools": [call("post", text="x")]}), "do it", "queued")
     leased = start_run(shop_agent("leased"), "do it", "leased")
@@ -44,7 +45,7 @@ def test_after_a_restore_every_unfinished_run_is_held(effects: Effects, agents: 
         the_run(result)
 
 
-def test_surfacing_is_done_in_the_name_of_the_sweep(effects: Effects, agents: None) -> None:
+def test_surfacing_is_done_in_the_name_of_the_sweep() -> None:
     result = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     assert sweep().surfaced == 0
     swept = sweep(tell_model=True)
@@ -54,7 +55,7 @@ def test_surfacing_is_done_in_the_name_of_the_sweep(effects: Effects, agents: No
     assert payloads(run, "tool_result")[0]["actor"]["name"] == "resume_runs"
 
 
-def test_without_driving_workers_are_rung(effects: Effects, agents: None, settings: object) -> None:
+def test_without_driving_workers_are_rung(settings: object) -> None:
     settings.AGENTRUNS_DISPATCHER = "tests.db.test_in_testcase.Bell"  # type: ignore[attr-defined]
     run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
     held = run_turns({"tools": [call("wire", text="x")]}, session="held", tools=[wire])
@@ -66,10 +67,10 @@ def test_without_driving_workers_are_rung(effects: Effects, agents: None, settin
     assert Run.objects.filter(status="queued").count() == 2
 
 
-def test_a_run_that_cannot_be_read_is_told_after_all_others_are_held(effects: Effects, agents: None) -> None:
+def test_a_run_that_cannot_be_read_is_told_after_all_others_are_held() -> None:
     unread = start_run(shop_agent("unread"), "do it", "first")
     read = start_run(shop_agent("read"), "do it", "second")
     spoilt(unread.pk)
-    with pytest.raises(KeyError):
+    with pytest.raises(JournalUnreadableError, match="KeyError"):
         hold_all()
     assert dict(Run.objects.values_list("pk", "status")) == {unread.pk: "queued", read.pk: "paused"}

@@ -115,9 +115,7 @@ def order(number: str) -> Order:
     return Order.objects.create(number=number, customer="Ada", total_cents=1)
 
 
-def test_a_start_that_is_rolled_back_leaves_nothing_at_all(
-    effects: Effects, agents: None, bell: type[Bell]
-) -> None:
+def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bell: type[Bell]) -> None:
     agent = shop_agent("joined", {"tools": [call("post", text="x")]})
     for _ in range(2):
         with pytest.raises(RuntimeError), transaction.atomic():
@@ -131,9 +129,7 @@ def test_a_start_that_is_rolled_back_leaves_nothing_at_all(
     assert (sweep().completed, effects.count(), problems(run.session_id)) == (1, 1, [])
 
 
-def test_a_start_beside_an_order_is_seen_when_the_order_is(
-    effects: Effects, agents: None, bell: type[Bell]
-) -> None:
+def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[Bell]) -> None:
     agent = shop_agent("beside", {"tools": [call("annotate", number="A1", note="seen")]})
     with transaction.atomic():
         order("A1")
@@ -144,9 +140,7 @@ def test_a_start_beside_an_order_is_seen_when_the_order_is(
     assert (sweep().completed, Order.objects.get().note) == (1, "seen")
 
 
-def test_a_savepoint_takes_back_its_start_and_nothing_else(
-    effects: Effects, agents: None, bell: type[Bell]
-) -> None:
+def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[Bell]) -> None:
     agent = shop_agent("saved", {"tools": [call("post", text="x")]})
     with transaction.atomic():
         kept = start_run(agent, "the first task", "s1", idempotency_key="k1")
@@ -161,9 +155,7 @@ def test_a_savepoint_takes_back_its_start_and_nothing_else(
     assert (effects.count(), problems(kept.session_id), problems(again.session_id)) == (2, [], [])
 
 
-def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(
-    effects: Effects, agents: None, bell: type[Bell]
-) -> None:
+def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(effects: Effects, bell: type[Bell]) -> None:
     """Cancel and pause take the lease of a waiting run; that is undone with them."""
     result = run_turns({"tools": [call("refund", cents=5000)]})
     run = the_run(result)
@@ -204,7 +196,7 @@ def manual(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     connection.close()
 
 
-def test_without_autocommit_nothing_is_driven(effects: Effects, agents: None, manual: None) -> None:
+def test_without_autocommit_nothing_is_driven(effects: Effects, manual: None) -> None:
     agent = shop_agent("manual", {"tools": [call("post", text="x")]})
     for drive in (
         lambda: run_agent(agent, "do it", "s1", idempotency_key="k"),
@@ -218,9 +210,7 @@ def test_without_autocommit_nothing_is_driven(effects: Effects, agents: None, ma
     transaction.commit()
 
 
-def test_without_autocommit_a_start_is_the_callers_to_commit(
-    effects: Effects, agents: None, manual: None
-) -> None:
+def test_without_autocommit_a_start_is_the_callers_to_commit(effects: Effects, manual: None) -> None:
     agent = shop_agent("manual", {"tools": [call("post", text="x")]})
     order("A1")  # SQLite's transaction begins with the first change, not with a savepoint
     start_run(agent, "do it", "s1", idempotency_key="k")
@@ -243,7 +233,7 @@ def test_without_autocommit_a_start_is_the_callers_to_commit(
 
 @pytest.mark.parametrize("age", [None, 0, 60])
 def test_a_run_connects_once_however_long_connections_live(
-    age: int | None, effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    age: int | None, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []
     turn = {"tools": [call("post", text="x"), call("charge", cents=5)]}
@@ -266,7 +256,7 @@ def test_a_run_connects_once_however_long_connections_live(
 # Emptying the database
 
 
-def test_a_dump_of_the_journal_is_the_journal(effects: Effects, agents: None, tmp_path: Path) -> None:
+def test_a_dump_of_the_journal_is_the_journal(effects: Effects, tmp_path: Path) -> None:
     """As XML: Django's JSON cuts times to milliseconds, and the journal's hashes are of six digits."""
     result = run_turns({"tools": [call("post", text="1\x00 \ud800 𝄞"), call("refund", cents=5000)]})
     run = the_run(result)

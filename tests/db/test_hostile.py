@@ -15,7 +15,7 @@ from agentruns.journal import connection as journal_connection
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
-from tests.db.helpers import outcomes, payloads, the_run
+from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
 from tests.shop.agents import act, call, shop_agent
@@ -85,7 +85,7 @@ class HostileModel(ScriptedModel):
 
 @pytest.mark.parametrize("place", ["predicate", "model", "handler"])
 def test_each_payment_is_journaled_before_it_and_happens_once(
-    place: str, hostility: Callable[[], None], effects: Effects, agents: None
+    place: str, hostility: Callable[[], None], effects: Effects
 ) -> None:
     turns = [{"tools": [call("pay", cents=number)]} for number in (1, 2, 3)]
     agent = shop_agent("hostile", *turns, tools=tools_with(hostility, place))
@@ -102,7 +102,7 @@ def test_each_payment_is_journaled_before_it_and_happens_once(
     assert not Message.objects.filter(run=run, kind="late_result").exists()
 
 
-def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects, agents: None) -> None:
+def test_the_connections_that_django_lists_are_not_the_journals() -> None:
     seen: list[list[str]] = []
 
     @tool
@@ -119,33 +119,24 @@ def test_the_connections_that_django_lists_are_not_the_journals(effects: Effects
     assert not journal_connection._opened.__dict__, "closed with the drive"
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite's connections say it for themselves")
-def test_what_protects_an_effect_is_on_the_disk_whatever_the_default_is(
-    effects: Effects, agents: None
-) -> None:
-    """What a role, a database or a pooler has as its default must not decide it."""
-    modes: list[str] = []
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no poolers")
+def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects) -> None:
+    """As from another client of the same server connection, which SET synchronous_commit for itself."""
+    in_force: list[str] = []
 
-    def look(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        done = execute(sql, params, many, context)
-        if 'INSERT INTO "agentruns_message"' in sql:
-            raw = context["connection"].connection.execute("SHOW synchronous_commit")
-            modes.append(raw.fetchone()[0])
-        return done
+    def spoilt(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if 'INTO "agentruns_message"' not in sql or context["connection"].alias == "default":
+            return execute(sql, params, many, context)
+        raw = context["connection"].connection
+        raw.execute("SET SESSION synchronous_commit TO off")
+        result = execute(sql, params, many, context)
+        in_force.append(raw.execute("SHOW synchronous_commit").fetchone()[0])
+        return result
 
-    connection.close()
-    options = connection.settings_dict["OPTIONS"]
-    options["options"] = "-c synchronous_commit=off"
-    try:
-        agent = shop_agent("pays", {"tools": [call("post", text="x")]})
-        with statement_wrapper(look):
-            assert run_agent(agent, "do it", "s1").status == "completed"
-    finally:
-        del options["options"]
-        connection.close()
-    assert effects.count() == 1
-    assert modes[0] == "off", "the start of the run is the caller's"
-    assert set(modes[1:]) == {"on"}
+    with statement_wrapper(spoilt):
+        run_turns({"tools": [call("post", text="x")]})
+    assert len(in_force) == 3
+    assert set(in_force) == {"on"}
 
 
 def another_transaction() -> None:
@@ -173,9 +164,7 @@ RAW: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
 @pytest.mark.parametrize("way", RAW)
-def test_a_transactional_handler_cannot_end_its_transaction(
-    way: str, swallows: bool, effects: Effects, agents: None
-) -> None:
+def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: bool) -> None:
     entered: list[str] = []
 
     @tool(transactional=True)
@@ -228,9 +217,7 @@ def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effect
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")
-def test_executescript_cannot_commit_what_a_transactional_handler_wrote(
-    effects: Effects, agents: None
-) -> None:
+def test_executescript_cannot_commit_what_a_transactional_handler_wrote() -> None:
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
         """Write an order, and run a script, which commits first."""

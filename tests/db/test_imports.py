@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,11 @@ from agentruns.exceptions import PayloadError, RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
 from agentruns.services.sweep import Swept, hold_all, sweep
-from agentruns.services.transfer import import_run
+from agentruns.services.transfer import _written, import_run
+from agentruns.utils import json as canonical
 from tests.commands.running import run as command
 from tests.crash.test_faults import broken_commit
-from tests.db.helpers import run_turns, the_run, user
+from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.db.test_doubt import wire
 from tests.effects import Effects
 from tests.files import folder
@@ -48,8 +50,14 @@ def forget_everything() -> None:
             model.objects.all().delete()
 
 
+def sealed(lines: list[Line]) -> list[Line]:
+    """Return the lines of an export with the hash of all of them computed anew."""
+    rest = [line for line in lines if "end" not in line]
+    return [*rest, {"end": hashlib.sha256(b"".join(map(_written, rest))).hexdigest()}]
+
+
 def contents(*models: Any) -> list[Any]:
-    left_out = {"id", "owner_id", "created_at"}
+    left_out = {"id", "owner_id", "created_at", "imported_at", "decided_by_name"}
     return [
         {
             name: value
@@ -61,7 +69,7 @@ def contents(*models: Any) -> list[Any]:
     ]
 
 
-def test_everything_comes_back_with_the_same_hashes(effects: Effects, agents: None) -> None:
+def test_everything_comes_back_with_the_same_hashes() -> None:
     run = story()
     run.refresh_from_db()
     lines = [json.loads(json.dumps(line)) for line in export_run(run.pk, true_values=True)]
@@ -78,37 +86,43 @@ def test_everything_comes_back_with_the_same_hashes(effects: Effects, agents: No
     )
     assert problems(imported.session_id) == []
     again = list(export_run(imported.pk, true_values=True))
-    assert again[1:] == lines[1:]
+    assert again[1:-1] == lines[1:-1]
     assert sweep() == Swept(), "nothing of it is at work here"
+    assert Approval.objects.get().decided_by_name == "(imported)"
+    assert Session.objects.get().imported_at is not None
     with pytest.raises(RunStateError, match=r"There is a session .* already; nothing was imported"):
         import_run(lines)
 
 
-def test_a_run_at_work_is_held(effects: Effects, agents: None) -> None:
+def test_a_run_at_work_is_closed_here(effects: Effects) -> None:
     waiting = run_turns({"tools": [call("refund", cents=5000)]})
     lines = list(export_run(str(waiting.run_id), true_values=True))
     forget_everything()
     run = import_run(lines)
-    assert (run.status, run.blocked_reason) == (
-        "paused",
-        "imported: it may be at work in the database it came from",
-    )
-    approve(Approval.objects.get().pk, None)
+    assert (run.status, outcomes(run), Approval.objects.get().status) == (
+        "cancelled", ["unknown"], "cancelled",
+    )  # fmt: skip
+    (closed,) = payloads(run, "run_cancelled")
+    assert closed["reason"] == ("imported, awaiting approval then: it may go on in the database it came from")
+    with pytest.raises(RunStateError, match="it is a record"):
+        approve(Approval.objects.get().pk, None)
     assert sweep() == Swept()
     assert (effects.count(), problems(run.session_id)) == (0, [])
 
 
-def test_a_run_that_is_held_with_a_call_in_doubt(effects: Effects, agents: None) -> None:
+def test_a_run_that_is_held_with_a_call_in_doubt() -> None:
     doubtful = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     assert hold_all() == 1
     lines = list(export_run(str(doubtful.run_id), true_values=True))
     forget_everything()
     run = import_run(lines)
-    assert (run.status, problems(run.session_id)) == ("orphaned", [])
-    assert list(export_run(run.pk, true_values=True))[1:] == lines[1:]
+    assert (run.status, outcomes(run), problems(run.session_id)) == ("cancelled", ["unknown"], [])
+    again = list(export_run(run.pk, true_values=True))
+    assert again[1 : len(lines) - 1] == lines[1:-1]
+    assert [line["kind"] for line in again[len(lines) - 1 : -1]] == ["tool_result", "run_cancelled"]
 
 
-def test_whose_it_was_and_an_acknowledgement_that_is_lost(effects: Effects, agents: None) -> None:
+def test_whose_it_was_and_an_acknowledgement_that_is_lost() -> None:
     ann, staff = user("ann"), user("staff", "fork_run")
     run = the_run(run_agent(shop_agent("hers"), "do it", "hers", actor=ann))
     lines = list(export_run(run_again(run.pk, staff).pk, true_values=True))
@@ -125,7 +139,13 @@ def alter(number: int, **changes: Any) -> Callable[[list[Line]], None]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda lines: lines.pop(), "the journal ends at"),
+        (lambda lines: lines.pop(), "last line, with the hash of all others, is missing"),
+        (lambda lines: lines.pop(-2), "the journal ends at"),
+        (lambda lines: lines.append(lines[-1]), "goes on after its last line"),
+        (lambda lines: lines.insert(1, lines[1]), "is there twice"),
+        (alter(0, exported_at="2026-01-01T00:00:00+00:00"), "last line, with the hash of all others"),
+        (alter(0, version=1), "last line, with the hash of all others"),
+        (alter(-1, end="0" * 64), "last line, with the hash of all others"),
         (lambda lines: lines.pop(5), "is missing"),
         (lambda lines: lines.insert(6, lines[5]), "is missing"),
         (alter(5, payload='{"v":1}'), "was altered"),
@@ -137,13 +157,13 @@ def alter(number: int, **changes: Any) -> Callable[[list[Line]], None]:
             lambda lines: [lines.remove(one) for one in lines[1:] if "definition" in one],
             "lacks the definitions",
         ),
-        (alter(0, version=2), "no export of version 1"),
+        (alter(0, version=3), "no export of version 2"),
         (alter(0, run="01a20189-67e9-70a1-9b0c-1b07670a3b0b"), "has no row of run"),
-        (lambda lines: lines.clear(), "no export of version 1"),
+        (lambda lines: lines.clear(), "no export of version 2"),
     ],
 )
 def test_nothing_is_stored_of_an_export_that_is_not_whole(
-    effects: Effects, agents: None, damage: Callable[[list[Line]], None], said: str
+    damage: Callable[[list[Line]], None], said: str
 ) -> None:
     lines = list(export_run(story().pk, true_values=True))
     forget_everything()
@@ -154,7 +174,7 @@ def test_nothing_is_stored_of_an_export_that_is_not_whole(
     assert not Definition.objects.exists()
 
 
-def test_a_key_that_stands_for_a_run_here(effects: Effects, agents: None) -> None:
+def test_a_key_that_stands_for_a_run_here() -> None:
     lines = list(export_run(story().pk, true_values=True))
     forget_everything()
     run_agent(shop_agent("mine"), "other", "other", idempotency_key="k2")
@@ -163,7 +183,7 @@ def test_a_key_that_stands_for_a_run_here(effects: Effects, agents: None) -> Non
     assert Session.objects.count() == 1
 
 
-def test_a_fork_without_its_origin(effects: Effects, agents: None, tmp_path: Path) -> None:
+def test_a_fork_without_its_origin(tmp_path: Path) -> None:
     run = story()
     fork = fork_run(run.pk, run.messages.filter(kind="tool_result").latest("seq").seq)
     sweep()
@@ -185,7 +205,7 @@ def report(ctx: ToolContext) -> str:
     return "all of it " * 20_000
 
 
-def test_files_come_along(effects: Effects, agents: None, folder: Path) -> None:
+def test_files_come_along(folder: Path) -> None:
     shop_agent("reporting", {"tools": [call("report")]}, tools=[report])
     run = the_run(run_agent("reporting", "long " * 20_000, "s7", idempotency_key="s7"))
     lines = list(export_run(run.pk, true_values=True))
@@ -195,11 +215,31 @@ def test_files_come_along(effects: Effects, agents: None, folder: Path) -> None:
     for part in parts:
         storages["agentruns"].delete(part["file"])
     with pytest.raises(PayloadError, match="altered"):
-        import_run([line for line in lines if line != parts[-1]])
+        import_run(sealed([line for line in lines if line != parts[-1]]))
     left_out = {"file": parts[0]["file"], "of": parts[0]["of"], "left_out": "secret"}
     with pytest.raises(RunStateError, match="is left out: secret"):
-        import_run([left_out if line == parts[0] else line for line in lines])
+        import_run(sealed([left_out if line == parts[0] else line for line in lines]))
     assert not Session.objects.exists()
     imported = import_run(lines)
     assert (imported.input, problems(run.session_id)) == ("long " * 20_000, [])
-    assert list(export_run(run.pk, true_values=True))[1:] == lines[1:]
+    assert list(export_run(run.pk, true_values=True))[1:-1] == lines[1:-1]
+
+
+@pytest.mark.parametrize("depth", [150, 488, 600, 5_000])
+def test_a_row_that_nobody_could_read_is_not_imported(depth: int, effects: Effects) -> None:
+    run = the_run(run_turns({"tools": [call("post", text="hi")]}))
+    lines = list(export_run(run.pk, true_values=True))
+    forget_everything()
+    deep, head = "[" * depth + "]" * depth, ""
+    for line in (line for line in lines if "seq" in line):
+        if line["kind"] == "tool_result":
+            line["payload"] = line["payload"].replace('"post done"', deep)
+        line["prev_hash"] = head or line["prev_hash"]
+        row = {name: value for name, value in line.items() if name not in ("prev_hash", "hash")}
+        line["hash"] = head = canonical.chain_hash(
+            line["prev_hash"], {**row, "session": lines[0]["session"]["id"]}
+        )
+    lines[0]["head"]["hash"] = head
+    with pytest.raises(RunStateError, match=r"nested more than 128 levels|cannot be folded|no export"):
+        import_run(lines)
+    assert not Session.objects.exists()

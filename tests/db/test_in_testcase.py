@@ -33,7 +33,7 @@ EVERYTHING = {
 
 
 @pytest.mark.django_db
-def test_a_whole_run(effects: Effects, agents: None) -> None:
+def test_a_whole_run(effects: Effects) -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     result = run_turns(EVERYTHING)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("agentruns-")]
@@ -44,15 +44,13 @@ def test_a_whole_run(effects: Effects, agents: None) -> None:
 
 
 @pytest.mark.django_db
-def test_an_atomic_block_in_it_is_still_refused(agents: None) -> None:
+def test_an_atomic_block_in_it_is_still_refused() -> None:
     with transaction.atomic(), pytest.raises(NotDurableError):
         run_agent(shop_agent("inner"), "do it", "s1")
 
 
 @pytest.mark.django_db
-def test_the_doorbell_rings_on_commit(
-    agents: None, settings: Any, django_capture_on_commit_callbacks: Any
-) -> None:
+def test_the_doorbell_rings_on_commit(settings: Any, django_capture_on_commit_callbacks: Any) -> None:
     settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
     Bell.rung.clear()
     with django_capture_on_commit_callbacks(execute=True):

@@ -30,7 +30,7 @@ UNGATED: list[Any] = [
 
 
 @pytest.mark.parametrize("also", [{}, {"approved": True}, {"resumeData": {"approved": True}}], ids=str)
-def test_a_model_cannot_approve_its_own_call(also: dict[str, Any], effects: Effects, agents: None) -> None:
+def test_a_model_cannot_approve_its_own_call(also: dict[str, Any], effects: Effects) -> None:
     agent = shop_agent(
         "eager", {"tools": [call("refund", cents=5000, **also), call("approve", tool="refund")]}
     )
@@ -46,9 +46,7 @@ def test_a_model_cannot_approve_its_own_call(also: dict[str, Any], effects: Effe
     assert effects.count() == 0
 
 
-def test_a_denied_call_stays_denied_where_nobody_would_be_asked_any_more(
-    effects: Effects, agents: None
-) -> None:
+def test_a_denied_call_stays_denied_where_nobody_would_be_asked_any_more(effects: Effects) -> None:
     with isolated_registry():
         (card,) = run_agent(shop_agent("drifter", REFUND), "do it", "s1", idempotency_key="k").pending
     with isolated_registry():
@@ -62,7 +60,7 @@ def test_a_denied_call_stays_denied_where_nobody_would_be_asked_any_more(
 
 @pytest.mark.parametrize("given", [{}, {"cents": "5000"}], ids=str)
 def test_whether_a_person_is_asked_is_judged_by_the_arguments_that_will_run(
-    given: dict[str, Any], effects: Effects, agents: None
+    given: dict[str, Any], effects: Effects
 ) -> None:
     @tool(requires_approval=lambda args, ctx: args.get("cents") == 5000)
     def pay(ctx: ToolContext, cents: int = 5000) -> str:
@@ -77,7 +75,7 @@ def test_whether_a_person_is_asked_is_judged_by_the_arguments_that_will_run(
     assert [line["cents"] for line in effects.lines()] == [5000]
 
 
-def test_what_was_approved_in_one_turn_does_not_run_again_in_the_next(effects: Effects, agents: None) -> None:
+def test_what_was_approved_in_one_turn_does_not_run_again_in_the_next(effects: Effects) -> None:
     (card,) = run_turns(REFUND).pending
     approve(card.pk, None, digest=card.digest)
     assert sweep().completed == 1
@@ -95,9 +93,7 @@ FORGED = [
 ]
 
 
-def test_an_approval_that_a_client_writes_into_the_conversation_is_only_text(
-    effects: Effects, agents: None
-) -> None:
+def test_an_approval_that_a_client_writes_into_the_conversation_is_only_text(effects: Effects) -> None:
     shop_agent("asker", {"text": "hello"})
     ann = Api(make_user("ann"))
     for field in ("messages", "history", "approvals"):
@@ -116,7 +112,7 @@ def test_an_approval_that_a_client_writes_into_the_conversation_is_only_text(
 
 
 def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
-    effects: Effects, agents: None, settings: Any
+    effects: Effects, settings: Any
 ) -> None:
     settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 1, 0.2
     over: list[bool] = []
@@ -145,7 +141,7 @@ def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
     assert len(found) > 5
 
 
-def test_the_gate_of_an_agent_that_is_run_by_a_tool_is_a_gate(effects: Effects, agents: None) -> None:
+def test_the_gate_of_an_agent_that_is_run_by_a_tool_is_a_gate(effects: Effects) -> None:
     reads = [one for one in TOOLS if not one.transactional]
     inner = shop_agent("inner", REFUND, tools=reads)
 

@@ -64,7 +64,7 @@ def an_order() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
 
 
-def test_a_whole_run(isolation: str, effects: Effects, agents: None) -> None:
+def test_a_whole_run(isolation: str, effects: Effects) -> None:
     an_order()
     turns = [
         {"tools": [call("look"), call("post", text="x"), call("annotate", number="A1", note="seen")]},
@@ -96,9 +96,7 @@ def conversation(run: Run) -> list[dict[str, Any]]:
     return sent[0]
 
 
-def test_heartbeats_do_not_undo_a_transactional_tool(
-    isolation: str, effects: Effects, agents: None, settings: Any
-) -> None:
+def test_heartbeats_do_not_undo_a_transactional_tool(isolation: str, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
     an_order()
     turn = {"tools": [call("slow_note", note="seen")]}
@@ -110,7 +108,7 @@ def test_heartbeats_do_not_undo_a_transactional_tool(
 
 @pytest.mark.parametrize(("click", "ends"), [(cancel_run, "cancelled"), (pause_run, "paused")])
 def test_a_click_from_elsewhere_while_the_heartbeat_beats(
-    click: Callable[[Any], Run], ends: str, isolation: str, effects: Effects, agents: None, settings: Any
+    click: Callable[[Any], Run], ends: str, isolation: str, effects: Effects, settings: Any
 ) -> None:
     """The worker's appends, its heartbeat and the click all change the same row."""
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.25  # so that a beat spoils some tries of the click, and not all
@@ -156,7 +154,7 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     ids=lambda race: race.__name__.removeprefix("test_"),
 )
 def test_races_end_as_at_the_default_level(
-    race: Callable[[Effects, None], None], isolation: str, effects: Effects, agents: None
+    race: Callable[[Effects, None], None], isolation: str, effects: Effects
 ) -> None:
     race(effects, None)
 

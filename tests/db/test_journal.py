@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from agentruns import start_run
+from agentruns import ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
-from tests.db.helpers import run_turns, the_run
+from tests.db.dying import elsewhere
+from tests.db.helpers import payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def run(effects: Effects, agents: None) -> Run:
+def run() -> Run:
     return the_run(run_turns({"tools": [call("post", text="hi")]}))
 
 
@@ -84,9 +85,7 @@ def test_a_changed_column_is_found(run: Run) -> None:
     assert "output is 'something else', the journal says 'all done'" in problems(run.session_id)[0]
 
 
-def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(
-    effects: Effects, agents: None
-) -> None:
+def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing() -> None:
     run = start_run(shop_agent("stale"), "do it", "s1", idempotency_key="k")
     store, stale = DatabaseStore(), load("default", run.session_id, run.pk)
     for note in ("first", "second"):
@@ -102,7 +101,7 @@ def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(
     assert problems(session.pk) == []
 
 
-def test_an_engine_row_of_another_epoch_is_refused(effects: Effects, agents: None) -> None:
+def test_an_engine_row_of_another_epoch_is_refused() -> None:
     run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
     Run.objects.update(lease_epoch=7)
     batch = Batch(load("default", run.session_id, run.pk), epoch=6)
@@ -149,7 +148,7 @@ def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: 
 @pytest.mark.parametrize(
     "odd", ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
 )
-def test_odd_text_survives_on_every_database(odd: str, effects: Effects, agents: None) -> None:
+def test_odd_text_survives_on_every_database(odd: str) -> None:
     result = run_turns({"text": odd, "tools": [call("post", text=odd)]}, {"text": odd}, text=f"say {odd}")
     run = the_run(result)
     row = Message.objects.get(run=run, kind="tool_started")
@@ -163,9 +162,60 @@ def test_odd_text_survives_on_every_database(odd: str, effects: Effects, agents:
         assert all("\x00" not in text for (text,) in cursor.fetchall())
 
 
-def test_start_joins_the_callers_transaction(effects: Effects, agents: None) -> None:
+def test_start_joins_the_callers_transaction() -> None:
     agent = shop_agent("joined")
     with pytest.raises(RuntimeError), transaction.atomic():
         start_run(agent, "do it", "s1", idempotency_key="k")
         raise RuntimeError("the order was refused")
     assert (Run.objects.count(), Session.objects.count(), Message.objects.count()) == (0, 0, 0)
+
+
+@tool
+def look_at_the_journal(ctx: ToolContext) -> str:
+    """Tell what another process would read while this handler is at work."""
+    kinds = elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", flat=True)))
+    keys = elsewhere(lambda: [row["key"] for row in payloads(Run.objects.get(), "tool_started")])
+    Effects.from_environment().record(ctx.idempotency_key, kinds=kinds, keys=keys)
+    return "seen"
+
+
+def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects) -> None:
+    agent = shop_agent("looker", {"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
+    run_agent(agent, "look", "s1", idempotency_key="k")
+    (seen,) = effects.lines()
+    assert seen["kinds"] == ["run_started", "user", "assistant", "tool_started"]
+    assert seen["keys"] == [seen["key"]]
+
+
+@pytest.mark.parametrize(("kind", "acted"), [("assistant", 0), ("tool_started", 0), ("tool_result", 1)])
+def test_a_write_that_fails_for_good_stops_the_run_aloud(
+    kind: str, acted: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = DatabaseStore.append
+
+    def refuse(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+        if any(row.kind == kind for row in batch.rows):
+            raise RuntimeError("the database says no")
+        append(store, batch, **options)
+
+    monkeypatch.setattr(DatabaseStore, "append", refuse)
+    agent = shop_agent("stopped", {"tools": [call("post", text="hi")]})
+    with pytest.raises(RuntimeError, match="the database says no"):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert effects.count() == acted
+    monkeypatch.undo()
+    assert Run.objects.get().status not in Run.ENDED
+
+
+def test_a_started_run_is_returned_as_it_is_stored(django_user_model: Any) -> None:
+    """Nobody reads it back, also not in a session that has rows of an earlier run."""
+    agent, owner = shop_agent("stored"), django_user_model.objects.create_user("ann")
+    for number in range(2):
+        run = start_run(agent, f"Task {number}\x00", session="s1", actor=owner, idempotency_key=f"k{number}")
+        stored = Run.objects.select_related("session").get(pk=run.pk)
+        for mine, other in ((run, stored), (run.session, stored.session)):
+            names = [field.attname for field in other._meta.concrete_fields]
+            assert {name: repr(getattr(mine, name)) for name in names} == {
+                name: repr(getattr(other, name)) for name in names
+            }
+        cancel_run(run.pk, owner)

@@ -62,7 +62,7 @@ def frozen(run: Run) -> Iterator[None]:
 
 
 def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
-    effects: Effects, agents: None, caplog: pytest.LogCaptureFixture, settings: Any
+    effects: Effects, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     settings.AGENTRUNS_APPROVAL_EXPIRES = timedelta(milliseconds=100)
     asked = Run.objects.get(pk=run_turns({"tools": [call("refund", cents=5000)]}, session="frozen").run_id)
@@ -84,7 +84,7 @@ def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
     assert effects.count() == 1
 
 
-def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout(effects: Effects, agents: None) -> None:
+def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout() -> None:
     asked = Run.objects.get(pk=run_turns({"tools": [call("refund", cents=5000)]}, session="frozen").run_id)
     free = start_run(shop_agent("other"), "do it", "free")
 

@@ -8,22 +8,22 @@ import pytest
 
 from agentruns import Agent, approve, run_agent
 from agentruns.journal.fold import fold
-from agentruns.journal.read import load, run_rows
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.read import run_rows
+from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import problems
-from agentruns.models import Definition, Message, Run
+from agentruns.models import Message, Run
 from agentruns.providers.base import ModelReply
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.dying import die_at
-from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_the_pending_set_at_every_prefix_of_the_log(effects: Effects, agents: None) -> None:
+def test_the_pending_set_at_every_prefix_of_the_log() -> None:
     run = the_run(run_turns({"tools": [call("post", text="a"), call("lookup", number="A1")]}))
     rows = run_rows("default", run.pk)
     seen = []
@@ -43,7 +43,7 @@ def test_the_pending_set_at_every_prefix_of_the_log(effects: Effects, agents: No
     ]
 
 
-def test_the_folded_columns_may_be_lost(effects: Effects, agents: None) -> None:
+def test_the_folded_columns_may_be_lost(effects: Effects) -> None:
     """The driver reads the log and not them, and the next rows bring them back."""
     result = run_turns({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
     Run.objects.update(step=0, usage={"lost": 1}, pending_calls=["none"], output="lost", error="lost")
@@ -75,7 +75,7 @@ class Wrapped:
         self.append, self.load = self.inner.append, self.inner.load
 
 
-def test_models_and_stores_are_two_small_interfaces(effects: Effects, agents: None) -> None:
+def test_models_and_stores_are_two_small_interfaces(effects: Effects) -> None:
     agent = Agent("parrot", instructions="Echo.", tools=TOOLS, model=Parrot())
     result = run_agent(agent, "hi", "s1", store=Wrapped())
     assert (the_run(result).output, effects.count()) == ("posted", 1)
@@ -95,13 +95,13 @@ def counting(effects: Effects, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("point", ["after_reply", "before_tool", "after_tool", "after_result"])
-def test_a_stored_decision_is_not_asked_for_again(point: str, effects: Effects, agents: None) -> None:
+def test_a_stored_decision_is_not_asked_for_again(point: str, effects: Effects) -> None:
     die_at(point, shop_agent("asked", *counting(effects, 2)))
     assert sweep().completed == 1
     assert [line["tool"] for line in effects.lines()] == ["model 0", "charge", "model 1", "charge"]
 
 
-def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effects, agents: None) -> None:
+def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effects) -> None:
     run = die_at("after_result", shop_agent("long", *counting(effects, 12)), nth=10)
     assert sweep().completed == 1
     expected = [name for number in range(12) for name in (f"model {number}", "charge")]
@@ -109,30 +109,7 @@ def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effe
     assert Run.objects.get(pk=run.pk).step == 13
 
 
-def test_what_cannot_be_made_again_is_in_the_journal(effects: Effects, agents: None) -> None:
-    reply = {
-        "content": [
-            {"type": "text", "text": "I refund."},
-            {"type": "tool_use", "id": "r1", "name": "refund", "input": {"cents": 5000}},
-        ],
-        "stop_reason": "tool_use",
-        "usage": {"input_tokens": 11, "output_tokens": 7},
-    }
-    ann = user("ann", "decide_approval")
-    approve(run_turns(reply).pending[0].pk, ann)
-    assert sweep().completed == 1
-    run = Run.objects.get()
-    said = payloads(run, "assistant")[0]
-    assert (said["content"], said["usage"]) == (reply["content"], reply["usage"])
-    assert said["calls"][0]["arguments"] == {"cents": 5000}
-    assert payloads(run, "tool_result")[0]["content"] == "refund done"
-    (decision,) = payloads(run, "approval_decided")
-    assert (decision["verb"], decision["actor"]["name"]) == ("approve", "ann")
-    assert run.session.next_seq == Message.objects.count() + 1
-    assert "Serve the shop." in str(Definition.objects.filter(pk=run.definition_id).values().get())
-
-
-def test_what_is_a_function_of_the_log_is_not_stored(effects: Effects, agents: None) -> None:
+def test_what_is_a_function_of_the_log_is_not_stored() -> None:
     """The conversation is built from the rows each time; instructions stand once, in the definition."""
     asked: list[Any] = []
     turn = {"tools": [call("post", text="hi")]}

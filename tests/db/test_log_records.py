@@ -17,7 +17,6 @@ from agentruns.services.sweep import sweep
 from agentruns.utils.redaction import RunFilter, bound, driven
 from tests.crash.processes import ROOT
 from tests.db.helpers import run_turns, the_run
-from tests.effects import Effects
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,9 +33,7 @@ def fragile(number: int) -> str:
     raise ValueError("nothing there")
 
 
-def test_records_of_a_drive_name_its_run_and_epoch(
-    effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_of_a_drive_name_its_run_and_epoch(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(on_handler := RunFilter())
     try:
@@ -63,9 +60,7 @@ def test_a_record_about_no_run_says_so_and_one_that_knows_its_run_keeps_it() -> 
     assert about(own) == ("mine", 3)
 
 
-def test_the_page_s_settings_write_json(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_s_settings_write_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of docs/observability.md are run as they are."""
     page = (ROOT / "docs" / "observability.md").read_text()
     formatter, configuration = (

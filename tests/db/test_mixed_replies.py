@@ -16,10 +16,11 @@ from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resu
 from agentruns.exceptions import ApprovalStateError, ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
+from agentruns.services.approvals import expire_due
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
-from tests.db.helpers import payloads
+from agentruns.testing import check_messages
+from tests.db.helpers import Checked, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import act, call, post, search
@@ -81,14 +82,6 @@ SAID = {
 FAILED = ("unknown", "invalid", "missing", "cancelled")
 
 
-class Checked(ScriptedModel):
-    """Says its turns, and takes no conversation that Claude would refuse."""
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        return super().propose(request)
-
-
 def begin(order: tuple[str, ...], on_orphan: Any) -> RunResult:
     """Run an agent whose one reply makes the calls in this order, until it waits or ends."""
     session = f"{on_orphan}: {' '.join(order)}"
@@ -109,6 +102,7 @@ def decide(run_id: str | None) -> None:
         if card.tool_name == "ask":
             DECIDE[card.arguments["what"]](card)
     time.sleep(0.01)
+    expire_due()  # a sweep would drive first, and tell the model of the doubt
     sweep()
 
 
@@ -183,7 +177,7 @@ def orders() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects) -> None:
     for order in orders():
         result = begin(order, on_orphan)
         # An agent that surfaces at once has done so before anybody could decide, unless a card was first.
@@ -194,7 +188,7 @@ def test_a_reply_of_every_kind_in_many_orders(on_orphan: str, effects: Effects, 
 
 
 @pytest.mark.parametrize("on_orphan", ["hold", "surface"])
-def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects, agents: None) -> None:
+def test_a_doubt_surfaced_before_anybody_decides(on_orphan: str, effects: Effects) -> None:
     """In all orders of a doubt, an open card and a read; where the doubt is held, with a plain call too."""
     kinds = ("unknown", "asked", "parallel", "ok")[: 4 if on_orphan == "hold" else 3]
     for order in itertools.permutations(kinds):

@@ -43,7 +43,7 @@ def start(errors: list[Exception], *turns: Any, **options: Any) -> Run:
     return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
 
 
-def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects, agents: None) -> None:
+def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects) -> None:
     run = start([failing("retry"), failing("retry")], {"tools": [call("post", text="x")]})
     assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 0)
     assert run.not_before is not None
@@ -58,12 +58,12 @@ def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects, 
     assert [one["attempt"] for one in payloads(run, "model_failed")] == [1, 2]
 
 
-def test_retry_after_is_honoured(effects: Effects, agents: None) -> None:
+def test_retry_after_is_honoured() -> None:
     run = start([failing("retry", retry_after=1000.0)])
     assert run.not_before - run.updated_at > timedelta(seconds=900)
 
 
-def test_many_backoffs_do_not_count_as_attempts(effects: Effects, agents: None) -> None:
+def test_many_backoffs_do_not_count_as_attempts() -> None:
     run = start([failing("retry") for _ in range(20)])
     for _ in range(20):
         forget_backoff(run)
@@ -72,7 +72,7 @@ def test_many_backoffs_do_not_count_as_attempts(effects: Effects, agents: None) 
     assert (run.status, len(payloads(run, "model_failed"))) == ("completed", 20)
 
 
-def test_a_wrong_key_pauses_and_resume_goes_on(effects: Effects, agents: None) -> None:
+def test_a_wrong_key_pauses_and_resume_goes_on(effects: Effects) -> None:
     run = start([failing("pause", status=401)], {"tools": [call("post", text="x")]})
     assert (run.status, run.blocked_reason) == ("paused", "some_error: no luck")
     assert run_agent("flaky", "do it", "s1", idempotency_key="k").status == "paused"
@@ -81,7 +81,7 @@ def test_a_wrong_key_pauses_and_resume_goes_on(effects: Effects, agents: None) -
     assert the_run(result).blocked_reason == ""
 
 
-def test_a_bad_request_fails_the_run_and_settles_its_calls(effects: Effects, agents: None) -> None:
+def test_a_bad_request_fails_the_run_and_settles_its_calls() -> None:
     run = start([failing("fail", status=400)])
     assert (run.status, run.error) == ("failed", "some_error: no luck")
 
@@ -90,7 +90,7 @@ def test_a_bad_request_fails_the_run_and_settles_its_calls(effects: Effects, age
     ("disposition", "end"), [("fail", "failed"), ("pause", "paused"), ("retry", "queued")]
 )
 def test_no_failure_of_the_model_repeats_what_was_done_before_it(
-    disposition: str, end: str, effects: Effects, agents: None
+    disposition: str, end: str, effects: Effects
 ) -> None:
     errors = [failing(disposition)]
 
@@ -110,9 +110,7 @@ def test_no_failure_of_the_model_repeats_what_was_done_before_it(
     assert effects.count() == 1
 
 
-def test_a_model_that_raises_counts_as_an_attempt_and_ends_paused(
-    effects: Effects, agents: None, settings: Any
-) -> None:
+def test_a_model_that_raises_counts_as_an_attempt_and_ends_paused(settings: Any) -> None:
     settings.AGENTRUNS_MAX_ATTEMPTS = 3
     model = Flaky([KeyError("oops") for _ in range(3)], [])
     agent = Agent("flaky", instructions="Try.", tools=TOOLS, model=model)
@@ -129,7 +127,7 @@ def test_a_model_that_raises_counts_as_an_attempt_and_ends_paused(
     assert Run.objects.get().attempts == 0
 
 
-def test_pause_turn_is_sent_back_unchanged_and_capped(effects: Effects, agents: None) -> None:
+def test_pause_turn_is_sent_back_unchanged_and_capped() -> None:
     block = {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"q": "x"}}
     paused = {"content": [block], "stop_reason": "pause_turn"}
     run = start([], paused, paused)
@@ -147,16 +145,14 @@ def test_pause_turn_is_sent_back_unchanged_and_capped(effects: Effects, agents: 
         ({"deadline": timedelta(microseconds=1)}, "deadline"),
     ],
 )
-def test_an_exceeded_budget_fails_the_run_with_the_figure(
-    options: dict[str, Any], said: str, effects: Effects, agents: None
-) -> None:
+def test_an_exceeded_budget_fails_the_run_with_the_figure(options: dict[str, Any], said: str) -> None:
     turn = {"tools": [call("post", text="x")], "usage": {"input_tokens": 10, "output_tokens": 5}}
     run = start([], turn, turn, turn, **options)
     assert run.status == "failed"
     assert run.error.startswith(f"BudgetExceededError: {said}")
 
 
-def test_usage_adds_up(effects: Effects, agents: None) -> None:
+def test_usage_adds_up() -> None:
     usage = {"input_tokens": 10, "output_tokens": 5, "service_tier": "standard"}
     run = start([], {"tools": [call("post", text="x")], "usage": usage}, {"text": "ok", "usage": usage})
     assert run.usage == {"input_tokens": 20, "output_tokens": 10}

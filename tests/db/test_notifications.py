@@ -9,8 +9,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -33,7 +31,7 @@ from agentruns.journal.outbox import MAX_ATTEMPTS, Notice, UndeliverableError, d
 from agentruns.models import Notification, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
-from tests.crash.processes import ROOT
+from tests.crash.processes import interpret_and_die
 from tests.db.helpers import run_turns, the_run, user
 from tests.db.racing import at_once
 from tests.effects import Effects
@@ -115,15 +113,22 @@ def fail(notice: Notice) -> None:
     raise OSError("nobody answers")
 
 
-def make_due() -> None:
-    """Let the pauses of all that was not sent be over."""
+def sweep_later() -> None:
+    """Sweep when the pauses of all that was not sent are over."""
     Notification.objects.filter(sent_at=None).update(not_before=Now() - timedelta(seconds=1))
+    sweep()
+
+
+def cancelled(*sessions: str) -> None:
+    """Let a run in each session end, of which there is something to tell."""
+    for session in sessions:
+        cancel_run(start_run(shop_agent(f"agent-{session}"), "do it", session).pk)
 
 
 # --- what is told ---
 
 
-def test_an_approval_and_its_run(recorder: Any, listening: Any, effects: Effects, agents: None) -> None:
+def test_an_approval_and_its_run(recorder: Any, listening: Any) -> None:
     result = run_turns(ASK)
     (card,) = result.pending
     approve(card.pk, None)
@@ -140,9 +145,7 @@ def test_an_approval_and_its_run(recorder: Any, listening: Any, effects: Effects
     assert [told.status for told in Recorder.told] == ["pending", "approved", "completed"]
 
 
-def test_what_a_person_is_needed_for_and_each_end(
-    recorder: Any, listening: Any, effects: Effects, agents: None
-) -> None:
+def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any) -> None:
     @tool
     def launch() -> str:
         """Launch."""
@@ -163,7 +166,7 @@ def test_what_a_person_is_needed_for_and_each_end(
     ]  # fmt: skip
 
 
-def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any, agents: None) -> None:
+def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any) -> None:
     @tool(requires_approval=True, approvals=2)
     def launch() -> str:
         """Launch."""
@@ -177,7 +180,7 @@ def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any, agen
     assert Recorder.types() == ["approval.requested", "approval.decided"]
 
 
-def test_a_notifier_gets_the_events_it_names(settings: Any, effects: Effects, agents: None) -> None:
+def test_a_notifier_gets_the_events_it_names(settings: Any) -> None:
     settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.Endings", RECORDER]
     result = run_turns(ASK)
     cancel_run(result.run_id or "")
@@ -189,9 +192,7 @@ def test_a_notifier_gets_the_events_it_names(settings: Any, effects: Effects, ag
     ]
 
 
-def test_the_payload_is_thin_and_carries_no_arguments(
-    recorder: Any, settings: Any, effects: Effects, agents: None
-) -> None:
+def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: Any) -> None:
     settings.AGENTRUNS_BASE_URL = "https://shop.example/"
     result = run_turns({"tools": [call("refund", cents=987654)]})
     payload = Recorder.told[0].payload()
@@ -220,9 +221,7 @@ def test_the_payload_is_thin_and_carries_no_arguments(
     assert (ended["approval_id"], ended["title"], ended["status"]) == (None, None, "cancelled")
 
 
-def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(
-    recorder: Any, settings: Any, agents: None
-) -> None:
+def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(recorder: Any, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = f"{__name__}.hide"
     settings.AGENTRUNS_BASE_URL = "https://shop.example"
     settings.ROOT_URLCONF = __name__
@@ -246,9 +245,7 @@ def hide(text: str) -> str:
 # --- in the transaction of what happened, or not at all ---
 
 
-def test_the_outbox_and_the_signals_roll_back_with_what_happened(
-    recorder: Any, listening: Any, agents: None
-) -> None:
+def test_the_outbox_and_the_signals_roll_back_with_what_happened(recorder: Any, listening: Any) -> None:
     run = start_run(shop_agent("undone"), "do it", "s1")
     with transaction.atomic():
         cancel_run(run.pk)
@@ -266,7 +263,7 @@ def test_the_outbox_and_the_signals_roll_back_with_what_happened(
 
 
 def test_with_no_listener_and_no_notifier_nothing_is_added(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, effects: Effects, agents: None
+    settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cost(session: str) -> int:
         with captured_statements() as captured:
@@ -284,7 +281,7 @@ def test_with_no_listener_and_no_notifier_nothing_is_added(
 
 
 def test_a_listener_that_raises_harms_nothing(
-    listening: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    listening: Any, effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises(**about: Any) -> None:
         raise KeyError("my own mistake")
@@ -300,7 +297,7 @@ def test_a_listener_that_raises_harms_nothing(
 
 
 def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
-    settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.AGENTRUNS_NOTIFIERS = ["nowhere.Notifier"]
     assert run_turns({"tools": [call("post", text="x")]}).status == "completed"
@@ -308,8 +305,7 @@ def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
     assert (row.event, row.attempts, row.sent_at) == ("run.completed", 1, None)
     assert "nowhere" in caplog.text
     settings.AGENTRUNS_NOTIFIERS = []  # a notifier that was taken away is not called any more
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert (row.attempts, row.sent_at) == (1, None)
 
@@ -318,11 +314,10 @@ def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
 
 
 def test_what_fails_is_tried_again_later_with_the_same_id(
-    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
+    recorder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder(fail)
-    run = start_run(shop_agent("told-later"), "do it", "s1")
-    cancel_run(run.pk)
+    cancelled("s1")
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at, Recorder.told) == (1, None, [])
     assert row.not_before is not None
@@ -332,36 +327,31 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
     sweep()
     row.refresh_from_db()
     assert row.attempts == 1, "not before its time"
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert row.not_before is not None
     pause = (row.not_before - datetime.now(UTC)).total_seconds()
     assert (row.attempts, 25 < pause <= 31) == (2, True)
     recorder(lambda notice: None)
-    make_due()
-    sweep()
+    sweep_later()
     row.refresh_from_db()
     assert (row.attempts, row.sent_at is None, Recorder.told[0].id) == (3, False, row.pk)
     sweep()
     assert len(Recorder.told) == 1
 
 
-def test_after_ten_attempts_it_is_given_up_and_stays(
-    recorder: Any, agents: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_ten_attempts_it_is_given_up_and_stays(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     recorder(fail)
-    cancel_run(start_run(shop_agent("given-up"), "do it", "s1").pk)
+    cancelled("s1")
     for _ in range(MAX_ATTEMPTS + 2):
-        make_due()
-        sweep()
+        sweep_later()
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at) == (MAX_ATTEMPTS, None)
     (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "given up" in error.getMessage()
 
 
-def test_a_notifier_may_give_up_itself(recorder: Any, agents: None) -> None:
+def test_a_notifier_may_give_up_itself(recorder: Any) -> None:
     calls: list[Notice] = []
 
     def refuse(notice: Notice) -> None:
@@ -369,15 +359,12 @@ def test_a_notifier_may_give_up_itself(recorder: Any, agents: None) -> None:
         raise UndeliverableError("unsubscribed")
 
     recorder(refuse)
-    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
-    make_due()
-    sweep()
+    cancelled("s1")
+    sweep_later()
     assert (len(calls), Notification.objects.get().attempts) == (1, MAX_ATTEMPTS)
 
 
-def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(
-    recorder: Any, effects: Effects, agents: None
-) -> None:
+def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(recorder: Any) -> None:
     calls: list[str] = []
 
     def refuse(notice: Notice) -> None:
@@ -386,20 +373,17 @@ def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(
 
     recorder(refuse)
     assert run_turns(ASK, ASK, ASK).status == "awaiting-approval"
-    for number in range(4):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(4)))
     assert calls == ["approval.requested"], "after the first failure the rest is left to the sweep"
-    make_due()
-    sweep()
+    sweep_later()
     assert len(calls) == 2
     recorder(lambda notice: None)
-    make_due()
-    sweep()
+    sweep_later()
     assert Recorder.types() == ["approval.requested", *["run.cancelled"] * 4], "the oldest first"
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any, agents: None) -> None:
+def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any) -> None:
     run = start_run(shop_agent("elsewhere"), "do it", "s1")
     with transaction.atomic(using="other"):
         transaction.get_connection("other").ensure_connection()
@@ -410,11 +394,10 @@ def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any
     assert Recorder.types() == ["run.cancelled"]
 
 
-def test_two_sweepers_at_once_deliver_once(recorder: Any, agents: None) -> None:
+def test_two_sweepers_at_once_deliver_once(recorder: Any) -> None:
     recorder(lambda notice: time.sleep(0.02))
     resting[RECORDER] = time.monotonic() + 60  # so that all of it is left to the sweepers
-    for number in range(10):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(10)))
     assert Recorder.told == []
     sent = at_once(*[lambda: deliver_due("default")] * 3)
     assert sum(sent) == 10
@@ -427,24 +410,15 @@ def test_two_sweepers_at_once_deliver_once(recorder: Any, agents: None) -> None:
 def test_a_process_killed_between_commit_and_delivery(
     where: str, attempts: int, recorder: Any, effects: Effects
 ) -> None:
-    environment = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
     code = f"import django; django.setup(); from {__name__} import die_at; die_at({where!r})"
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    interpret_and_die("-c", code)
     row = Notification.objects.get()
     assert (row.event, row.attempts, row.sent_at) == ("run.completed", attempts, None)
     assert (Run.objects.get().status, effects.count()) == ("completed", 1)
     sweep()
     if where == "notifier":  # it may be about to arrive: the claim has to run out first
         assert Recorder.told == []
-        make_due()
-        sweep()
+        sweep_later()
     assert [notice.id for notice in Recorder.told] == [row.pk]
 
 
@@ -517,14 +491,11 @@ def receiver(settings: Any) -> Iterator[Receiver]:
     server.server_close()
 
 
-def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(
-    receiver: Receiver, effects: Effects, agents: None
-) -> None:
+def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(receiver: Receiver) -> None:
     receiver.answers = [500, 503]
     result = run_turns(ASK)
     for _ in range(3):
-        make_due()
-        sweep()
+        sweep_later()
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at is None, len(receiver.came)) == (3, False, 3)
     for headers, body in receiver.came:
@@ -540,22 +511,21 @@ def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(
 
 
 @pytest.mark.parametrize(("answer", "attempts"), [(302, 1), (307, 1), (404, 1), (410, MAX_ATTEMPTS)])
-def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver, agents: None) -> None:
+def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver) -> None:
     receiver.answers = [answer]
-    cancel_run(start_run(shop_agent("refused"), "do it", "s1").pk)
+    cancelled("s1")
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at) == (attempts, None)
     assert len(receiver.came) == 1, "a redirect is not followed"
 
 
 def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, agents: None
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.2)
     receiver.pause = 3
     began = time.monotonic()
-    for number in range(3):
-        cancel_run(start_run(shop_agent(f"n{number}"), "do it", f"n{number}").pk)
+    cancelled(*(f"n{number}" for number in range(3)))
     assert time.monotonic() - began < receiver.pause, "the time-out, and not the answer, was waited for"
     assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
@@ -573,7 +543,7 @@ def letters(settings: Any) -> list[Any]:
     return mail.outbox
 
 
-def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any], effects: Effects) -> None:
+def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None:
     settings.AGENTRUNS_BASE_URL = "https://shop.example"
     result = run_agent("calls-refund", "do it", "s1", actor=user("bea"), idempotency_key="k")
     (letter,) = letters
@@ -613,9 +583,7 @@ def test_a_hostile_title_is_one_line_of_the_letter(settings: Any, letters: list[
     assert all(character.isprintable() for line in lines for character in line)
 
 
-def test_a_letter_about_what_was_decided_meanwhile_is_not_written(
-    letters: list[Any], effects: Effects, agents: None
-) -> None:
+def test_a_letter_about_what_was_decided_meanwhile_is_not_written(letters: list[Any]) -> None:
     resting[MAIL] = time.monotonic() + 60
     result = run_turns(ASK)
     deny(result.pending[0].pk, None, "no")

@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from agentruns import Agent, ToolContext, resume_run, run_agent, tool
+from agentruns import Agent, NotOccurred, ToolContext, resume_run, run_agent, tool
 from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.testing import check_messages
@@ -176,14 +176,14 @@ KEPT = {
 }
 
 
-@tool
+@tool(refuses=ZeroDivisionError)  # of the broken lazy object, so that the rest is tried as well
 def odd(ctx: ToolContext, kind: str) -> Any:
     """Act, and return something odd."""
     act("odd", ctx, kind=kind)
     return ODD[kind]()
 
 
-@tool
+@tool(refuses=ZeroDivisionError)
 def typed(ctx: ToolContext, kind: str) -> str:
     """Act, and return something else than was said."""
     act("typed", ctx, kind=kind)
@@ -213,7 +213,7 @@ def calls(name: str, kinds: Any) -> list[dict[str, Any]]:
 
 LIGHT = [kind for kind in ODD if kind != "five_megabytes"]
 TURNS: list[dict[str, Any]] = [
-    {"tools": [*calls("odd", ODD), *calls("read", LIGHT), *calls("booked", LIGHT)]},
+    *({"tools": calls(name, kinds)} for name, kinds in (("odd", ODD), ("read", LIGHT), ("booked", LIGHT))),
     {"tools": calls("typed", ODD)},
     *({"tools": calls("odd", [kind])} for kind in ("nul", "nan", "mute", "deep_list")),
     {"text": "all done"},
@@ -239,7 +239,7 @@ def acted(effects: Effects) -> Counter[tuple[str, str]]:
     )
 
 
-def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects, agents: None) -> None:
+def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects) -> None:
     with FakeAnthropic(TURNS, faults={2: 529}) as fake:
         model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
         agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
@@ -266,8 +266,13 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects,
     assert {kind: told[kind]["content"] for kind in TOLD} == TOLD
 
 
-def test_what_a_handler_says_as_it_raises_is_kept_too(effects: Effects, agents: None) -> None:
-    @tool
+@pytest.mark.parametrize(
+    "options",
+    [{"safe_to_retry": True}, {"refuses": ValueError}, {"reconcile": lambda ctx, args: NotOccurred()}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_a_handler_says_as_it_raises_is_kept_too(options: dict[str, Any], effects: Effects) -> None:
+    @tool(**options)
     def raising(ctx: ToolContext, kind: str) -> str:
         """Act, and raise."""
         act("raising", ctx, kind=kind)

@@ -30,8 +30,7 @@ from agentruns import Agent, approve, deny, resolve_orphan, run_agent, start_run
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import telemetry
-from agentruns.journal.batch import Batch
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.services.sweep import sweep
@@ -39,7 +38,7 @@ from agentruns.testing import ScriptedModel
 from tests.crash.child import Orders, perform
 from tests.crash.processes import Forked, expire_lease
 from tests.db.helpers import forget_backoff, run_turns, the_run
-from tests.effects import VARIABLE, Effects
+from tests.effects import VARIABLE
 from tests.shop.agents import call, shop_agent
 from tests.statements import captured_statements
 
@@ -107,9 +106,9 @@ def to_file() -> OpenTelemetry:
 
 def perform_traced(orders: Orders, pipe: Connection) -> None:
     """Do what a forked child is to do, with its spans in a file."""
-    from django.conf import settings
+    from agentruns.conf import settings
 
-    settings.AGENTRUNS_TELEMETRY = f"{__name__}.to_file"
+    settings.TELEMETRY = f"{__name__}.to_file"
     perform(orders, pipe)
 
 
@@ -164,9 +163,7 @@ def a_run(session: str = "session-of-ada") -> Run:
     return the_run(run_agent(agent, SAID[3], session, idempotency_key=session))
 
 
-def test_a_drive_its_requests_and_its_tools_are_spans_without_contents(
-    watched: Watched, effects: Effects, agents: None
-) -> None:
+def test_a_drive_its_requests_and_its_tools_are_spans_without_contents(watched: Watched) -> None:
     run = a_run()
     model = "chat agentruns.providers.scripted.ScriptedModel"
     drive = watched.spans("invoke_agent")[0]
@@ -197,7 +194,7 @@ def test_a_drive_its_requests_and_its_tools_are_spans_without_contents(
     assert [text for text in SAID if text in everything] == []
 
 
-def test_metrics_of_a_run(watched: Watched, effects: Effects, agents: None) -> None:
+def test_metrics_of_a_run(watched: Watched) -> None:
     run = a_run()
     tokens = watched.points("gen_ai.client.token.usage")
     assert {point.attributes["gen_ai.token.type"] for point in tokens} == {"input", "output"}
@@ -215,17 +212,13 @@ def test_metrics_of_a_run(watched: Watched, effects: Effects, agents: None) -> N
     assert str(run.pk) not in everything, "an id would make a time series of each run"
 
 
-def test_the_session_s_key_is_told_only_when_asked_for(
-    watch: Callable[..., Watched], effects: Effects, agents: None
-) -> None:
+def test_the_session_s_key_is_told_only_when_asked_for(watch: Callable[..., Watched]) -> None:
     watched = watch(factory="recorded_with_key")
     a_run()
     assert of(watched.spans("invoke_agent")[0], "agentruns.session.key") == ("session-of-ada",)
 
 
-def test_an_approval_an_hour_later_is_in_the_same_trace(
-    watched: Watched, effects: Effects, agents: None
-) -> None:
+def test_an_approval_an_hour_later_is_in_the_same_trace(watched: Watched) -> None:
     run = the_run(run_turns({"tools": [call("refund", cents=5000)]}))
     with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(7, 8, False))):  # the request of a web page
         with suppress(RuntimeError), transaction.atomic():
@@ -241,9 +234,7 @@ def test_an_approval_an_hour_later_is_in_the_same_trace(
     assert watched.counts("agentruns.decisions", "agentruns.verb") == {"edit": 1}
 
 
-def test_a_killed_process_and_the_one_that_takes_over_share_a_trace(
-    watched: Watched, effects: Effects, tmp_path: Path
-) -> None:
+def test_a_killed_process_and_the_one_that_takes_over_share_a_trace(watched: Watched, tmp_path: Path) -> None:
     orders = Orders(
         actions=[("run", "calls-post", "s1")],
         lease=0.3,
@@ -279,9 +270,7 @@ def test_a_killed_process_and_the_one_that_takes_over_share_a_trace(
     assert {span.context.trace_id for span in watched.spans()} == {trace_id}
 
 
-def test_parallel_calls_and_one_of_unknown_outcome_are_below_the_drive(
-    watched: Watched, effects: Effects, agents: None
-) -> None:
+def test_parallel_calls_and_one_of_unknown_outcome_are_below_the_drive(watched: Watched) -> None:
     threads: list[str] = []
 
     @tool(safe_to_retry=True, parallel=True)
@@ -307,9 +296,7 @@ def test_parallel_calls_and_one_of_unknown_outcome_are_below_the_drive(
     assert of(tools[2], "agentruns.outcome", "error.type") == ("unknown", "ToolDurabilityError")
 
 
-def test_a_lost_lease_and_what_came_too_late_are_counted(
-    watched: Watched, effects: Effects, agents: None
-) -> None:
+def test_a_lost_lease_and_what_came_too_late_are_counted(watched: Watched) -> None:
     @tool
     def robbed() -> str:
         """Lose the lease while at work."""
@@ -324,7 +311,7 @@ def test_a_lost_lease_and_what_came_too_late_are_counted(
 
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_an_event_whose_commit_was_never_acknowledged_is_counted_once(
-    is_reported: bool, watched: Watched, agents: None, monkeypatch: pytest.MonkeyPatch
+    is_reported: bool, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, unanswered = DatabaseStore.append, list[Batch]()
 
@@ -345,9 +332,7 @@ def test_an_event_whose_commit_was_never_acknowledged_is_counted_once(
     assert watched.counts("agentruns.runs.ended", "agentruns.status") == {"completed": 1}
 
 
-def test_a_failed_request_tells_the_kind_of_error_and_not_its_text(
-    watched: Watched, effects: Effects, agents: None
-) -> None:
+def test_a_failed_request_tells_the_kind_of_error_and_not_its_text(watched: Watched) -> None:
     def busy(request: ModelRequest) -> ModelReply:
         raise ProviderError(
             SAID[0],
@@ -365,7 +350,7 @@ def test_a_failed_request_tells_the_kind_of_error_and_not_its_text(
     assert len({span.context.trace_id for span in watched.spans()}) == 1
 
 
-def test_a_stateless_run_stays_in_its_caller_s_trace(watched: Watched, agents: None) -> None:
+def test_a_stateless_run_stays_in_its_caller_s_trace(watched: Watched) -> None:
     tracer = Told.providers[0].get_tracer("host")
     agent = Agent("quick", instructions="Be quick.", model=ScriptedModel([{"text": "hi"}]))
     with tracer.start_as_current_span("request") as request:
@@ -377,7 +362,7 @@ def test_a_stateless_run_stays_in_its_caller_s_trace(watched: Watched, agents: N
 
 @pytest.mark.parametrize(("ratio", "spans"), [(0.0, 0), (1.0, 3)])
 def test_the_project_s_sampler_decides_for_whole_runs(
-    ratio: float, spans: int, watch: Callable[..., Watched], effects: Effects, agents: None
+    ratio: float, spans: int, watch: Callable[..., Watched]
 ) -> None:
     watched = watch(sampler=ParentBased(TraceIdRatioBased(ratio)))
     run_turns({"tools": [call("refund", cents=5000)]})
@@ -410,8 +395,6 @@ def test_what_fails_in_it_changes_nothing(
     at: str,
     watch: Callable[..., Watched],
     settings: Any,
-    effects: Effects,
-    agents: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     queries, kinds = [], []
@@ -432,7 +415,7 @@ def unreachable(*statement: Any) -> None:
     raise OperationalError("no route to the database")
 
 
-def test_the_age_of_the_queue(watched: Watched, effects: Effects, agents: None) -> None:
+def test_the_age_of_the_queue(watched: Watched) -> None:
     def age() -> float:
         [point] = watched.points("agentruns.queue.age")
         return float(point.value)

@@ -17,8 +17,7 @@ from agentruns.agents.agent import Agent
 from agentruns.checks import check_payload_storage, check_payloads
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
@@ -46,7 +45,7 @@ def texts_of(run: Run) -> list[str]:
     return list(rows.order_by("seq").values_list("text", flat=True))
 
 
-def test_a_result_of_forty_megabytes(folder: Path, effects: Effects, agents: None) -> None:
+def test_a_result_of_forty_megabytes(folder: Path) -> None:
     asked: list[str] = []
     run = fetched(40 * MEGABYTE, lambda request: asked.append(sha256(said(request))) or {"text": "read"})
     assert (run.status, run.output) == ("completed", "read")
@@ -105,13 +104,13 @@ def test_the_limit_is_in_bytes_and_no_file_is_ever_overwritten(folder: Path) -> 
     assert len(names) == len(stored_in(folder)) == 2
 
 
-def test_small_results_never_come_near_the_storage(folder: Path, effects: Effects, agents: None) -> None:
+def test_small_results_never_come_near_the_storage(folder: Path) -> None:
     assert fetched(1000).status == "completed"
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("fault", ["missing", "altered", "longer", "unreadable"])
-def test_a_file_that_is_not_what_it_was(fault: str, folder: Path, effects: Effects, agents: None) -> None:
+def test_a_file_that_is_not_what_it_was(fault: str, folder: Path) -> None:
     asked: list[Any] = []
     turns = [{"tools": [call("post", text="one")]}, lambda request: asked.append(request) or {"text": "end"}]
     agent = shop_agent(
@@ -158,7 +157,7 @@ def post_and_stop(ctx: ToolContext, text: str) -> str:
 
 
 def test_a_storage_that_fails_loses_nothing(
-    folder: Path, settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    folder: Path, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.STORAGES |= alias(folder, "tests.files.BrokenStorage")
     run = fetched()
@@ -168,9 +167,7 @@ def test_a_storage_that_fails_loses_nothing(
     assert problems(run.session_id) == []
 
 
-def test_without_the_storage_a_check_says_so_and_results_stay_inline(
-    folder: Path, settings: Any, effects: Effects, agents: None
-) -> None:
+def test_without_the_storage_a_check_says_so_and_results_stay_inline(folder: Path, settings: Any) -> None:
     assert check_payload_storage(None) == []
     settings.STORAGES = {name: one for name, one in settings.STORAGES.items() if name != "agentruns"}
     (found,) = check_payload_storage(None)
@@ -182,7 +179,7 @@ def test_without_the_storage_a_check_says_so_and_results_stay_inline(
     assert [one.id for one in check_payloads(None)] == ["agentruns.E012"]
 
 
-def test_a_stateless_run_has_no_files(folder: Path, effects: Effects, agents: None) -> None:
+def test_a_stateless_run_has_no_files(folder: Path) -> None:
     agent = shop_agent("stateless", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
     result = run_agent(agent, "x" * MEGABYTE)
     assert said_by(result.messages) == report_of(MEGABYTE)
@@ -199,7 +196,7 @@ def annotate_at_length(fails: bool) -> str:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_transactional_tool(fails: bool, folder: Path, effects: Effects, agents: None) -> None:
+def test_a_transactional_tool(fails: bool, folder: Path) -> None:
     calls = {"tools": [call("annotate_at_length", fails=fails)]}
     agent = shop_agent("writer", calls, tools=[annotate_at_length])
     run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
@@ -222,15 +219,13 @@ class FlakyStore(DatabaseStore):
         super().append(batch, **options)
 
 
-def test_a_result_is_put_away_once_however_often_it_is_appended(
-    folder: Path, effects: Effects, agents: None
-) -> None:
+def test_a_result_is_put_away_once_however_often_it_is_appended(folder: Path, effects: Effects) -> None:
     agent = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
     result = run_agent(agent, "do it", "s1", idempotency_key="k", store=FlakyStore())
     assert (the_run(result).status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
 
 
-def test_what_came_too_late_can_be_told_as_it_was(folder: Path, effects: Effects, agents: None) -> None:
+def test_what_came_too_late_can_be_told_as_it_was(folder: Path) -> None:
     run, late = timed_out(report_of(MEGABYTE))
     late.report()
     evidence = row_of(run, "late_result")
@@ -243,7 +238,7 @@ def test_what_came_too_late_can_be_told_as_it_was(folder: Path, effects: Effects
     assert problems(run.session_id) == []
 
 
-def test_a_long_task(folder: Path, effects: Effects, agents: None) -> None:
+def test_a_long_task(folder: Path) -> None:
     text, asked = report_of(MEGABYTE), []
     model = ScriptedModel([lambda request: asked.append(request.messages) or {"text": "read"}] * 2)
     agent = Agent("listener", instructions="Listen.", model=model)
@@ -276,7 +271,7 @@ def test_a_preview_shows_no_part_of_a_secret(folder: Path, settings: Any) -> Non
         assert "[card]" in row["content"]
 
 
-def test_an_export_carries_the_files(folder: Path, effects: Effects, agents: None, tmp_path: Path) -> None:
+def test_an_export_carries_the_files(folder: Path, tmp_path: Path) -> None:
     run, path = fetched(3 * MEGABYTE), tmp_path / "run.jsonl"
     lines = exported(run, path)
     parts = [line for line in lines if "data" in line]
@@ -295,9 +290,7 @@ def test_an_export_carries_the_files(folder: Path, effects: Effects, agents: Non
     assert (code, "is missing" in out) == (1, True), out
 
 
-def test_a_redacted_export_leaves_the_files_out(
-    folder: Path, effects: Effects, agents: None, settings: Any, tmp_path: Path
-) -> None:
+def test_a_redacted_export_leaves_the_files_out(folder: Path, settings: Any, tmp_path: Path) -> None:
     run, path = fetched(), tmp_path / "run.jsonl"
     settings.AGENTRUNS_REDACT = "tests.files.without_cards"
     (line,) = (line for line in exported(run, path) if "file" in line)

@@ -9,7 +9,6 @@ from agentruns import list_runs, start_run
 from agentruns.models import Approval
 from agentruns.services import permissions
 from tests.db.helpers import run_turns
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,9 +33,7 @@ def card(approvers: str = "") -> Approval:
     return Approval.objects.select_related("run").get()
 
 
-def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody(
-    effects: Effects, agents: None
-) -> None:
+def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody() -> None:
     asked, bare = card(), Bare()
     assert permissions.decidable(bare, [asked]) == [asked]
     assert [*permissions.open_to(bare, Approval.objects.all())] == [asked]
@@ -45,7 +42,7 @@ def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody(
     assert permissions.decidable(bare, [asked]) == []
 
 
-def test_a_group_may_have_a_dot_in_its_name(effects: Effects, agents: None) -> None:
+def test_a_group_may_have_a_dot_in_its_name() -> None:
     asked, ann = card("Acme Inc. support"), User.objects.create_user("ann")
     ann.user_permissions.add(Permission.objects.get(codename="decide_approval"))
     assert "is not among them" in permissions.why_not_decide(ann, asked)
@@ -57,12 +54,12 @@ def test_a_group_may_have_a_dot_in_its_name(effects: Effects, agents: None) -> N
     )
 
 
-def test_nobodys_runs_are_not_a_visitors(agents: None) -> None:
+def test_nobodys_runs_are_not_a_visitors() -> None:
     start_run(shop_agent("good"), "do it", "a")
     assert not list_runs(owner=AnonymousUser()).exists()
     assert list_runs().count() == 1
 
 
-def test_a_session_is_named_by_a_text(agents: None) -> None:
+def test_a_session_is_named_by_a_text() -> None:
     with pytest.raises(TypeError, match="The session must be a text, not 42"):
         start_run(shop_agent("good"), "do it", 42)  # type: ignore[arg-type]

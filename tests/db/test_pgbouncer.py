@@ -62,7 +62,7 @@ def dawdle(ctx: ToolContext, text: str) -> str:
     return act("dawdle", ctx, text=text)
 
 
-def test_a_run_with_everything(effects: Effects, agents: None, settings: Any) -> None:
+def test_a_run_with_everything(effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.1
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     agent = shop_agent(

@@ -29,9 +29,7 @@ def curious(*tools: Any, **asked: Any) -> Agent:
     return Agent("curious", instructions="Ask.", model=ScriptedModel(turns), tools=[*tools, post])
 
 
-def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(
-    effects: Effects, agents: None
-) -> None:
+def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(effects: Effects) -> None:
     result = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1")
     (approval,) = result.pending
     assert (approval.title, approval.tool_name, effects.count()) == ("Which colour?", "ask_human", 0)
@@ -45,7 +43,7 @@ def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(
     assert payloads(approval.run, "tool_started")[0]["declares"] == "nothing", "the question never started"
 
 
-def test_a_question_is_never_executed(agents: None) -> None:
+def test_a_question_is_never_executed() -> None:
     (approval,) = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1").pending
     for changed in ({}, {"arguments": {"question": "Which size?", "choices": None}}):
         with pytest.raises(ApprovalStateError, match=r"there is nothing to execute\. Answer it"):
@@ -55,7 +53,7 @@ def test_a_question_is_never_executed(agents: None) -> None:
     assert payloads(approval.run, "tool_result")[0]["outcome"] == "denied"
 
 
-def test_questions_for_some_people_under_names_of_their_own(agents: None) -> None:
+def test_questions_for_some_people_under_names_of_their_own() -> None:
     ask_legal = question_to("lawyers", name="ask_human", expires_in=timedelta(hours=1), risk="high")
     (approval,) = run_agent(curious(ask_legal, question="May we?"), "sell", "s1").pending
     assert (approval.approvers, approval.risk) == ("lawyers", "high")
@@ -66,12 +64,12 @@ def test_questions_for_some_people_under_names_of_their_own(agents: None) -> Non
         question_to(name="ask a lawyer")
 
 
-def test_a_stateless_run_cannot_ask(agents: None) -> None:
+def test_a_stateless_run_cannot_ask() -> None:
     with pytest.raises(NotDurableError):
         run_agent(curious(ask_human, question="Which colour?"), "paint")
 
 
-def test_a_definition_says_that_a_tool_only_asks(agents: None) -> None:
+def test_a_definition_says_that_a_tool_only_asks() -> None:
     asks = curious(ask_human, question="?").definition()
     other = tool(name="ask_human", requires_approval=True, safe_to_retry=True)(ask_human.fn)
     assert "only_answers" not in refund.policy()
@@ -85,7 +83,7 @@ def timed() -> Approval:
     return run_agent(agent, "go", "slow").pending[0]
 
 
-def test_more_time_is_journaled_and_verified(agents: None) -> None:
+def test_more_time_is_journaled_and_verified() -> None:
     approval, ann = timed(), user("ann", "decide_approval")
     later = extend(approval.pk, ann, timedelta(hours=2), digest=approval.digest, reason="Bob is ill")
     assert approval.expires_at is not None
@@ -96,7 +94,7 @@ def test_more_time_is_journaled_and_verified(agents: None) -> None:
     assert problems(approval.run.session_id) == []
 
 
-def test_time_is_given_by_who_may_decide_and_not_after_it_is_over(agents: None) -> None:
+def test_time_is_given_by_who_may_decide_and_not_after_it_is_over() -> None:
     approval = timed()
     with pytest.raises(PermissionDeniedError):
         extend(approval.pk, user("bob"), timedelta(hours=1))
@@ -124,7 +122,7 @@ def test_time_is_given_by_who_may_decide_and_not_after_it_is_over(agents: None) 
     ],
 )
 def test_a_card_whose_authority_or_time_was_changed_behind_the_journal_is_found_and_mended(
-    agents: None, column: str, value: Any
+    column: str, value: Any
 ) -> None:
     approval = timed()
     Approval.objects.update(**{column: value})

@@ -50,7 +50,7 @@ ROUNDS = 8 if DATABASE == "sqlite" else 12 if BRIEF else 25
 TWO_CARDS = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
 
 
-def test_one_of_many_claimers_wins(effects: Effects, agents: None) -> None:
+def test_one_of_many_claimers_wins() -> None:
     for round_number in range(10):
         run = start_run(shop_agent("claimed"), "do it", f"s{round_number}")
         if round_number % 2:  # an expired lease is taken over by one, too
@@ -62,7 +62,7 @@ def test_one_of_many_claimers_wins(effects: Effects, agents: None) -> None:
         assert won[0].epoch == Run.objects.get(pk=run.pk).lease_epoch
 
 
-def test_one_of_many_deciders_wins(effects: Effects, agents: None) -> None:
+def test_one_of_many_deciders_wins() -> None:
     for round_number in range(5):
         card = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{round_number}").pending[0]
         decisions = [
@@ -76,19 +76,21 @@ def test_one_of_many_deciders_wins(effects: Effects, agents: None) -> None:
         assert problems(card.run.session_id) == []
 
 
-def test_many_starts_with_one_key_are_one_run(effects: Effects, agents: None) -> None:
+def test_many_starts_with_one_key_are_one_run() -> None:
     agent = shop_agent("started")
-    for session in ("one", "session-{}"):
-        key = session.format(0)
-        starts = [
-            partial(start_run, agent, "do it", session.format(n), idempotency_key=key) for n in range(6)
-        ]
-        runs = at_once(*starts)
-        assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key=key).pk}
-    assert {session.pk for session in Session.objects.all()} >= {run.session_id for run in Run.objects.all()}
+    runs = at_once(*[partial(start_run, agent, "do it", "one", idempotency_key="k1")] * 6)
+    assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key="k1").pk}
+    runs = at_once(
+        *[partial(start_run, agent, "do it", f"session-{n}", idempotency_key="k2") for n in range(6)]
+    )
+    run = Run.objects.get(idempotency_key="k2")
+    refused = [one for one in runs if one != run]
+    assert len(refused) == 5
+    assert all(isinstance(one, RunStateError) and f"belongs to run {run.pk}" in str(one) for one in refused)
+    assert {session.pk for session in Session.objects.all()} == {run.session_id for run in Run.objects.all()}
 
 
-def test_many_callers_of_the_same_run_act_once(effects: Effects, agents: None) -> None:
+def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:
     agent = shop_agent("called", {"tools": [call("post", text="x")]})
     results = at_once(*[lambda: run_agent(agent, "do it", "s1", idempotency_key="k")] * 5)
     assert effects.count() == 1
@@ -97,7 +99,7 @@ def test_many_callers_of_the_same_run_act_once(effects: Effects, agents: None) -
     assert (run.status, problems(run.session_id)) == ("completed", [])
 
 
-def test_many_sweeps_at_once_act_once(effects: Effects, agents: None) -> None:
+def test_many_sweeps_at_once_act_once(effects: Effects) -> None:
     for number in range(6):
         start_run(shop_agent(f"swept-{number}", {"tools": [call("post", text="x")]}), "do it", f"s{number}")
     results = at_once(*[sweep] * 4)
@@ -106,7 +108,7 @@ def test_many_sweeps_at_once_act_once(effects: Effects, agents: None) -> None:
     assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
 
 
-def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects, agents: None) -> None:
+def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects) -> None:
     turn = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
     for number in range(5):
         result = run_turns(turn, session=f"s{number}")
@@ -155,7 +157,7 @@ class ParkingStore(DatabaseStore):
     ],
 )
 def test_a_decision_just_before_the_parking_goes_on_in_that_drive(
-    turn: dict[str, Any], words: list[str], effects: Effects, agents: None
+    turn: dict[str, Any], words: list[str], effects: Effects
 ) -> None:
     order(effects)
     store = ParkingStore(*words)
@@ -170,7 +172,7 @@ def test_a_decision_just_before_the_parking_goes_on_in_that_drive(
 
 @pytest.mark.parametrize("word", ["approve", "deny"])
 def test_one_of_two_decisions_just_before_the_parking_waits_for_the_other(
-    word: str, effects: Effects, agents: None
+    word: str, effects: Effects
 ) -> None:
     order(effects)
     agent = shop_agent("parked", TWO_CARDS)
@@ -209,9 +211,7 @@ def work_on(run: Run) -> None:
 
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2]])
-def test_no_deadlock_when_everybody_acts_at_once(
-    level: str, effects: Effects, agents: None, settings: Any
-) -> None:
+def test_no_deadlock_when_everybody_acts_at_once(level: str, effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
     with isolation(level):
         before = deadlocks()
@@ -259,9 +259,7 @@ def everybody_at_once(number: int, effects: Effects) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_whole_drives_at_any_isolation_level(
-    level: str, effects: Effects, agents: None, settings: Any
-) -> None:
+def test_whole_drives_at_any_isolation_level(level: str, effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
     note = call("annotate", number="A1", note="seen")
     turn = {"tools": [call("post", text="x"), note, call("refund", cents=5000), call("search", query="x")]}
@@ -304,7 +302,7 @@ class BusyOnce:
 
 
 def test_a_lost_race_for_the_lease_row_costs_no_call(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its `tool_started` and its handler a call would be in doubt for nothing."""
     order(effects)
@@ -324,7 +322,7 @@ def test_a_lost_race_for_the_lease_row_costs_no_call(
     nothing_lost(run, effects)
 
 
-def test_a_lost_race_at_the_release_is_no_failed_drive(effects: Effects, agents: None) -> None:
+def test_a_lost_race_at_the_release_is_no_failed_drive() -> None:
     run = start_run(shop_agent("busy"), "do it", "s1")
     busy = BusyOnce('UPDATE "agentruns_run"', '"updated_at" =')
     with statement_wrapper(busy):
@@ -343,7 +341,7 @@ def stubborn(ctx: ToolContext) -> str:
 
 
 def test_evidence_is_kept_although_the_journal_was_busy(
-    effects: Effects, agents: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_LEASE_SECONDS = 0.6  # after which a second cancel does not wait for the worker
     append = DatabaseStore.append

@@ -18,9 +18,7 @@ from agentruns import approve, export_run, replay_run, resolve_orphan, resume_ru
 from agentruns.engine.gate import Intent, call_digest
 from agentruns.engine.leases import claim
 from agentruns.exceptions import ApprovalStateError
-from agentruns.journal.batch import Batch
-from agentruns.journal.read import load
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.models import Approval, Run
 from agentruns.services.history import session_at
 from agentruns.services.sweep import sweep
@@ -95,7 +93,7 @@ def shown(run: Run) -> None:
     ("name", "newer"),
     [*((name, False) for name in NAMES), *((name, True) for name in NAMES if name.endswith(WRITTEN_SINCE))],
 )
-def test_a_run_of_another_release(name: str, newer: bool, effects: Effects, agents: None) -> None:
+def test_a_run_of_another_release(name: str, newer: bool, effects: Effects) -> None:
     declare()
     run = checked(restored(name, newer=newer))
     began = run.status
@@ -112,10 +110,10 @@ def test_a_run_of_another_release(name: str, newer: bool, effects: Effects, agen
     assert len(effects.lines()) == EFFECTS.get(name.partition("/")[2], 0)
     lines = list(export_run(run.pk, true_values=True))
     forget_everything()
-    assert list(export_run(checked(import_run(lines)).pk, true_values=True))[1:] == lines[1:]
+    assert list(export_run(checked(import_run(lines)).pk, true_values=True))[1:-1] == lines[1:-1]
 
 
-def test_an_export_of_an_older_release_is_imported(effects: Effects, agents: None) -> None:
+def test_an_export_of_an_older_release_is_imported() -> None:
     assert len(NAMES) >= 9
     for name in NAMES:
         run = checked(import_run(lines_of(name)))
@@ -123,7 +121,7 @@ def test_an_export_of_an_older_release_is_imported(effects: Effects, agents: Non
         forget_everything()
 
 
-def test_what_newer_code_says_of_a_doubt_lifts_none(effects: Effects, agents: None) -> None:
+def test_what_newer_code_says_of_a_doubt_lifts_none() -> None:
     declare()
     run = restored(f"{RELEASES[0]}/orphaned")
     (call,) = [one for one in state_at(run.pk, run.messages.latest("seq").seq).open_calls() if one.orphan]
@@ -145,7 +143,7 @@ def test_what_newer_code_says_of_a_doubt_lifts_none(effects: Effects, agents: No
     assert checked(again).status == "awaiting-approval", "every further call of the tool asks"
 
 
-def test_what_only_newer_code_understands_is_not_run(effects: Effects, agents: None) -> None:
+def test_what_only_newer_code_understands_is_not_run(effects: Effects) -> None:
     """A verdict of its gate, and what it makes of a call that a worker left behind."""
     agent = declare()["finds"]
     gated = start_run(agent, "Refund A1", "gated", idempotency_key="gated")
@@ -175,7 +173,7 @@ def test_what_only_newer_code_understands_is_not_run(effects: Effects, agents: N
     assert [checked(run).status for run in (gated, left)] == ["awaiting-approval", "orphaned"]
 
 
-def test_rows_of_newer_code_come_in_while_a_run_is_driven(effects: Effects, agents: None) -> None:
+def test_rows_of_newer_code_come_in_while_a_run_is_driven(effects: Effects) -> None:
     run = start_run(declare()["finds"], "Refund A1", "s1", idempotency_key="s1")
 
     def remark(run: Run, batch: Batch) -> None:
@@ -191,7 +189,7 @@ def test_rows_of_newer_code_come_in_while_a_run_is_driven(effects: Effects, agen
     shown(run)
 
 
-def test_a_status_of_newer_code_is_shown_and_left_alone(effects: Effects, agents: None) -> None:
+def test_a_status_of_newer_code_is_shown_and_left_alone(effects: Effects) -> None:
     declare()
     run = restored(f"{RELEASES[0]}/awaiting")
     Run.objects.update(status="sleeping-over")
@@ -213,7 +211,7 @@ def test_a_status_of_newer_code_is_shown_and_left_alone(effects: Effects, agents
 
 
 @pytest.fixture
-def old(request: pytest.FixtureRequest, tmp_path: Path, effects: Effects) -> Iterator[Callable[..., Any]]:
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`old("sweep")`: a process of an older release sweeps this test's database, and answers."""
     names = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]), "AGENTRUNS_TEST_REBUILD": ""}
     try:
@@ -243,7 +241,7 @@ def old(request: pytest.FixtureRequest, tmp_path: Path, effects: Effects) -> Ite
 
 
 @pytest.mark.parametrize("old", RELEASES, indirect=True)
-def test_old_code_on_the_newest_tables(old: Callable[..., Any], effects: Effects, agents: None) -> None:
+def test_old_code_on_the_newest_tables(old: Callable[..., Any], effects: Effects) -> None:
     agent = declare()["finds"]
     theirs = Run.objects.get(pk=old("start", "finds", "theirs"))
     assert old("sweep") == {"theirs": "awaiting-approval"}

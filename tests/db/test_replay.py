@@ -57,7 +57,7 @@ def journal() -> list[Any]:
     return list(Message.objects.order_by("pk").values())
 
 
-def test_nothing_differs_and_nothing_happens(effects: Effects, agents: None) -> None:
+def test_nothing_differs_and_nothing_happens(effects: Effects) -> None:
     run = story()
     before, did = journal(), effects.count()
     report = replay_run(run.pk)
@@ -70,9 +70,7 @@ def test_nothing_differs_and_nothing_happens(effects: Effects, agents: None) -> 
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_mutated_observation_diverges_at_exactly_its_row(
-    effects: Effects, agents: None, position: int
-) -> None:
+def test_a_mutated_observation_diverges_at_exactly_its_row(position: int) -> None:
     run = story()
     seq = seqs(run, "tool_result")[position]
     report = replay_run(run.pk, observations={seq: "something else"})
@@ -93,7 +91,7 @@ def test_a_mutated_observation_diverges_at_exactly_its_row(
         replay_run(run.pk, observations={2: "something else"})
 
 
-def test_a_row_altered_in_the_database_shows(effects: Effects, agents: None) -> None:
+def test_a_row_altered_in_the_database_shows() -> None:
     run = story()
     seq = seqs(run, "tool_result")[1]
     row = Message.objects.get(run=run, seq=seq)
@@ -139,9 +137,7 @@ def replaced(other: Any) -> list[Any]:
         ({"tools": replaced(refund_small)}, None),
     ],
 )
-def test_another_definition_shows_where(
-    effects: Effects, agents: None, change: dict[str, Any], path: str | None
-) -> None:
+def test_another_definition_shows_where(change: dict[str, Any], path: str | None) -> None:
     run = story()
     shop_agent("replayed", **change)
     report = replay_run(run.pk)
@@ -149,7 +145,7 @@ def test_another_definition_shows_where(
     assert report.seq == (seqs(run, "assistant")[0] if path else None)
 
 
-def test_an_agent_that_is_gone_or_has_another_version(effects: Effects, agents: None) -> None:
+def test_an_agent_that_is_gone_or_has_another_version() -> None:
     run = story()
     with isolated_registry():
         report = replay_run(run.pk)
@@ -159,7 +155,7 @@ def test_an_agent_that_is_gone_or_has_another_version(effects: Effects, agents: 
         assert "Version 1 is not registered any more" in replay_run(run.pk).notes[0]
 
 
-def test_a_run_that_adopted_a_version_is_compared_with_both(effects: Effects, agents: None) -> None:
+def test_a_run_that_adopted_a_version_is_compared_with_both() -> None:
     shop_agent("replayed", *TURNS)
     first = run_agent("replayed", "do it", "s1", idempotency_key="s1")
     shop_agent("replayed", *TURNS, version="2", instructions="Serve them all.")
@@ -190,7 +186,7 @@ class Asked:
         return reply if isinstance(reply, ModelReply) else ScriptedModel([reply] * 9).propose(request)
 
 
-def test_a_model_that_decides_otherwise_shows_where(effects: Effects, agents: None) -> None:
+def test_a_model_that_decides_otherwise_shows_where(effects: Effects) -> None:
     run = story()
     did = effects.count()
     script: list[dict[str, Any]] = [*TURNS, {"text": "all done, in other words"}]
@@ -207,7 +203,7 @@ def test_a_model_that_decides_otherwise_shows_where(effects: Effects, agents: No
     assert effects.count() == did
 
 
-def test_what_it_would_have_done_had_it_seen_something_else(effects: Effects, agents: None) -> None:
+def test_what_it_would_have_done_had_it_seen_something_else() -> None:
     run = story()
     seq = seqs(run, "tool_result")[0]
     asked = Asked(lambda request: TURNS[0] if request.step == 0 else {"text": "there is no such order"})
@@ -218,7 +214,7 @@ def test_what_it_would_have_done_had_it_seen_something_else(effects: Effects, ag
     assert report.difference.now is None
 
 
-def test_its_own_model_and_one_that_fails(effects: Effects, agents: None) -> None:
+def test_its_own_model_and_one_that_fails() -> None:
     run = story()
     assert replay_run(run.pk, model="own").is_equal
     with pytest.raises(ProviderError, match="overloaded"):
@@ -235,7 +231,7 @@ def fail() -> ModelReply:
     raise ProviderError("overloaded")
 
 
-def test_the_command_shows_both_sides(effects: Effects, agents: None) -> None:
+def test_the_command_shows_both_sides() -> None:
     run = story()
     shop_agent("replayed", *TURNS, instructions="Serve nobody.\x1b[2J")
     outcome = command("replay_run", str(run.pk))
@@ -244,7 +240,7 @@ def test_the_command_shows_both_sides(effects: Effects, agents: None) -> None:
         assert text in outcome.out, outcome.out
 
 
-def test_a_fork_is_replayed_from_its_cut(effects: Effects, agents: None) -> None:
+def test_a_fork_is_replayed_from_its_cut() -> None:
     run = story()
     fork = fork_run(run.pk, seqs(run, "tool_result")[1])
     sweep()
@@ -267,7 +263,7 @@ def book(ctx: ToolContext, booking: Booking, weight: float = 1.0) -> str:
     return "booked"
 
 
-def test_a_run_that_nobody_changed_is_equal(effects: Effects, agents: None) -> None:
+def test_a_run_that_nobody_changed_is_equal() -> None:
     asked: list[dict[str, Any]] = [
         call("book", booking={"number": "A1"}, weight=math.inf),
         call("book", booking={"number": "A1"}, weight=math.nan),
@@ -292,7 +288,7 @@ def pay(ctx: ToolContext, cents: int, token: str) -> str:
     return "paid"
 
 
-def test_what_is_sensitive_is_masked(effects: Effects, agents: None) -> None:
+def test_what_is_sensitive_is_masked() -> None:
     turns = [{"tools": [call("pay", cents=5, token="tok_42")]}]
     shop_agent("paying", *turns, tools=[pay])
     run = the_run(run_agent("paying", "do it", "s2", idempotency_key="s2"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ from agentruns.services.retention import Pruned, count_ended, erase_session, pru
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
-from tests.crash.processes import ROOT
+from tests.crash.processes import interpret_and_die
 from tests.db.helpers import user
 from tests.db.racing import at_once
 from tests.effects import Effects
@@ -83,7 +81,7 @@ def answer(owner: Any, run: Run, days: float) -> IdempotencyRecord:
     return record
 
 
-def test_nothing_is_left_but_a_tombstone(folder: Path, effects: Effects, settings: Any) -> None:
+def test_nothing_is_left_but_a_tombstone(folder: Path, settings: Any) -> None:
     settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.tell"]
     ada = user("ada")
     with isolated_registry():
@@ -134,7 +132,7 @@ def test_nothing_is_left_but_a_tombstone(folder: Path, effects: Effects, setting
     )  # fmt: skip
 
 
-def test_a_key_stays_refused_in_every_session(effects: Effects, agents: None) -> None:
+def test_a_key_stays_refused_in_every_session() -> None:
     ada, eve = user("ada"), user("eve")
     run, nobodys = ended("hers", actor=ada), ended("nobody's")
     other = ended("other", days=0, actor=ada)
@@ -167,7 +165,7 @@ def test_a_key_stays_refused_in_every_session(effects: Effects, agents: None) ->
     assert start("x", ada, "another key").status == "queued"
 
 
-def test_a_fork_goes_on_without_its_origin(folder: Path, effects: Effects) -> None:
+def test_a_fork_goes_on_without_its_origin(folder: Path) -> None:
     with isolated_registry():
         run = fetched(tools=[fetch_secretly])
         row = row_of(run)
@@ -200,7 +198,7 @@ def test_a_fork_goes_on_without_its_origin(folder: Path, effects: Effects) -> No
     assert not Session.objects.exists()
 
 
-def test_an_imported_run_keeps_the_files_that_it_shares(folder: Path, effects: Effects, agents: None) -> None:
+def test_an_imported_run_keeps_the_files_that_it_shares(folder: Path) -> None:
     run = fetched()
     lines = list(export_run(run.pk, true_values=True))
     with override_settings(AGENTRUNS_DATABASE="other"):
@@ -214,7 +212,7 @@ def test_an_imported_run_keeps_the_files_that_it_shares(folder: Path, effects: E
         assert erase_session("s1").files == 1
 
 
-def test_a_session_in_which_something_happens_meanwhile_is_left(effects: Effects, agents: None) -> None:
+def test_a_session_in_which_something_happens_meanwhile_is_left() -> None:
     ended("busy"), ended("old")
 
     def meanwhile() -> bool:
@@ -230,9 +228,7 @@ def test_a_session_in_which_something_happens_meanwhile_is_left(effects: Effects
         prune_ended(0)
 
 
-def test_pages_limits_and_what_a_host_keeps(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_limits_and_what_a_host_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "PAGE", 2)
     monkeypatch.setattr("agentruns.utils.db.TRIES", 2)
     for number in range(5):
@@ -259,7 +255,7 @@ def test_pages_limits_and_what_a_host_keeps(
     assert not Tombstone.objects.filter(pk=s2.pk).exists()
 
 
-def test_erasing(folder: Path, effects: Effects, agents: None) -> None:
+def test_erasing(folder: Path) -> None:
     ada = user("ada")
     run = fetched(actor=ada)
     fork = fork_run(run.pk, 2, actor=ada, session="fork")
@@ -283,7 +279,7 @@ def test_erasing(folder: Path, effects: Effects, agents: None) -> None:
         erase_session("unheard of")
 
 
-def test_files_that_no_row_names(folder: Path, effects: Effects, agents: None) -> None:
+def test_files_that_no_row_names(folder: Path) -> None:
     run = fetched()
     waits = start_run(shop_agent("waits"), "do it", "waits", idempotency_key="waits")
     (needed,) = stored_in(folder)
@@ -325,26 +321,15 @@ prune_ended(30)
 """
 
 
-def test_killed_in_the_middle_it_goes_on(folder: Path, effects: Effects, agents: None) -> None:
+def test_killed_in_the_middle_it_goes_on(folder: Path) -> None:
     run = fetched()
     aged("s1")
     rows = Message.objects.count()
-    name = str(connection.settings_dict["NAME"])
-    environment = {
-        **os.environ,
-        "AGENTRUNS_TEST_DB_NAME": name,
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
-
-    def killed(at: str) -> None:
-        command = [sys.executable, "-c", PRUNE, str(folder), at]
-        child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert child.returncode == -signal.SIGKILL, child.stderr
-
-    killed("rows")  # all but the last statement are done, and nothing is committed
+    interpret_and_die("-c", PRUNE, str(folder), "rows")
+    # All but the last statement are done, and nothing is committed.
     assert (Message.objects.count(), Tombstone.objects.count()) == (rows, 0)
     assert problems(run.session_id) == []
-    killed("files")
+    interpret_and_die("-c", PRUNE, str(folder), "files")
     assert (Message.objects.count(), Tombstone.objects.count()) == (0, 1)
     (left,) = stored_in(folder)
     assert prune_ended(30) == Pruned(), "too young to be sure of"
@@ -353,7 +338,7 @@ def test_killed_in_the_middle_it_goes_on(folder: Path, effects: Effects, agents:
     assert not stored_in(folder)
 
 
-def test_beside_workers(effects: Effects, agents: None) -> None:
+def test_beside_workers(effects: Effects) -> None:
     old = [f"s{number}" for number in range(6)]
     for key in old:
         ended(key)

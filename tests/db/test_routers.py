@@ -59,7 +59,7 @@ def test_tables_are_made_where_the_journal_is(journal: None) -> None:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_users_are_found_where_they_are(journal: None, effects: Effects, agents: None, settings: Any) -> None:
+def test_users_are_found_where_they_are(journal: None, settings: Any) -> None:
     al = user("al", "decide_approval")
     agent = shop_agent("routed", {"tools": [call("refund", cents=5000)]})
     run = start_run(agent, "do it", "s1", actor=al, idempotency_key="k")
@@ -107,7 +107,7 @@ def replica(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nothing_is_asked_of_a_replica(replica: None, effects: Effects, agents: None) -> None:
+def test_nothing_is_asked_of_a_replica(replica: None, effects: Effects) -> None:
     boss = User.objects.create_superuser("boss")
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     run = start_run(shop_agent("hosted", EVERYTHING), "do it", "s1", actor=boss, idempotency_key="k")

@@ -15,7 +15,6 @@ from agentruns.services.sweep import sweep
 from tests.crash.test_faults import broken_commit
 from tests.db.helpers import payloads, the_run
 from tests.db.test_forks import seq_of, story, the_run_of
-from tests.effects import Effects
 from tests.files import folder
 from tests.shop.agents import shop_agent
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["folder"]  # a fixture
 
 
-def test_again_in_the_same_session(effects: Effects, agents: None) -> None:
+def test_again_in_the_same_session() -> None:
     run = story()
     again = run_again(run.pk, idempotency_key="k")
     assert (again.origin_id, again.origin_seq, again.input) == (run.pk, None, run.input)
@@ -41,14 +40,14 @@ def test_again_in_the_same_session(effects: Effects, agents: None) -> None:
     )
 
 
-def test_again_while_the_same_is_asked_anew(effects: Effects, agents: None) -> None:
+def test_again_while_the_same_is_asked_anew() -> None:
     run = story()
     start_run(run.agent, run.input, "s1")
     with pytest.raises(SessionBusyError, match=r"unfinished run .* \(queued\) with another task"):
         run_again(run.pk)
 
 
-def test_what_was_asked_at_length_is_put_away_again(effects: Effects, agents: None, folder: Path) -> None:
+def test_what_was_asked_at_length_is_put_away_again(folder: Path) -> None:
     text = "and then? " * 20_000
     run = the_run(run_agent(shop_agent("patient"), text, "s6", idempotency_key="s6"))
     again = run_again(run.pk)
@@ -56,7 +55,7 @@ def test_what_was_asked_at_length_is_put_away_again(effects: Effects, agents: No
     assert problems(run.session_id) == []
 
 
-def test_an_acknowledgement_that_is_lost(effects: Effects, agents: None) -> None:
+def test_an_acknowledgement_that_is_lost() -> None:
     run = story()
     with broken_commit(1, went_through=True):
         again = run_again(run.pk)

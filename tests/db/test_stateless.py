@@ -15,7 +15,7 @@ READS = [one for one in TOOLS if one.name != "annotate"]
 # No django_db mark: pytest-django makes any query an error.
 
 
-def test_a_stateless_run_touches_no_database(effects: Effects, agents: None) -> None:
+def test_a_stateless_run_touches_no_database(effects: Effects) -> None:
     turns = [
         {"tools": [call("lookup", number="A1"), call("search", query="x"), call("post", text="hi")]},
         {"tools": [call("broken"), call("post"), call("nothing")]},
@@ -28,7 +28,7 @@ def test_a_stateless_run_touches_no_database(effects: Effects, agents: None) -> 
     assert run_agent(agent, "do it", store=MemoryStore()).status == "completed"
 
 
-def test_a_call_that_would_ask_is_denied(effects: Effects, agents: None) -> None:
+def test_a_call_that_would_ask_is_denied(effects: Effects) -> None:
     agent = shop_agent("asker", {"tools": [call("refund", cents=5000), call("refund", cents=5)]}, tools=READS)
     result = run_agent(agent, "do it")
     assert result.status == "completed"
@@ -36,7 +36,7 @@ def test_a_call_that_would_ask_is_denied(effects: Effects, agents: None) -> None
     assert "nobody can be asked in a stateless run" in result.messages[2]["content"][0]["content"]
 
 
-def test_an_agent_that_always_asks_is_refused_before_the_model(agents: None) -> None:
+def test_an_agent_that_always_asks_is_refused_before_the_model() -> None:
     asked = []
 
     @tool(requires_approval=True)
@@ -51,7 +51,7 @@ def test_an_agent_that_always_asks_is_refused_before_the_model(agents: None) -> 
     assert asked == []
 
 
-def test_a_model_that_cannot_be_reached_fails_the_run(agents: None) -> None:
+def test_a_model_that_cannot_be_reached_fails_the_run() -> None:
     from agentruns.providers.base import ProviderError
 
     def fail(request: object) -> dict[str, str]:
@@ -62,7 +62,7 @@ def test_a_model_that_cannot_be_reached_fails_the_run(agents: None) -> None:
     assert (result.status, result.error) == ("failed", "overloaded_error: the provider is overloaded")
 
 
-def test_budgets_hold_without_a_database(effects: Effects, agents: None) -> None:
+def test_budgets_hold_without_a_database(effects: Effects) -> None:
     agent = shop_agent("endless", *[{"tools": [call("lookup", number="A1")]}] * 5, tools=READS, max_steps=3)
     result = run_agent(agent, "do it")
     assert result.status == "failed"

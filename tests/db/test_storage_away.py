@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from django.core.files.storage import FileSystemStorage
+from django.core.files.base import ContentFile
+from django.core.files.storage import FileSystemStorage, Storage
 from django.db import OperationalError
 
+from agentruns import resume_run, run_agent
 from agentruns.exceptions import PayloadError
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
 from agentruns.models import Run
 from agentruns.services import retention
 from agentruns.utils.ids import uuid7
+from tests.db.helpers import the_run
 from tests.effects import Effects
-from tests.files import alias, fetched, folder, row_of, stored_in
+from tests.files import MEGABYTE, alias, fetch, fetched, folder, report_of, row_of, said, stored_in
+from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 __all__ = ["folder"]  # a fixture
 
 OLD = 1_700_000_000  # a time in 2023
+LONG = 20.0  # seconds
 
 
 class StickyStorage(FileSystemStorage):
@@ -34,6 +42,61 @@ class StickyStorage(FileSystemStorage):
         if Path(str(name)).name.startswith("s"):
             raise PermissionError(13, "Permission denied")
         super().delete(name)
+
+
+class HangingStorage(FileSystemStorage):
+    """Answers only when the test is over, or after a long time."""
+
+    over: ClassVar[threading.Event] = threading.Event()
+
+    def _save(self, name: str, content: Any) -> str:
+        self.over.wait(LONG)
+        return super()._save(name, content)
+
+    def _open(self, name: str, mode: str = "rb") -> Any:
+        self.over.wait(LONG)
+        return super()._open(name, mode)
+
+
+class TruncatingStorage(FileSystemStorage):
+    """Keeps the first half of what it is given, and says nothing."""
+
+    def _save(self, name: str, content: Any) -> str:
+        return super()._save(name, ContentFile(content.read()[: content.size // 2]))
+
+
+class DistantTruncatingStorage(Storage):
+    """The same, in no file system."""
+
+    def __init__(self, location: str) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def _save(self, name: str, content: Any) -> str:
+        self.kept[name] = content.read()[: content.size // 2]
+        return name
+
+    def exists(self, name: str) -> bool:
+        return name in self.kept
+
+    def size(self, name: str) -> int:
+        return len(self.kept[name])
+
+
+class GarblingStorage(FileSystemStorage):
+    """Keeps as many bytes as it is given, and others."""
+
+    def _save(self, name: str, content: Any) -> str:
+        return super()._save(name, ContentFile(content.read().upper()))
+
+
+@pytest.fixture
+def hangs(folder: Path, settings: Any) -> Iterator[None]:
+    """The storage hangs from now on, until the test is over."""
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
+    settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
+    HangingStorage.over.clear()
+    yield
+    HangingStorage.over.set()
 
 
 def stored_of(run: Run) -> Stored:
@@ -54,9 +117,7 @@ def leave(folder: Path, *names: str) -> list[str]:
     return [f"{session}/{name}" for name in names]
 
 
-def test_a_content_is_out_of_reach_and_not_empty(
-    folder: Path, effects: Effects, agents: None, settings: Any
-) -> None:
+def test_a_content_is_out_of_reach_and_not_empty(folder: Path, settings: Any) -> None:
     stored = stored_of(fetched())
     settings.STORAGES = {name: value for name, value in settings.STORAGES.items() if name != "agentruns"}
     with pytest.raises(PayloadError, match="is out of reach: STORAGES has no such alias"):
@@ -67,9 +128,7 @@ def test_a_content_is_out_of_reach_and_not_empty(
     assert len(stored_in(folder)) == 1
 
 
-def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(
-    folder: Path, effects: Effects, agents: None
-) -> None:
+def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(folder: Path) -> None:
     stored = stored_of(fetched())
     (path,) = stored_in(folder)
     path.unlink()
@@ -110,3 +169,73 @@ def test_deleting_stops_when_it_is_asked_to(folder: Path) -> None:
     leave(folder, "a")
     assert retention.delete_old_files(should_stop=lambda: True) == 0
     assert len(stored_in(folder)) == 1
+
+
+def test_a_storage_that_hangs_keeps_no_result_out_of_the_journal(
+    hangs: None, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    began = time.monotonic()
+    run = fetched(MEGABYTE, lambda request: asked.append(said(request)) or {"text": "read"})
+    assert time.monotonic() - began < LONG / 2
+    assert (run.status, run.output, effects.count()) == ("completed", "read", 1)
+    payload = row_of(run).payload
+    assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
+    assert asked == [report_of(MEGABYTE)]
+    assert "no answer within 0.5 s" in caplog.text
+
+
+def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settings: Any) -> None:
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.05
+    before = threading.active_count()
+    assert [payloads.put("s/c", "x" * MEGABYTE) for _ in range(24)] == [{}] * 24
+    assert threading.active_count() - before <= payloads.THREADS == 8
+    HangingStorage.over.set()
+    until = time.monotonic() + LONG
+    while not payloads.put("s/c", "x" * MEGABYTE):
+        assert time.monotonic() < until, "it is used again once it answers"
+        time.sleep(0.05)
+
+
+def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
+    folder: Path, effects: Effects, settings: Any
+) -> None:
+    away = [KeyError("the model is away")]
+
+    def fail_once(request: Any) -> Any:
+        if away:
+            raise away.pop()
+        return {"text": "read"}
+
+    agent = shop_agent("reader", {"tools": [call("fetch", size=MEGABYTE)]}, fail_once, tools=[fetch])
+    with pytest.raises(KeyError):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
+    settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
+    HangingStorage.over.clear()
+    began = time.monotonic()
+    try:
+        assert resume_run(run.pk).status == "paused"
+    finally:
+        HangingStorage.over.set()
+    assert time.monotonic() - began < LONG / 2
+    run.refresh_from_db()
+    assert "cannot be read (TimeoutError: no answer within 0.5 s)" in run.blocked_reason
+    assert resume_run(run.pk).status == "completed"
+    assert effects.count() == 1
+
+
+@pytest.mark.parametrize("kind", ["Truncating", "DistantTruncating", "Garbling"])
+def test_what_a_storage_did_not_keep_as_it_was_stays_in_its_row(
+    kind: str, folder: Path, effects: Effects, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.{kind}Storage")}
+    asked: list[str] = []
+    run = fetched(MEGABYTE, lambda request: asked.append(said(request)) or {"text": "read"})
+    assert (run.status, effects.count()) == ("completed", 1)
+    payload = row_of(run).payload
+    assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
+    assert asked == [report_of(MEGABYTE)]
+    assert "is not what was stored" in caplog.text
+    the_run(run_agent("fetcher-s1", "fetch the report", "s1", idempotency_key="s1"))

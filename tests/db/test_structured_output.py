@@ -23,7 +23,7 @@ from tests.db.helpers import payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("agents", "effects")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Refund(BaseModel):

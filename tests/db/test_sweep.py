@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Message, Run, triggers
 from agentruns.services.runs import result_of
-from agentruns.services.sweep import BATCH, sweep
+from agentruns.services.sweep import BATCH, RENEWED, sweep
+from tests.commands.running import run as command
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.effects import Effects
@@ -22,9 +26,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_runs_of_a_retired_definition_do_not_starve_the_others(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_retired_definition_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentruns.services.sweep.BATCH", 3)
     assert BATCH > 3
     with isolated_registry():
@@ -44,6 +46,32 @@ def test_runs_of_a_retired_definition_do_not_starve_the_others(
     assert not Run.objects.exclude(blocked_reason="").exists()
 
 
+def test_the_reason_is_that_of_the_process_that_looked_last(effects: Effects) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("moved"), "do it", "s1")
+
+    def found(**declared: Any) -> str:
+        with isolated_registry():
+            if declared:
+                shop_agent("moved", **declared)
+            swept = sweep()
+        run.refresh_from_db()
+        assert (swept.driven, run.status, run.attempts) == (0, "queued", 0)
+        return run.blocked_reason
+
+    nobody = found()
+    assert "There is no agent 'moved'" in nobody
+    assert f"(Found by process {os.getpid()} on {socket.gethostname()}, 2" in nobody
+    assert found(instructions="Be brief.") == nobody, "it says of when and of whom it is, and is not old yet"
+    Run.objects.filter(pk=run.pk).update(blocked_at=Now() - timedelta(seconds=RENEWED + 1))
+    differs = found(instructions="Be brief.")
+    assert ("instructions differ" in differs, "There is no agent" in differs) == (True, False)
+    assert "instructions differ" in command("show_run", str(run.pk)).out
+    with isolated_registry():
+        shop_agent("moved")
+        assert sweep().completed == 1
+
+
 def spoilt(run_id: Any) -> None:
     """Take from a journal what no run can be read without."""
     row = Message.objects.filter(run=run_id, kind__in=("assistant", "run_started")).latest("seq")
@@ -52,9 +80,7 @@ def spoilt(run_id: Any) -> None:
         Message.objects.filter(pk=row.pk).update(payload=kept)
 
 
-def test_a_journal_that_cannot_be_read_stops_no_other_run(
-    effects: Effects, agents: None, settings: Any
-) -> None:
+def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None:
     settings.AGENTRUNS_BACKOFF_SECONDS = (60, 600)
 
     @tool(requires_approval=True, expires_in=timedelta(hours=1))
@@ -76,7 +102,7 @@ def test_a_journal_that_cannot_be_read_stops_no_other_run(
     assert sweep().found == 0, "it is not tried again at once"
 
 
-def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None) -> None:
+def test_an_approval_expires_with_an_honest_text(effects: Effects) -> None:
     @tool(requires_approval=True, expires_in=timedelta(hours=1))
     def launch() -> str:
         """Launch."""
@@ -97,14 +123,14 @@ def test_an_approval_expires_with_an_honest_text(effects: Effects, agents: None)
     assert "nobody answered" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_the_sweeper_is_seen(agents: None) -> None:
+def test_the_sweeper_is_seen() -> None:
     sweep()
     first = Control.objects.get(name="resume_runs").seen_at
     sweep()
     assert Control.objects.get(name="resume_runs").seen_at > first
 
 
-def test_one_run_that_raises_does_not_stop_the_others(effects: Effects, agents: None) -> None:
+def test_one_run_that_raises_does_not_stop_the_others() -> None:
     def fail(request: object) -> None:
         raise KeyError("oops")
 
@@ -114,7 +140,7 @@ def test_one_run_that_raises_does_not_stop_the_others(effects: Effects, agents: 
     assert (swept.errors, swept.completed) == (1, 1)
 
 
-def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects, agents: None) -> None:
+def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects) -> None:
     turn = {"tools": [call("post", text=str(n)) for n in range(4)]}
     run = start_run(shop_agent("stopped", turn), "do it", "s1")
     sweep(should_stop=lambda: effects.count() >= 2)
@@ -125,7 +151,7 @@ def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects, agen
     assert "run_resumed" not in run.messages.values_list("kind", flat=True)
 
 
-def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects, agents: None) -> None:
+def test_pause_and_cancel_without_a_worker_act_at_once() -> None:
     agent = shop_agent("parked", {"tools": [call("refund", cents=5000)]})
     run = start_run(agent, "do it", "s1", idempotency_key="k")
     assert pause_run(run.pk, reason="lunch").status == "paused"
@@ -140,7 +166,7 @@ def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects, agents:
     the_run(result_of(run.pk))
 
 
-def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects, agents: None) -> None:
+def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects) -> None:
     run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
     pause_run(run.pk)
     assert resume_run(run.pk, drive=False).status == "queued"
@@ -148,7 +174,7 @@ def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects
     assert sweep().completed == 1
 
 
-def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
+def test_an_idle_sweep_reads_an_index() -> None:
     sql, parameters = Run.objects.runnable().order_by("created_at").values("pk")[:1].query.sql_with_params()
     explain = "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
     with transaction.atomic(), connection.cursor() as cursor:
@@ -164,7 +190,7 @@ def test_an_idle_sweep_reads_an_index(effects: Effects, agents: None) -> None:
     assert "agentruns_runnable" in plan or by_status
 
 
-def test_after_its_time_a_sweep_begins_with_no_further_run(effects: Effects, agents: None) -> None:
+def test_after_its_time_a_sweep_begins_with_no_further_run() -> None:
     agent = shop_agent("several", {"tools": [call("post", text="x")]})
     for number in range(3):
         start_run(agent, "do it", f"s{number}", idempotency_key=f"k{number}")

@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from agentruns import run_agent, start_run
 from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,7 +70,7 @@ def swept() -> list[dict[str, Any]]:
     return queries.captured_queries
 
 
-def test_a_sweep_reads_partial_indexes_however_much_there_is(effects: Effects) -> None:
+def test_a_sweep_reads_partial_indexes_however_much_there_is() -> None:
     for number in range(RESUMABLE):
         start_run("calls-post", "do it", f"s{number}", idempotency_key=f"k{number}")
     sweep(drives=False)  # the first there ever was

@@ -80,7 +80,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("then", FAILURES)
-def test_what_fails_leaves_no_write_and_an_error_result(then: str, agents: None) -> None:
+def test_what_fails_leaves_no_write_and_an_error_result(then: str) -> None:
     run = the_run(do(then))
     assert (run.status, outcomes(run)) == ("completed", ["error"])
     assert (Order.objects.count(), Order.objects.using("other").count()) == (0, 0)
@@ -89,13 +89,13 @@ def test_what_fails_leaves_no_write_and_an_error_result(then: str, agents: None)
 
 
 @pytest.mark.parametrize("then", ["end well", "read elsewhere", "hook raises", "nest"])
-def test_what_goes_well_is_written_once_with_its_result(then: str, agents: None) -> None:
+def test_what_goes_well_is_written_once_with_its_result(then: str) -> None:
     run = the_run(do(then))
     assert (run.status, outcomes(run), Order.objects.count()) == ("completed", ["ok"], 1)
     assert Message.objects.filter(kind="tool_started").count() == 1
 
 
-def test_a_click_during_the_block_costs_neither_write_nor_result(agents: None) -> None:
+def test_a_click_during_the_block_costs_neither_write_nor_result() -> None:
     run = the_run(do("be cancelled"))
     assert (run.status, outcomes(run), Order.objects.count()) == ("cancelled", ["ok"], 1)
 
@@ -120,7 +120,7 @@ def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one isolation level")
-def test_the_block_reads_committed_whatever_the_project_set(agents: None) -> None:
+def test_the_block_reads_committed_whatever_the_project_set() -> None:
     levels = []
 
     @tool(transactional=True)
@@ -159,7 +159,7 @@ def count_once(*fate: Any) -> Run:
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: nobody takes over while it writes")
-def test_the_writes_of_a_zombie_roll_back_with_its_lease(agents: None) -> None:
+def test_the_writes_of_a_zombie_roll_back_with_its_lease() -> None:
     """The other worker waits for the zombie's row lock, and then counts on what was there before it."""
     workers = []
 
@@ -182,7 +182,7 @@ def test_the_writes_of_a_zombie_roll_back_with_its_lease(agents: None) -> None:
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: the heartbeat waits for the block")
-def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(agents: None, settings: Any) -> None:
+def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(settings: Any) -> None:
     settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 2, 0.2
 
     def outlive(ctx: ToolContext) -> None:
@@ -197,9 +197,7 @@ def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(agents: None, 
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL: others write during the block")
-def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(
-    agents: None, settings: Any
-) -> None:
+def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(settings: Any) -> None:
     """SQLite has one writer: nobody can take the run over before the block has committed."""
     settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.3, 0.1
     workers = []
@@ -219,7 +217,7 @@ def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(
     the_run(result_of(run.pk))
 
 
-def test_two_runs_that_lock_the_same_order_both_count(agents: None) -> None:
+def test_two_runs_that_lock_the_same_order_both_count() -> None:
     make("A1")
     shop_agent("counter", {"tools": [call("count")]}, tools=[counting()])
     for number in range(4):
@@ -234,7 +232,7 @@ def test_two_runs_that_lock_the_same_order_both_count(agents: None) -> None:
     assert {outcome for run in Run.objects.all() for outcome in outcomes(run)} == {"ok"}
 
 
-def test_ctrl_c_inside_the_block_undoes_it_and_the_call_runs_again(agents: None) -> None:
+def test_ctrl_c_inside_the_block_undoes_it_and_the_call_runs_again() -> None:
     def stop(ctx: ToolContext) -> None:
         if ctx.attempt == 1:
             raise KeyboardInterrupt
@@ -247,7 +245,7 @@ def test_ctrl_c_inside_the_block_undoes_it_and_the_call_runs_again(agents: None)
     assert (outcomes(run), Order.objects.get().refunded_cents) == (["ok"], 1)
 
 
-def test_after_a_careless_block_the_connection_serves_the_next_run(agents: None) -> None:
+def test_after_a_careless_block_the_connection_serves_the_next_run() -> None:
     assert do("leave a block open").status == "completed"
     assert not connections["default"].in_atomic_block
     assert connections["default"].get_autocommit()

@@ -32,7 +32,7 @@ from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
+from agentruns.testing import check_messages, frozen_clock
 from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import outcomes, payloads, the_run
@@ -108,9 +108,7 @@ def surfaced(agent: Agent) -> RunResult:
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_person_is_asked_each_time_the_tool_would_act_again(
-    fate: str, effects: Effects, agents: None
-) -> None:
+def test_a_person_is_asked_each_time_the_tool_would_act_again(fate: str, effects: Effects) -> None:
     calls = [call("shaky", fate=fate, text=text) for text in ("send it", "send it", "please send it")]
     declared = shaky_in_time if fate == "timeout" else shaky
     agent = shop_agent("shaky", *[{"tools": [one]} for one in calls], tools=[declared])
@@ -130,9 +128,7 @@ def test_a_person_is_asked_each_time_the_tool_would_act_again(
     check_messages(result_of(run.pk).messages)
 
 
-def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(
-    effects: Effects, agents: None
-) -> None:
+def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(effects: Effects) -> None:
     agent = shop_agent("shaky", {"tools": [call("shaky", fate="ctrl-c", text="x")]}, tools=[shaky])
     with pytest.raises(KeyboardInterrupt):
         go_on(agent)
@@ -145,7 +141,7 @@ def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(
 
 
 @pytest.mark.parametrize("fate", ["cancelled", "exit", "memory", "time limit"])
-def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str, effects: Effects, agents: None) -> None:
+def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str) -> None:
     start_run(shop_agent("shaky", {"tools": [call("shaky", fate=fate, text="x")]}, tools=[shaky]), "x", "s1")
     start_run(shop_agent("steady"), "do it", "s2")
     swept = sweep()
@@ -153,8 +149,8 @@ def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str, effects: Effect
 
 
 @pytest.mark.parametrize("error", [TimeoutError("timed out"), ReadTimeout("timed out")])
-def test_a_read_timeout_is_an_error_that_says_what_may_have_happened(
-    error: Exception, effects: Effects, agents: None
+def test_a_read_timeout_leaves_the_call_in_doubt_and_says_what_may_have_happened(
+    error: Exception, effects: Effects
 ) -> None:
     @tool
     def wire(ctx: ToolContext) -> str:
@@ -165,12 +161,13 @@ def test_a_read_timeout_is_an_error_that_says_what_may_have_happened(
     turn = {"tools": [call("wire")]}
     result = go_on(shop_agent("wired", turn, turn, tools=[wire]))
     run = the_run(result)
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error", "error"], 2)
-    assert "may or may not have happened" in payloads(run, "tool_result")[0]["content"]
-    check_messages(result.messages)
+    assert (run.status, outcomes(run), effects.count()) == ("awaiting-approval", ["error"], 1)
+    (told,) = payloads(run, "tool_result")
+    assert (told["in_doubt"], "may or may not have happened" in told["content"]) == (True, True)
+    check_messages(result.messages[:-1])  # the last turn still waits for its result
 
 
-def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects, agents: None) -> None:
+def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects) -> None:
     @tool
     def wire(text: str) -> str:
         """Never know."""
@@ -206,9 +203,7 @@ def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects, agents:
     the_run(fifth)
 
 
-def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(
-    effects: Effects, agents: None
-) -> None:
+def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(effects: Effects) -> None:
     cured: list[bool] = []
 
     @tool(safe_to_retry=True, timeout=0.05)
@@ -234,7 +229,7 @@ def no_idea(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
     return Unknown("no record")
 
 
-def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects, agents: None) -> None:
+def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects) -> None:
     """The answer Unknown() falls through to what becomes of a tool that declares nothing."""
 
     @tool(reconcile=no_idea)
@@ -250,9 +245,7 @@ def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects
 
 
 @pytest.mark.parametrize("timeout", [None, 5])
-def test_a_reconciler_that_leaves_the_process_does_not_know(
-    timeout: float | None, effects: Effects, agents: None
-) -> None:
+def test_a_reconciler_that_leaves_the_process_does_not_know(timeout: float | None, effects: Effects) -> None:
     def leaves(ctx: ToolContext, args: dict[str, Any]) -> None:
         raise SystemExit(1)
 
@@ -263,17 +256,18 @@ def test_a_reconciler_that_leaves_the_process_does_not_know(
         raise ConnectionError("lost")
 
     began = time.monotonic()
-    start_run(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it", "s1")
-    assert sweep().completed == 1
+    with frozen_clock() as clock:
+        start_run(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it", "s1")
+        sweep()
+        clock.forward(seconds=6)
+        sweep()
     run = the_run(result_of(Run.objects.get().pk))
-    assert (outcomes(run), effects.count()) == (["error"], 1)
+    assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
     assert time.monotonic() - began < 5, "nobody waits for a thread that has ended"
 
 
 @pytest.mark.parametrize("where", ["handler", "reconcile"])
-def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(
-    where: str, effects: Effects, agents: None
-) -> None:
+def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str, effects: Effects) -> None:
     def careless(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
         transaction.set_autocommit(False)
         return Unknown("no record")
@@ -294,7 +288,7 @@ def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(
 
 
 def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_that_has_ended(
-    effects: Effects, agents: None
+    effects: Effects,
 ) -> None:
     @tool(reconcile=lambda ctx, args: Occurred("paid, says the bank"), timeout=20)
     def pay(ctx: ToolContext) -> str:
@@ -311,7 +305,7 @@ def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_t
 
 @pytest.mark.parametrize("word", ["pause", "cancel", "die"])
 def test_a_call_after_a_parallel_group_is_not_in_doubt_before_the_group_is_done(
-    word: str, effects: Effects, agents: None
+    word: str, effects: Effects
 ) -> None:
     """Nothing is journaled as started while its worker still waits for something else."""
     happens: dict[str, Callable[[str], object]] = {"pause": pause_run, "cancel": cancel_run, "die": str}
@@ -340,7 +334,7 @@ def test_a_call_after_a_parallel_group_is_not_in_doubt_before_the_group_is_done(
 
 
 @pytest.mark.django_db(transaction=False)
-def test_a_reconciler_inside_a_testcase_sees_what_the_test_sees(effects: Effects, agents: None) -> None:
+def test_a_reconciler_inside_a_testcase_sees_what_the_test_sees() -> None:
     def look(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
         return Occurred("seen") if Order.objects.exists() else NotOccurred()
 
@@ -350,5 +344,8 @@ def test_a_reconciler_inside_a_testcase_sees_what_the_test_sees(effects: Effects
         Order.objects.create(number="A1", customer="Ada", total_cents=1)
         raise ConnectionError("lost")
 
-    result = go_on(shop_agent("orders", {"tools": [call("order")]}, tools=[order]))
+    with frozen_clock() as clock:
+        result = go_on(shop_agent("orders", {"tools": [call("order")]}, tools=[order]))
+        clock.forward(seconds=6)
+        sweep()
     assert payloads(the_run(result), "tool_result")[0]["content"] == "seen"

@@ -19,7 +19,6 @@ from agentruns.models import Approval, Message, Run, Session, triggers
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,7 +27,7 @@ LEASE = ("lease_owner", "lease_epoch", "lease_expires_at", "not_before", "attemp
 
 
 @pytest.fixture
-def approved(effects: Effects, agents: None) -> Run:
+def approved() -> Run:
     """A completed run of three replies; the approved call is of the first."""
     turns = [{"tools": [call("refund", cents=5000)]}, {"tools": [call("post", text="hi")]}]
     run = the_run(run_turns(*turns))
@@ -40,7 +39,7 @@ def approved(effects: Effects, agents: None) -> Run:
 
 
 @pytest.fixture
-def waiting(effects: Effects, agents: None) -> Run:
+def waiting() -> Run:
     return the_run(run_turns({"tools": [call("refund", cents=5000)]}))
 
 
@@ -70,9 +69,7 @@ def edited(kind: str, **changes: Any) -> Callable[[Any], None]:
     return change
 
 
-def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it_is(
-    effects: Effects, agents: None
-) -> None:
+def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it_is() -> None:
     turn = {"tools": [call("refund", cents=5000), call("refund", cents=6000)]}
     run = the_run(run_turns(turn))
     with CaptureQueriesContext(connection) as short:
@@ -85,7 +82,7 @@ def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it
     assert (Run.objects.count(), Approval.objects.count()) == (4, 8)
     with CaptureQueriesContext(connection) as longer:
         assert problems(run.session_id) == []
-    assert len(longer) == len(short) == 4
+    assert len(longer) == len(short) == 5
 
 
 @pytest.mark.parametrize(
@@ -291,9 +288,7 @@ def test_rows_of_a_run_that_went_elsewhere_are_named(approved: Run) -> None:
     ("stored", "becomes"),
     [("queued", "queued"), ("running", "running"), ("completed", "queued"), ("paused", "queued")],
 )
-def test_an_active_run_stays_with_who_drives_it(
-    effects: Effects, agents: None, stored: str, becomes: str
-) -> None:
+def test_an_active_run_stays_with_who_drives_it(stored: str, becomes: str) -> None:
     run = start_run(shop_agent("active"), "do it", "s1", idempotency_key="k")
     Run.objects.update(status=stored, lease_owner="w", lease_epoch=4, attempts=2)
     lease = Run.objects.values_list(*LEASE).get()

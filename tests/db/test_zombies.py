@@ -10,13 +10,16 @@ import pytest
 from django.db import OperationalError
 
 from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
-from agentruns.exceptions import RunStateError
+from agentruns.engine.leases import Lease
+from agentruns.engine.worker import advance
+from agentruns.exceptions import LeaseLostError, RunStateError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from agentruns.utils import failpoints
 from tests.crash.disasters import ended, forked
 from tests.crash.processes import expire_lease, wait_for
 from tests.db.dying import elsewhere
@@ -86,7 +89,7 @@ def fail(ctx: ToolContext) -> str:
     return "posted"
 
 
-def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects, agents: None) -> None:
+def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects) -> None:
     found = run(call("post"), tools=[post])
     assert (found.status, outcomes(found), effects.count()) == ("orphaned", [], 1)
     assert kinds_after(found, "orphan_found") == ["late_result"]
@@ -99,9 +102,7 @@ def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effe
     assert (the_only_run().status, outcomes(found), effects.count()) == ("completed", ["ok"], 1)
 
 
-def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(
-    effects: Effects, agents: None
-) -> None:
+def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(effects: Effects) -> None:
     found = run(call("fail"), tools=[fail])
     assert (found.status, late(found)[0]["is_error"], effects.count()) == ("orphaned", True, 0)
     resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
@@ -111,7 +112,7 @@ def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(
 
 
 def test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt(
-    effects: Effects, agents: None
+    effects: Effects,
 ) -> None:
     """The verdict was right when it was given; now it is known to be wrong, and nothing has run yet."""
 
@@ -139,9 +140,7 @@ def known(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
 
 
 @pytest.mark.parametrize("declares", ["safe_to_retry", "reconcile"])
-def test_the_result_of_the_worker_that_took_over_stands(
-    declares: str, effects: Effects, agents: None
-) -> None:
+def test_the_result_of_the_worker_that_took_over_stands(declares: str, effects: Effects) -> None:
     options: dict[str, Any] = {"safe_to_retry": True} if declares == "safe_to_retry" else {"reconcile": known}
 
     def work(ctx: ToolContext) -> str:
@@ -161,7 +160,7 @@ def test_the_result_of_the_worker_that_took_over_stands(
     assert len({line["key"] for line in effects.lines()}) == 1
 
 
-def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects, agents: None) -> None:
+def test_every_handler_of_a_parallel_group_leaves_its_evidence() -> None:
     first_is_back = threading.Event()
 
     @tool(safe_to_retry=True, parallel=True)
@@ -183,7 +182,7 @@ def test_every_handler_of_a_parallel_group_leaves_its_evidence(effects: Effects,
 
 
 def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.engine.tool_calls.PARALLEL", 1)
 
@@ -200,9 +199,7 @@ def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
     assert [one.get("never_entered", False) for one in late(found)] == [False, True]
 
 
-def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
-    effects: Effects, agents: None
-) -> None:
+def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was() -> None:
     told = []
 
     @tool(safe_to_retry=True, timeout=0.3)
@@ -220,7 +217,7 @@ def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
 
 
 def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
 
@@ -247,9 +244,7 @@ def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
         resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
 
 
-def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence(
-    effects: Effects, agents: None
-) -> None:
+def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence() -> None:
     @tool(safe_to_retry=True, parallel=True)
     def read(ctx: ToolContext, number: int) -> str:
         """Read, but stop the process at the first attempt of the first."""
@@ -291,7 +286,7 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
 
 
 def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, slept = DatabaseStore.append, list[bool]()
 
@@ -316,3 +311,54 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
     assert slept
     assert outcomes(the_only_run()) == ["ok"]
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
+
+
+@pytest.mark.parametrize("point", ["after_finish", "after_release"])
+def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
+    point: str,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
+    beat, truly_extend, release = threading.Event(), Lease.extend, Lease.release
+
+    def extend(lease: Lease) -> None:
+        try:
+            truly_extend(lease)
+        except LeaseLostError:
+            beat.set()
+            raise
+
+    def release_and_beat(lease: Lease, **options: Any) -> None:
+        release(lease, **options)
+        assert beat.wait(10)
+
+    monkeypatch.setattr(Lease, "extend", extend)
+    found = start_run(shop_agent("brief"), "do it", "s1")
+    if point == "after_finish":
+        failpoints.arm(point, lambda: beat.wait(10))
+    else:
+        monkeypatch.setattr(Lease, "release", release_and_beat)
+    with caplog.at_level("WARNING", logger="agentruns"):
+        advance(found, "default", should_stop=lambda: point == "after_release")
+    assert beat.is_set()
+    assert caplog.text == ""
+    assert the_only_run().status == ("completed" if point == "after_finish" else "queued")
+
+
+def test_a_beat_that_finds_the_run_taken_says_so(effects: Effects, caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+
+    @tool
+    def sleeps(ctx: ToolContext) -> str:
+        """Sleep through the lease."""
+        lose_the_run(ctx)
+        notice(ctx)
+        wait_for(lambda: "Lease lost" in caplog.text, "the warning")
+        said.append(caplog.text)
+        return "done"
+
+    with caplog.at_level("WARNING", logger="agentruns.leases"):
+        run(call("sleeps"), tools=[sleeps])
+    assert len(said) == 1

@@ -60,9 +60,9 @@ def main() -> None:
         import django
 
         django.setup()
-        from django.conf import settings
+        from agentruns.conf import settings
 
-        settings.AGENTRUNS_BACKOFF_SECONDS = (0.01, 0.02)
+        settings.BACKOFF_SECONDS = (0.01, 0.02)
         from project.helpdesk.models import Ticket
 
         for ticket in Ticket.objects.order_by("number"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.fake_anthropic.calls import Call
-from tests.fake_anthropic.faults import Fault
 from tests.fake_anthropic.server import FakeAnthropic
 
-__all__ = ["Call", "FakeAnthropic", "Fault"]
+__all__ = ["FakeAnthropic"]

@@ -14,7 +14,7 @@ from tests.fake_anthropic.replies import Replies, signed
 from tests.fake_anthropic.tokens import PromptCache, count_content
 
 Body = dict[str, Any]
-Script = Iterable[Turn] | ScriptedModel | Callable[[Body], Any]
+Script = Iterable[Turn] | Callable[[Body], Any]
 
 
 class Author:
@@ -22,21 +22,14 @@ class Author:
 
     def __init__(self, script: Script, cache: PromptCache) -> None:
         self._cache = cache
-        self._script = (
-            script if isinstance(script, ScriptedModel) or callable(script) else ScriptedModel(script)
-        )
-        turns = self._script.turns if isinstance(self._script, ScriptedModel) else []
-        self.replies = Replies(
-            turn["content"] for turn in turns if isinstance(turn, dict) and "content" in turn
-        )
+        self._script = script if callable(script) else ScriptedModel(script)
+        self.replies = Replies()
 
     def message(self, body: Body) -> dict[str, Any]:
         """Return the Message; raises Refused when the script has none."""
-        content, stop_reason, given = self._turn(body) if body["max_tokens"] else _WARMED
-        if body["max_tokens"]:
-            omitted = (body.get("thinking") or {}).get("display") == "omitted"
-            content = signed(content, omitted=omitted)
-            self.replies.remember(content, stop_reason)
+        content, stop_reason, given = self._turn(body)
+        content = signed(content, omitted=(body.get("thinking") or {}).get("display") == "omitted")
+        self.replies.remember(content, stop_reason)
         refusal = {"type": "refusal", "category": None, "explanation": None}
         return {
             "id": f"msg_{secrets.token_hex(12)}",
@@ -99,7 +92,6 @@ def _request(body: Body, step: int) -> ModelRequest:
     )
 
 
-_WARMED: tuple[list[Body], str | None, Body] = ([], "max_tokens", {})  # max_tokens 0 only fills the cache
 _PARTS = {
     "text": ("text",),
     "thinking": ("thinking",),

@@ -35,7 +35,7 @@ Block = dict[str, Any]
 Turn = tuple[str, list[tuple[str, Block]]]
 
 
-def check_conversation(body: dict[str, Any], replies: Replies, *, prefill: bool) -> None:
+def check_conversation(body: dict[str, Any], replies: Replies) -> None:
     """Raise Refused for what is wrong with the messages."""
     messages = body["messages"]
     if not messages:
@@ -57,7 +57,7 @@ def check_conversation(body: dict[str, Any], replies: Replies, *, prefill: bool)
     kind = (body.get("thinking") or {}).get("type")
     if kind != "disabled":
         _thinking(turns, replies, enabled=kind == "enabled")
-    _last(turns[-1], replies, prefill)
+    _last(turns[-1], replies)
 
 
 def _message(message: Any, number: int, replies: Replies) -> Turn:
@@ -168,7 +168,7 @@ def _thinking(turns: list[Turn], replies: Replies, *, enabled: bool) -> None:
     latest = max((n for n, (role, _) in enumerate(turns) if role == "assistant"), default=-1)
     for number, (_, blocks) in enumerate(turns):
         for where, block in blocks:
-            if block["type"] not in THINKING or replies.is_genuine(block):
+            if block["type"] not in THINKING or replies.has(block):
                 continue
             if number == latest:
                 raise _modified(where)
@@ -205,15 +205,10 @@ def _tool_loop(turns: list[Turn]) -> list[Turn]:
     return loop if loop and loop[0][0] == "user" else []
 
 
-def _last(turn: Turn, replies: Replies, prefill: bool) -> None:
+def _last(turn: Turn, replies: Replies) -> None:
     role, blocks = turn
-    if role == "user" or replies.was_paused([block for _, block in blocks]):
-        return
-    if not prefill:
+    if role != "user" and not replies.was_paused([block for _, block in blocks]):
         raise Refused(
             "This model does not support assistant message prefill. The conversation must end with a user "
             "message."
         )
-    last = blocks[-1][1]
-    if last["type"] == "text" and last["text"] != last["text"].rstrip():
-        raise Refused("messages: final assistant content cannot end with trailing whitespace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tests.fake_anthropic.errors import STATUSES, TEXTS, Refused
@@ -42,8 +42,6 @@ class Fault:
         known = 400 <= self.kind <= 599 if isinstance(self.kind, int) else self.kind in KINDS
         if not known:
             raise ValueError(f"{self.kind!r} is no fault: a status from 400 to 599, or {', '.join(KINDS)}.")
-        if self.times < 1:
-            raise ValueError("A fault happens at least once.")
 
     def error(self) -> Refused:
         """Return the error it answers with: that of its status, or of its `type`."""
@@ -65,29 +63,23 @@ class Fault:
 class Faults:
     """Which request meets which fault; safe for threads."""
 
-    def __init__(self, planned: Mapping[int, Any] | None = None) -> None:
+    def __init__(self, planned: Mapping[int, int | str] | None = None) -> None:
         self._lock = threading.Lock()
         self._planned: dict[int, Fault] = {}
         self._count = 0
-        for at, fault in (planned or {}).items():
-            self.plan(int(at), fault)
+        for at, kind in (planned or {}).items():
+            self.plan(at, kind)
 
-    def plan(self, at: int | None, fault: Any, **options: Any) -> None:
+    def plan(self, at: int | None, kind: int | str, **options: Any) -> None:
         """Let request number `at` fail, or the next one; a later plan for it replaces an earlier one."""
-        made = replace(fault, **options) if isinstance(fault, Fault) else _made(fault, options)
+        made = Fault(kind, **options)
         with self._lock:
             first = self._count + 1 if at is None else at
-            if first <= self._count:
-                raise ValueError(f"Request number {first} has been answered.")
             for number in range(first, first + made.times):
                 self._planned[number] = made
 
-    def next(self) -> tuple[int, Fault | None]:
-        """Count a request; return its number and its fault."""
+    def next(self) -> Fault | None:
+        """Count a request; return its fault."""
         with self._lock:
             self._count += 1
-            return self._count, self._planned.pop(self._count, None)
-
-
-def _made(fault: Any, options: dict[str, Any]) -> Fault:
-    return Fault(**{**fault, **options}) if isinstance(fault, Mapping) else Fault(fault, **options)
+            return self._planned.pop(self._count, None)

@@ -21,12 +21,12 @@ class Server(ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, port: int, respond: Respond) -> None:
+    def __init__(self, respond: Respond) -> None:
         self.respond = respond
         self.stopping = threading.Event()
         self._open: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         # It polls: shutdown() is noticed between two polls.
         self._accepting = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._accepting.start()
@@ -90,8 +90,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     do_GET = do_POST
-    do_PUT = do_POST
-    do_DELETE = do_POST
 
     def _head(self, answer: Answer) -> None:
         self.send_response(answer.status)

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 import json
 import threading
 from collections.abc import Iterable
 from typing import Any
 
-_KEY = b"agentruns.testing.FakeAnthropic"
-_SALT_BYTES = 8
 THINKING = ("thinking", "redacted_thinking")
 
 Block = dict[str, Any]
 
 
 def sign(thinking: str, shown: str) -> str:
-    """Return the signature of a thinking block; every server gives the same, so none has to remember it."""
-    salt = hashlib.sha256(thinking.encode("utf-8", "surrogatepass")).digest()[:_SALT_BYTES]
-    return base64.b64encode(salt + _mac(salt, shown)).decode()
-
-
-def _mac(salt: bytes, shown: str) -> bytes:
-    return hmac.digest(_KEY, salt + shown.encode("utf-8", "surrogatepass"), "sha256")
-
-
-def _is_signed(block: Block) -> bool:
-    try:
-        raw = base64.b64decode(block["signature"], validate=True)
-    except ValueError:
-        return False
-    salt, mac = raw[:_SALT_BYTES], raw[_SALT_BYTES:]
-    return hmac.compare_digest(mac, _mac(salt, block["thinking"]))
+    """Return the signature of a thinking block."""
+    return hashlib.sha256(json.dumps([thinking, shown]).encode()).hexdigest()
 
 
 def signed(content: list[Block], *, omitted: bool) -> list[Block]:
@@ -48,15 +30,13 @@ def _signed(block: Block, omitted: bool) -> Block:
 
 
 class Replies:
-    """Remembers replies; safe for threads. A server that starts again knows those its script spells out."""
+    """Remembers replies; safe for threads."""
 
-    def __init__(self, contents: Iterable[list[Block]] = ()) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: set[str] = set()
         self._thoughts: dict[str, list[list[str]]] = {}  # by tool_use id
         self._paused: list[list[str]] = []
-        for content in contents:
-            self.remember(signed(content, omitted=False), None)
 
     def remember(self, content: list[Block], stop_reason: str | None) -> None:
         """Keep the reply."""
@@ -72,12 +52,6 @@ class Replies:
         """Tell if exactly this block was in a reply."""
         with self._lock:
             return _key(block) in self._blocks
-
-    def is_genuine(self, block: Block) -> bool:
-        """Tell if a thinking block is as it was given."""
-        if self.has(block):
-            return True
-        return block["type"] == "thinking" and _is_signed(block)
 
     def has_its_thoughts(self, content: list[Block]) -> bool:
         """Tell if a turn with known calls still has the thinking blocks it had beside them."""

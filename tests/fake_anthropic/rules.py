@@ -28,9 +28,10 @@ _PROVIDED = re.compile(
     r"|(computer|browser)_toolset)_\d{8}"
 )
 _MINIMUM_BUDGET = 1024
+_MOST_TOKENS = 128_000
 
 
-def check_request(body: Any, *, counting: bool, max_output_tokens: int) -> None:
+def check_request(body: Any, *, counting: bool) -> None:
     """Raise Refused for what is wrong with the fields of a request; its messages are checked elsewhere."""
     required = ["model", "messages"] if counting else ["model", "max_tokens", "messages"]
     shape.fields(body, "", required, _COUNTED if counting else _CREATED)
@@ -39,7 +40,7 @@ def check_request(body: Any, *, counting: bool, max_output_tokens: int) -> None:
     if not re.fullmatch(r"claude-[a-z0-9.@-]+", body["model"]):
         raise Refused(f"model: {body['model']}", 404)
     if not counting:
-        _limits(body, max_output_tokens)
+        _limits(body)
     _options(body)
     _system(body.get("system"))
     _thinking(body)
@@ -68,12 +69,12 @@ def check_breakpoints(body: dict[str, Any]) -> None:
         )
 
 
-def _limits(body: dict[str, Any], most: int) -> None:
-    shape.integer(body["max_tokens"], "max_tokens", 0)
-    if body["max_tokens"] > most:
+def _limits(body: dict[str, Any]) -> None:
+    shape.integer(body["max_tokens"], "max_tokens", 1)
+    if body["max_tokens"] > _MOST_TOKENS:
         raise Refused(
-            f"max_tokens: {body['max_tokens']} > {most}, which is the maximum allowed number of output "
-            f"tokens for {body['model']}"
+            f"max_tokens: {body['max_tokens']} > {_MOST_TOKENS}, which is the maximum allowed number of "
+            f"output tokens for {body['model']}"
         )
 
 

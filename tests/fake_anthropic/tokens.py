@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 _CHARACTERS_PER_TOKEN = 4
 _LOOKBACK = 20  # blocks before a breakpoint in which the API looks for an earlier entry
-_TTL = {"5m": 300.0, "1h": 3600.0}
+_TTLS = ("5m", "1h")
 _UNCACHEABLE = ("thinking", "redacted_thinking")
 
 
@@ -96,16 +95,10 @@ def _text(value: Any) -> str:
 
 
 class PromptCache:
-    """Remembers every prefix up to a breakpoint; the longest one found again is read, not written.
+    """Remembers every prefix up to a breakpoint; the longest one found again is read, not written."""
 
-    `minimum`: prefixes of fewer tokens are neither written nor read (the API's own minimum is 512 to
-    4096, by model). Entries live 5 minutes or an hour, and longer each time they are read.
-    """
-
-    def __init__(self, minimum: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._minimum = minimum
-        self._clock = clock
-        self._entries: dict[str, tuple[float, str]] = {}  # when it ends, and its ttl
+    def __init__(self) -> None:
+        self._entries: set[str] = set()
         self._lock = threading.Lock()
 
     def clear(self) -> None:
@@ -121,7 +114,7 @@ class PromptCache:
         with self._lock:
             read = self._read(prefixes, breakpoints)
             written = self._write(prefixes, breakpoints, found, read)
-        created = {ttl: written.get(ttl, 0) for ttl in _TTL}
+        created = {ttl: written.get(ttl, 0) for ttl in _TTLS}
         return {
             "input_tokens": sum(segment.tokens for segment in found) - read - sum(created.values()),
             "cache_creation_input_tokens": sum(created.values()),
@@ -130,27 +123,24 @@ class PromptCache:
         }
 
     def _read(self, prefixes: list[tuple[str, int]], breakpoints: list[int]) -> int:
-        now = self._clock()
         for position in range(max(breakpoints, default=-1), -1, -1):
             if not any(place - _LOOKBACK < position <= place for place in breakpoints):
                 continue
             key, tokens = prefixes[position]
-            until, ttl = self._entries.get(key, (0.0, ""))
-            if until > now:
-                self._entries[key] = (now + _TTL[ttl], ttl)
+            if key in self._entries:
                 return tokens
         return 0
 
     def _write(
         self, prefixes: list[tuple[str, int]], breakpoints: list[int], found: list[Segment], read: int
     ) -> dict[str, int]:
-        now, done, written = self._clock(), read, dict[str, int]()
+        done, written = read, dict[str, int]()
         for position in breakpoints:
             (key, tokens), ttl = prefixes[position], found[position].ttl or "5m"
-            if tokens > done and tokens >= self._minimum:
+            if tokens > done:
                 written[ttl] = written.get(ttl, 0) + tokens - done
                 done = tokens
-                self._entries[key] = (now + _TTL[ttl], ttl)
+                self._entries.add(key)
         return written
 
 

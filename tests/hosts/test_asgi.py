@@ -20,7 +20,6 @@ from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.api.conftest import decider, owner, pending, shop
 from tests.api.streaming import Reader, connected, cookies, journal, rows
-from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,7 +71,7 @@ class Guest(Reader):
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "atomic-requests"])
 def test_streams_under_asgi(
-    atomic: bool, pending: Any, owner: Any, decider: Any, effects: Effects, monkeypatch: pytest.MonkeyPatch
+    atomic: bool, pending: Any, owner: Any, decider: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     approval = pending()
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)

@@ -88,7 +88,7 @@ def server(django_db_setup: None, live_server: LiveServer) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_every_request_of_the_page_is_answered_as_it_says(agents: None, server: str) -> None:
+def test_every_request_of_the_page_is_answered_as_it_says(server: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("There is no curl here, with which the requests of docs/api.md are sent.")
     turns = [{"tools": [call("refund", order="1004", cents=34900)]}, {"text": "Refunded."}]

@@ -55,6 +55,40 @@ def test_functions_are_short() -> None:
     assert not long
 
 
+def test_this_machines_clock_is_read_in_named_places_only() -> None:
+    """It may be slow or fast: what is stored is timed by the database, and intervals by `uptime`."""
+    found = {
+        (name, ast.unparse(node.func))
+        for name, source in MODULES.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and _reads_wall_clock(node)
+    }
+    assert found == {
+        ("utils/clock.py", "datetime.now"),  # of stateless runs, and of SQLite, whose clock it is
+        ("utils/ids.py", "time.time_ns"),  # ids only sort by it; the console gives them a day
+        ("testing/database.py", "datetime.now"),  # where a frozen clock begins
+    }
+
+
+def _reads_wall_clock(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        return call.func.id in ("localdate", "localtime", "time_ns")
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    of, name = ast.unparse(call.func.value).rpartition(".")[2], call.func.attr
+    if of == "timezone":
+        return name == "now" or (name in ("localtime", "localdate") and not call.args)
+    if of in ("datetime", "date"):
+        return name in ("now", "utcnow", "today")
+    # Django's own DateTimeField asks this machine.
+    by_itself = (
+        of == "models"
+        and name == "DateTimeField"
+        and any((option.arg or "").startswith("auto_now") for option in call.keywords)
+    )
+    return by_itself or (of == "time" and name in ("time", "time_ns", "localtime", "gmtime", "strftime"))
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph("agentruns", exclude_type_checking_imports=True, cache_dir=None)
     TopologicalSorter({one: graph.find_modules_directly_imported_by(one) for one in graph.modules}).prepare()

@@ -77,7 +77,7 @@ def blocks(document: Document) -> Iterator[Region]:
 
 
 @pytest.fixture
-def shop(agents: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The app of the pages' reader, whose files are modules once the page has shown them."""
     package = ModuleType("shop")
     package.__path__ = []

@@ -69,7 +69,7 @@ class Reader:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_every_example_of_the_page_is_true(agents: None, tmp_path: Path) -> None:
+def test_every_example_of_the_page_is_true(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     for kind, text in BLOCKS:
         getattr(reader, kind)(text)

@@ -29,7 +29,6 @@ from agentruns.testing import (
     manage_py,
     run_until_blocked,
 )
-from agentruns.testing.database import READERS
 from tests.db.helpers import outcomes, the_run
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
@@ -92,7 +91,7 @@ def test_before_start_commits_there_is_nothing() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transactional_tool_that_dies_has_written_nothing(effects: Effects) -> None:
+def test_a_transactional_tool_that_dies_has_written_nothing() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     run = start_run("calls-annotate", "do it", "s1", idempotency_key="k")
     with crashing_at("before_result_commit"):
@@ -118,9 +117,7 @@ def test_a_block_that_does_not_die_fails(effects: Effects) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_child_is_killed_and_plays_the_same_script(
-    effects: Effects, agents: None, scripted_model: Any
-) -> None:
+def test_a_child_is_killed_and_plays_the_same_script(effects: Effects, scripted_model: Any) -> None:
     agent = shop_agent("calls-charge")
     scripted_model(agent, [{"tools": [call("charge", cents=7)]}, {"text": "charged"}])
     run = start_run(agent, "do it", "s1", idempotency_key="k")
@@ -156,7 +153,7 @@ def test_every_run_goes_as_far_as_it_can(effects: Effects) -> None:
 
 
 @pytest.mark.django_db
-def test_a_run_that_goes_on_and_on_is_named(agents: None) -> None:
+def test_a_run_that_goes_on_and_on_is_named() -> None:
     run = start_run(shop_agent("hopeless", busy), "do it", "s1", idempotency_key="k")
     assert [result.status for result in run_until_blocked()] == ["queued"]
     with pytest.raises(StillRunning, match=str(run.pk)):
@@ -164,14 +161,14 @@ def test_a_run_that_goes_on_and_on_is_named(agents: None) -> None:
 
 
 @pytest.mark.django_db
-def test_time_that_is_skipped_counts_against_the_deadline(agents: None) -> None:
+def test_time_that_is_skipped_counts_against_the_deadline() -> None:
     start_run(shop_agent("late", busy, deadline=timedelta(minutes=5)), "do it", "s1", idempotency_key="k")
     [result] = run_until_blocked(fast_forward=True)
     assert (result.status, result.error.split(":")[0]) == ("failed", "BudgetExceededError")
 
 
 @pytest.mark.django_db
-def test_the_wait_for_a_handler_that_may_be_at_work_is_skipped(effects: Effects, agents: None) -> None:
+def test_the_wait_for_a_handler_that_may_be_at_work_is_skipped(effects: Effects) -> None:
     @tool(timeout=30, reconcile=lambda ctx, args: Occurred("it went out"))
     def send(ctx: ToolContext) -> str:
         """Send it."""
@@ -191,7 +188,7 @@ def test_the_wait_for_a_handler_that_may_be_at_work_is_skipped(effects: Effects,
 
 @pytest.mark.django_db
 def test_the_database_django_and_the_engine_see_one_time(
-    effects: Effects, database_clock: DatabaseClock, settings: Any
+    database_clock: DatabaseClock, settings: Any
 ) -> None:
     before = database_clock.now
     database_clock.forward(timedelta(hours=1), minutes=5)
@@ -227,7 +224,7 @@ def test_an_approval_expires(effects: Effects, database_clock: DatabaseClock, se
 
 
 @pytest.mark.django_db
-def test_a_back_off_ends(agents: None, database_clock: DatabaseClock) -> None:
+def test_a_back_off_ends(database_clock: DatabaseClock) -> None:
     answers = iter([busy])
     turn = lambda request: next(answers, lambda request: {"text": "at last"})(request)  # noqa: E731
     start_run(shop_agent("patient", turn), "do it", "s1", idempotency_key="k")
@@ -246,15 +243,6 @@ def test_afterwards_time_goes_on() -> None:
     Order.objects.create(number="A1", customer="Ada", total_cents=1)
     seen = Order.objects.values_list(Now(), flat=True).get()
     assert max(seen, timezone.now()) < clock.now - timedelta(days=999)
-
-
-def test_the_clock_knows_every_module_that_asks_python_for_the_time() -> None:
-    readers = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "agentruns").rglob("*.py")
-        if "datetime.now(" in path.read_text() and "testing" not in path.parts
-    }
-    assert readers == set(READERS)
 
 
 # The ledger and the script
@@ -276,7 +264,7 @@ def test_a_ledger_counts_and_is_missed_where_there_is_none(
 
 
 @pytest.mark.django_db
-def test_a_script_leaves_the_definition_as_it_is(effects: Effects, agents: None, scripted_model: Any) -> None:
+def test_a_script_leaves_the_definition_as_it_is(scripted_model: Any) -> None:
     agent = shop_agent("served")
     run = start_run(agent, "do it", "s1", idempotency_key="k")
     script = scripted_model("served", [{"text": "nothing to do"}])

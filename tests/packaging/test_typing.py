@@ -29,7 +29,7 @@ def test_a_type_checker_finds_what_is_wrong_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("declare", declared.WRONG, ids=lambda declare: declare.__name__)
-def test_it_is_found_when_it_runs_too(declare: Callable[[], Any], agents: None) -> None:
+def test_it_is_found_when_it_runs_too(declare: Callable[[], Any]) -> None:
     with pytest.raises(TypeError):
         declare()
 

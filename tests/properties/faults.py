@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from agentruns import deny, resume_run
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import _is_inside
-from agentruns.journal.store import DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill

@@ -19,9 +19,8 @@ from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
-from agentruns.journal.batch import Batch
 from agentruns.journal.connection import own_alias
-from agentruns.journal.read import load
+from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError

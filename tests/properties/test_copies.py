@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from agentruns import ToolContext, ask_human, export_run, fork_run, replay_run, run_again, start_run, tool
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import RunStateError
-from agentruns.journal.read import load
+from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
 from agentruns.services.repair import repair_session
@@ -141,11 +141,11 @@ def move(runs: list[Run], folder: Path) -> None:
     for lines in exports.values():
         imported = import_run(lines)
         assert problems(imported.session_id) == []
-        again = list(export_run(imported.pk, true_values=True))[1:]
-        assert again[: len(lines) - 1] == lines[1:]
+        again = list(export_run(imported.pk, true_values=True))[1:-1]
+        assert again[: len(lines) - 2] == lines[1:-1]
         held = [row.payload for row in Message.objects.filter(session=imported.session_id, kind="run_paused")]
         ours = [row for row in held if row.get("actor") == {"id": "", "name": ACTOR}]
-        assert len(again) == len(lines) - 1 + len(ours)
+        assert len(again) == len(lines) - 2 + len(ours)
     assert stored() == before
 
 

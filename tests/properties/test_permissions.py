@@ -73,7 +73,7 @@ def make_user(number: int, person: dict[str, Any]) -> User:
 
 
 @pytest.fixture
-def waiting(agents: None) -> list[Approval]:
+def waiting() -> list[Approval]:
     """Four approvals that wait."""
     shop_agent("payer", {"tools": [call("transfer", cents=5)]}, tools=[transfer])
     return [run_agent("payer", "pay", f"s{number}").pending[0] for number in range(4)]

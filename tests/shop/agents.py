@@ -16,6 +16,8 @@ def misfortune(where: str) -> None:
     """Die, hang or fail at a place inside a handler, as the test that started this process asked."""
     if os.environ.get("SHOP_KILL") == where:
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("SHOP_FAIL") == where:
+        raise ConnectionError("the line is dead")
     if os.environ.get("SHOP_SLOW") == where:
         Effects.from_environment().record(f"at:{where}")
         while os.path.exists(os.environ["SHOP_GATE"]):
@@ -59,6 +61,7 @@ def annotate(ctx: ToolContext, number: str, note: str) -> str:
 
 def charged(ctx: ToolContext, args: dict[str, object]) -> Occurred | NotOccurred | Unknown:
     """Ask the ledger by key, or say what the test wants said."""
+    misfortune("charged:before")
     if os.environ.get("SHOP_RECONCILE") == "unknown":
         return Unknown("the bank does not answer")
     happened = Effects.from_environment().count(ctx.idempotency_key)
@@ -118,6 +121,8 @@ shop_agent(
     "posts-in-the-middle",
     {"tools": [call("lookup", number="A1"), call("post", text="hello"), call("charge", cents=700)]},
 )
+
+shop_agent("breaks-twice", {"tools": [call("broken")]}, {"tools": [call("broken")]})
 
 shop_agent("asks-and-searches", {"tools": [call("refund", cents=5000), call("search", query="refunds")]})
 

@@ -264,7 +264,7 @@ def test_a_listener_that_raises_hurts_nobody() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_streams_is_never_journaled_only_the_complete_reply(agents: None) -> None:
+def test_what_streams_is_never_journaled_only_the_complete_reply() -> None:
     with FakeAnthropic([{"text": "Hello you."}]) as fake, heard() as said:
         agent = Agent("live", instructions="Help.", model=claude(fake))
         rows: list[int] = []

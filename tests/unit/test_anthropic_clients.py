@@ -129,7 +129,7 @@ def test_the_key_is_in_no_text_of_the_model_nor_in_the_log(caplog: pytest.LogCap
 
 @pytest.mark.django_db(transaction=True)
 @BOTH
-def test_a_key_the_provider_repeats_is_not_journaled(agents: None, streaming: bool) -> None:
+def test_a_key_the_provider_repeats_is_not_journaled(streaming: bool) -> None:
     with FakeAnthropic([{"text": "1"}], api_key=KEY) as fake:
         fake.fault(401, message=f"Your key {KEY} is wrong, and so is Bearer another.token")
         agent = Agent("echo", instructions="Help.", model=claude(fake, streaming=streaming))

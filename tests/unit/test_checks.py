@@ -46,7 +46,7 @@ def test_the_settings_of_the_tests_are_fine() -> None:
     assert ids(check_database(None, databases=["default"])) == []
 
 
-def test_asking_a_database_is_quick(agents: None) -> None:
+def test_asking_a_database_is_quick() -> None:
     """A few questions, however much there is: the longest are about tools that two groups approve."""
     for number in range(5):
         Agent(f"gated-{number}", instructions="", model="claude-sonnet-5-5", tools=[wire, refund])
@@ -97,7 +97,7 @@ def test_every_wrong_price_is_told_by_its_name() -> None:
         assert check_agents(None) == []  # one mistake, said once
 
 
-def test_an_agent_whose_cost_nobody_can_know_is_found(agents: None) -> None:
+def test_an_agent_whose_cost_nobody_can_know_is_found() -> None:
     Agent("thrifty", instructions="Save.", model="claude-sonnet-5-5", cost_budget=1)
     Agent("generous", instructions="Spend.", model="claude-sonnet-5-5")
     (found,) = check_agents(None)
@@ -130,6 +130,16 @@ def test_a_database_that_breaks_the_promise_is_found(
     assert found.id == expected
     assert found.hint
     assert check_database(None, databases=None) == []
+
+
+def test_a_server_that_keeps_the_locks_of_what_hangs_is_found() -> None:
+    connection = connections["default"]
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no server: the locks of a process end with it")
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+    (found,) = check_database(None, databases=["default"])
+    assert (found.id, found.level) == ("agentruns.W014", WARNING)
 
 
 def test_a_database_that_forgets_is_found() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, isolated_registry
 from agentruns.checks import check_agents, check_approvers
 from agentruns.tools import Tool
 from tests.db.helpers import user
@@ -18,7 +18,7 @@ from tests.unit.test_checks import ids, refund, wire
 MODEL = "claude-sonnet-5-5"
 
 
-def test_a_name_that_is_no_claude_model(agents: None) -> None:
+def test_a_name_that_is_no_claude_model() -> None:
     for number, model in enumerate((MODEL, "eu.anthropic.claude-sonnet-5-5", "Claude-Haiku-5@20261021")):
         Agent(f"fine-{number}", instructions="", model=model)
     shop_agent("an object")
@@ -31,7 +31,7 @@ def test_a_name_that_is_no_claude_model(agents: None) -> None:
 # DEFAULT_MODEL
 
 
-def test_an_agent_without_a_model_has_the_default_one(agents: None, settings: Any) -> None:
+def test_an_agent_without_a_model_has_the_default_one(settings: Any) -> None:
     settings.AGENTRUNS_DEFAULT_MODEL = MODEL
     agent = Agent("plain", instructions="Help.")
     named = Agent("plain", instructions="Help.", model=MODEL)
@@ -46,7 +46,7 @@ def test_an_agent_without_a_model_has_the_default_one(agents: None, settings: An
     ("default", "words"),
     [(None, "AGENTRUNS_DEFAULT_MODEL"), ("", "AGENTRUNS_DEFAULT_MODEL"), (5, "not 5")],
 )
-def test_an_agent_without_any_model_is_refused(default: Any, words: str, agents: None, settings: Any) -> None:
+def test_an_agent_without_any_model_is_refused(default: Any, words: str, settings: Any) -> None:
     settings.AGENTRUNS_DEFAULT_MODEL = default
     with pytest.raises(TypeError, match=f"Agent 'plain'.* model.*{words}"):
         Agent("plain", instructions="Help.")
@@ -57,15 +57,16 @@ def test_an_agent_without_any_model_is_refused(default: Any, words: str, agents:
 
 def found(*tools: Tool) -> list[str]:
     """Return what is found where an agent has these tools."""
-    Agent("gated", instructions="", model=MODEL, tools=tools)
-    messages = check_approvers(None, databases=["default"])
+    with isolated_registry():
+        Agent("gated", instructions="", model=MODEL, tools=tools)
+        messages = check_approvers(None, databases=["default"])
     assert all(one.hint for one in messages)
     assert {*ids(messages)} <= {"agentruns.W010"}
     return [one.msg for one in messages]
 
 
 @pytest.mark.django_db
-def test_a_gate_that_nobody_may_open(agents: None) -> None:
+def test_a_gate_that_nobody_may_open() -> None:
     assert found() == found(anybodys) == []  # nobody at all: the project is being set up
     user("cy")
     (nobody,) = found(anybodys)
@@ -88,7 +89,7 @@ def test_a_gate_that_nobody_may_open(agents: None) -> None:
 
 
 @pytest.mark.django_db
-def test_a_gate_that_a_permission_opens(agents: None, settings: Any) -> None:
+def test_a_gate_that_a_permission_opens(settings: Any) -> None:
     bo = user("bo", "decide_approval")
     assert len(found(refund)) == 1
     bo.user_permissions.add(Permission.objects.get(codename="change_user"))

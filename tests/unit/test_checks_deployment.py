@@ -19,7 +19,6 @@ from agentruns.models import Control, Run
 from agentruns.models.router import JournalRouter
 from agentruns.services.sweep import sweep, sweeper
 from agentruns.tasks import CeleryDispatcher
-from tests.effects import Effects
 from tests.shop.agents import shop_agent
 from tests.unit.test_checks import ids
 
@@ -113,7 +112,7 @@ def test_eager_celery(app: Any, settings: Any) -> None:
     assert check_dispatcher(None) == []
 
 
-def test_a_project_that_acknowledges_late(app: Any, agents: None) -> None:
+def test_a_project_that_acknowledges_late(app: Any) -> None:
     @tool(timeout=4000)
     def ship(number: str) -> str:
         """Ship."""
@@ -136,7 +135,7 @@ def test_a_project_that_acknowledges_late(app: Any, agents: None) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nobody_sweeps(effects: Effects, agents: None) -> None:
+def test_nobody_sweeps() -> None:
     def found() -> list[str]:
         return ids(check_sweeper(None, databases=["default"]))
 

@@ -46,7 +46,7 @@ ABOUT_THE_RUN = because("is about the run, not about one call", *ENDS, *OF_A_RUN
 TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.events:PAYLOADS": {},
     "agentruns.journal.events:CLOSING": because("the run goes on", *OF_A_CALL, *OF_A_RUN),
-    "agentruns.journal.batch:PROGRESS": because(
+    "agentruns.journal.store:PROGRESS": because(
         "a worker that crashes each time gets as far",
         *OF_A_CALL - {events.TOOL_RESULT},
         *ENDS | OF_A_RUN - {events.ASSISTANT},
@@ -55,9 +55,7 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.conversation:_APPLY": {
         **because("the model is not told", *ENDS | OF_A_RUN - {events.USER, events.ASSISTANT}),
         **because(
-            "the model sees the result that the call has in the end",
-            *(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED),
-            *(events.TOOL_STARTED, events.ORPHAN_FOUND),
+            "the model sees the result that the call has in the end", *OF_A_CALL - {events.TOOL_RESULT}
         ),
     },
     "agentruns.journal.verify:_PAIRED": {

@@ -17,7 +17,6 @@ from agentruns.journal import telemetry
 from agentruns.journal.telemetry import Facts
 from agentruns.utils.redaction import bound, driven
 from tests.crash.processes import ROOT
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 
@@ -80,7 +79,7 @@ def test_facts_are_made_only_for_somebody() -> None:
     assert telemetry.listener() is None
 
 
-def test_a_listener_of_the_project_s_own(settings: Any, effects: Effects, agents: None) -> None:
+def test_a_listener_of_the_project_s_own(settings: Any) -> None:
     listen(settings, "Notebook")
     agent = shop_agent("noted", {"tools": [call("broken"), call("post", text="hi")]})
     assert run_agent(agent, "do it").status == "completed"
@@ -94,7 +93,7 @@ def test_a_listener_of_the_project_s_own(settings: Any, effects: Effects, agents
 
 @pytest.mark.parametrize("name", ["Failing", "FailingLater", "gone"])
 def test_what_a_listener_raises_touches_no_run(
-    name: str, settings: Any, effects: Effects, agents: None, caplog: pytest.LogCaptureFixture
+    name: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     listen(settings, name)
     agent = shop_agent("robust", {"tools": [call("broken"), call("search", query="x")]})
@@ -137,9 +136,9 @@ def test_everything_else_works_without_opentelemetry() -> None:
         "from agentruns.testing import ScriptedModel\n"
         "agent = Agent('a', instructions='Go.', model=ScriptedModel([{'text': 'done'}]))\n"
         "assert run_agent(agent, 'go').output == 'done'\n"
-        "from django.conf import settings\n"
-        "settings.AGENTRUNS_TELEMETRY = 'agentruns.contrib.opentelemetry.OpenTelemetry'\n"
-        "assert run_agent(agent, 'go').output == 'done' and telemetry.listener() is None\n"
+        "from django.test import override_settings\n"
+        "with override_settings(AGENTRUNS_TELEMETRY='agentruns.contrib.opentelemetry.OpenTelemetry'):\n"
+        "    assert run_agent(agent, 'go').output == 'done' and telemetry.listener() is None\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60

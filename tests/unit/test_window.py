@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentruns.providers import window
+from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError, call_model
 from agentruns.testing import check_messages
 from tests.fake_anthropic import FakeAnthropic
@@ -39,6 +40,7 @@ def loop(count: int, length: int = 40) -> Messages:
 
 
 LONG = request(messages=loop(10), tools=[FIND])
+TOO_LONG = request(messages=loop(12, length=4_000))  # for the smallest window there is
 
 
 @contextmanager
@@ -101,19 +103,20 @@ def test_an_estimate_is_never_too_low() -> None:
 
 
 def test_the_window_is_asked_for_once_and_has_a_default_where_nobody_knows() -> None:
-    long = request(messages=loop(12, length=4_000))
-    assert window.most_tokens({"messages": long.messages}) > window.SMALLEST > tokens_of(long)
+    assert window.most_tokens({"messages": TOO_LONG.messages}) > window.SMALLEST > tokens_of(TOO_LONG)
     with fake() as running:
         model = claude(running)
         for _ in range(3):
-            call_model(model, long)
+            call_model(model, TOO_LONG)
         paths = [(call.method, call.path) for call in running.calls]
     assert paths[0] == ("GET", f"/v1/models/{NAME}")
     assert [path for _, path in paths[1:]] == [COUNT, "/v1/messages"] * 3
     assert model.context_window == window.SMALLEST
 
 
-def test_the_provider_knows_its_windows() -> None:
+@contextmanager
+def asked_for_its_window(status: int, **page: Any) -> Iterator[tuple[AnthropicModel, list[str]]]:
+    """A model whose provider answers so where it has its models' windows, and the paths asked for."""
     import anthropic
     import httpx2
 
@@ -123,43 +126,35 @@ def test_the_provider_knows_its_windows() -> None:
         """The page the fake does not have."""
 
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-            if request.method == "GET":
-                asked.append(request.url.path)
-                model = {"id": NAME, "type": "model", "max_input_tokens": 100}
-                return httpx2.Response(200, json=model)
-            return super().handle_request(request)
+            if request.method != "GET":
+                return super().handle_request(request)
+            asked.append(request.url.path)
+            return httpx2.Response(status, json=page)
 
-    long = request(messages=loop(12, length=4_000))
     with fake() as running, httpx2.Client(transport=Models(), trust_env=False) as http:
         client = anthropic.Anthropic(api_key=running.api_key, base_url=running.url, http_client=http)
-        model = claude(running, client=client)
+        yield claude(running, client=client), asked
+
+
+def test_the_provider_knows_its_windows() -> None:
+    with asked_for_its_window(200, id=NAME, type="model", max_input_tokens=100) as (model, asked):
         for _ in range(3):
-            assert "accepts 100." in str(failure(model, long))
+            assert "accepts 100." in str(failure(model, TOO_LONG))
     assert asked == [f"/v1/models/{NAME}"]
 
 
-@pytest.mark.parametrize(
-    ("status", "known"), [(403, True), (400, True), (401, False), (429, False), (500, False)]
-)
-def test_a_window_nobody_tells_is_no_reason_to_fail_unless_asking_again_may_help(
-    status: int, known: bool
-) -> None:
-    import anthropic
-    import httpx2
+@pytest.mark.parametrize("status", [403, 400])
+def test_a_window_nobody_tells_is_no_reason_to_fail(status: int) -> None:
+    with asked_for_its_window(status) as (model, _asked):
+        assert call_model(model, TOO_LONG).stop_reason == "end_turn"
+    assert model.context_window is not None
 
-    class Models(httpx2.HTTPTransport):
-        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-            return httpx2.Response(status) if request.method == "GET" else super().handle_request(request)
 
-    long = request(messages=loop(12, length=4_000))
-    with fake() as running, httpx2.Client(transport=Models(), trust_env=False) as http:
-        client = anthropic.Anthropic(api_key=running.api_key, base_url=running.url, http_client=http)
-        model = claude(running, client=client)
-        if known:
-            assert call_model(model, long).stop_reason == "end_turn"
-        else:
-            assert failure(model, long).status == status
-        assert (model.context_window is not None) == known
+@pytest.mark.parametrize("status", [401, 429, 500])
+def test_a_window_that_asking_again_may_tell_is_asked_for_again(status: int) -> None:
+    with asked_for_its_window(status) as (model, _asked):
+        assert failure(model, TOO_LONG).status == status
+    assert model.context_window is None
 
 
 # The hook
@@ -323,10 +318,9 @@ def test_a_conversation_of_one_message_stays() -> None:
 
 
 def test_threads_may_ask_for_the_window_at_once() -> None:
-    long = request(messages=loop(12, length=4_000))
     with fake() as running:
         model = claude(running)
-        threads = [threading.Thread(target=call_model, args=(model, long)) for _ in range(4)]
+        threads = [threading.Thread(target=call_model, args=(model, TOO_LONG)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

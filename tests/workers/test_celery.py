@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import transaction
@@ -163,7 +162,7 @@ def test_a_run_of_other_code_is_left_and_says_why(broker: Broker, effects: Effec
 
 
 def test_what_a_drive_raises_is_logged_and_the_run_given_back(
-    broker: Broker, effects: Effects, agents: Any, caplog: pytest.LogCaptureFixture
+    broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     from tests.shop.agents import shop_agent
 

@@ -28,7 +28,7 @@ PARKED, IN_FLIGHT = 50, 10
 
 
 @pytest.fixture
-def manage(effects: Effects, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+def manage(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """`manage("1", "resume_runs", "--watch")`: a command of one release's code, on this test's database."""
     children: list[Process] = []
 

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import F, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals import bulk, queue
+from agentruns.admin.approvals import bulk
 from agentruns.admin.approvals.card import ApprovalCard, buttons, shown
 from agentruns.admin.approvals.decide import VERBS, view_of
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View, counted, may_view
-from agentruns.admin.filters import ApprovalAgentFilter, ApprovalStatusFilter, ToolFilter, is_uuid, matching
+from agentruns.admin.filters import (
+    ApprovalAgentFilter,
+    ApprovalStatusFilter,
+    KnownValues,
+    ToolFilter,
+    is_uuid,
+    matching,
+)
 from agentruns.admin.html import (
     age,
     approval_badge,
@@ -33,6 +44,77 @@ from agentruns.admin.html import (
 )
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
+from agentruns.models.querysets import PENDING, RISK_RANK
+from agentruns.services import permissions
+
+# What is riskier first, then what expires sooner, then who waits longer.
+URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
+NEWEST_FIRST = ("-requested_at", "-id")
+LOOKED_AT = 200  # cards of the queue among which the next one is looked for
+
+
+class MineFilter(KnownValues):
+    """Approvals that the user can decide: allowed to, not decided by them yet, and in time."""
+
+    title = gettext_lazy("whose turn")
+    parameter_name = "mine"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return what can be chosen."""
+        return [("yes", _("mine to decide"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the approvals that wait for this user."""
+        if self.value() != "yes":
+            return super().queryset(request, queryset)
+        return permissions.decidable_by(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
+
+
+class Queue:
+    """The pending cards of the list a user came from, in its order and under its filters."""
+
+    def __init__(self, model_admin: Any, request: HttpRequest) -> None:
+        self.user = request.user
+        listed = _listed(model_admin, request, request.GET.get("_changelist_filters", ""))
+        pending = listed.filter(status=PENDING)
+        self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
+
+    def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None]:
+        """Return the cards before and after one."""
+        if approval.pk not in self.keys:
+            return None, self.keys[0] if self.keys else None
+        place = self.keys.index(approval.pk)
+        before = self.keys[place - 1] if place else None
+        return before, self.keys[place + 1] if place + 1 < len(self.keys) else None
+
+    def after(self, approval: Approval) -> UUID | None:
+        """Return the next card this user can decide: after the one just decided, else from the start."""
+        keys = list(self._round(approval.pk))
+        approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
+        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*permissions.HEAVY)}
+        mine = {one.pk for one in permissions.decidable(self.user, list(waiting.values()))}
+        return next((key for key in keys if key in mine), None)
+
+    def _round(self, key: UUID) -> Iterator[UUID]:
+        place = self.keys.index(key) + 1 if key in self.keys else 0
+        yield from self.keys[place:]
+        yield from (other for other in self.keys[:place] if other != key)
+
+
+def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[Any]:
+    """Return the rows of a list, those of all its pages, in its order."""
+    if not filters:  # the list as it opens, without the cost of what its filters offer
+        found: QuerySet[Any] = model_admin.get_queryset(request).order_by(*URGENT_FIRST)
+        return found
+    query = QueryDict(filters, mutable=True)
+    query.pop("p", None)
+    listing = copy.copy(request)
+    listing.GET = query  # type: ignore[assignment]
+    try:
+        listed: QuerySet[Any] = model_admin.get_changelist_instance(listing).get_queryset(listing)
+    except IncorrectLookupParameters:  # not from a list of ours
+        return _listed(model_admin, request, "")
+    return listed
 
 
 class ApprovalList(LeanChangeList):
@@ -53,7 +135,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     list_display = ("sentence", "where", "requester", "age")
     list_display_links = ("sentence",)
-    list_filter = (queue.MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
+    list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
     list_class = ApprovalList
     actions = ("approve_selected", "deny_selected")
     search_fields = ("run",)
@@ -75,12 +157,12 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return approvals with their run."""
-        return queue.ranked(super().get_queryset(request).select_related("run__session"))
+        return super().get_queryset(request).select_related("run__session")
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Return the order: of those that wait the most urgent first, of decided ones the newest."""
         pending = request.GET.get("status", "pending") == "pending"
-        return queue.URGENT_FIRST if pending else queue.NEWEST_FIRST
+        return URGENT_FIRST if pending else NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -152,6 +234,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
         is_pending = approval.status == Approval.Status.PENDING
         return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
 
+    def queue(self, request: HttpRequest) -> Queue:
+        """Return the pending cards of the list that this user came from."""
+        return Queue(self, request)
+
     # The card
 
     def card(self, request: HttpRequest, approval: Approval, *, revealed: bool = False) -> ApprovalCard:
@@ -169,7 +255,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         """Return the page of one approval."""
         one = self.card(request, obj, revealed=revealed)
-        before, after = queue.Queue(self, request).neighbours(obj)
+        before, after = self.queue(request).neighbours(obj)
         pending = [sibling for sibling in one.context.siblings if sibling.pending]
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
@@ -200,7 +286,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
         )
         self.message_user(request, format_html("{} {}", text, link), level)
 
-    def onward(self, request: HttpRequest, approval: Approval, listed: queue.Queue) -> HttpResponse:
+    def onward(self, request: HttpRequest, approval: Approval, listed: Queue) -> HttpResponse:
         """Open the next card that this user can decide, or the list where there is none."""
         following = listed.after(approval)
         if following is not None:

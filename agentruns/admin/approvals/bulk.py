@@ -17,7 +17,6 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.card import ApprovalCard, shown
 from agentruns.admin.approvals.decide import REFUSALS, decide, done, outcome
-from agentruns.admin.approvals.queue import Queue
 from agentruns.admin.forms import REASON_LENGTH, BulkApproveForm, BulkDenyForm, TypedField
 from agentruns.admin.html import Body, plain, risk_badge, run_badge, visible
 from agentruns.exceptions import PermissionDeniedError
@@ -211,7 +210,7 @@ def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpRe
         refusal = _("Nothing was decided. Correct what is marked below.")
         return _turn(admin, request, run_id, rows, status=400, refusal=refusal)
     _tell_lost(admin, request, run_id, [one.approval.pk for one in cards])
-    queue = Queue(admin, request)
+    queue = admin.queue(request)
     decided = [one for one, form in chosen if _decide_row(admin, request, one.approval, form.cleaned_data)]
     if any(True for _approval in _waiting(admin, request, run_id)) or not decided:
         return HttpResponseRedirect(admin.url(request, "turn", run_id))

@@ -12,15 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from django.forms import Form
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.decide import outcome, outlooks
-from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, EditForm, ExtendForm
+from agentruns.admin.approvals.decide import form_of, form_options, outcome, outlooks
+from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
     EMPTY,
     Body,
@@ -36,7 +34,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import OUTCOMES, read_rows, row_card
+from agentruns.admin.runs.steps import outcome_words, read_rows, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
@@ -49,6 +47,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK, one_line
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
@@ -190,7 +189,7 @@ class ApprovalCard:
         approval = self.approval
         if not self.pending:
             return ""
-        if approval.expires_at is not None and approval.expires_at <= timezone.now():
+        if approval.expires_at is not None and approval.expires_at <= clock.now(settings.DATABASE):
             return _("Its time is over. The next sweep of a worker records that nobody answered.")
         if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
             return _("Its run is being cancelled.")
@@ -210,29 +209,13 @@ class ApprovalCard:
             return _("This web server does not know the tool as the run does, so it could not check an edit.")
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
-    def form(self, verb: str, data: Any = None) -> Form | None:
-        """Return the form of a verb, or None where there is none."""
-        expires = self.approval.expires_at
-        initial = {"digest": self.approval.digest, "seen": expires.isoformat() if expires else ""}
-        auto_id = f"{verb}_%s"
-        if verb == "edit":
-            if self.why_not_edit or self.tool is None:
-                return None
-            return EditForm(
-                self.tool.input_schema,
-                self.approval.arguments,
-                data,
-                hidden=self.locked_names,
-                initial=initial,
-                auto_id=auto_id,
-            )
-        forms: dict[str, type[Form]] = {
-            "approve": ApproveForm,
-            "deny": DenyForm,
-            "answer": AnswerForm,
-            "extend": ExtendForm,
-        }
-        return forms[verb](data, initial=initial, auto_id=auto_id)
+    def edit_form(self, data: Any = None) -> EditForm | None:
+        """Return the form of an edit, or None where the arguments cannot be edited here."""
+        if self.why_not_edit or self.tool is None:
+            return None
+        options = form_options("edit", self.approval)
+        schema, given = self.tool.input_schema, self.approval.arguments
+        return EditForm(schema, given, data, hidden=self.locked_names, **options)
 
 
 def shown(one: ApprovalCard, approvals: Any) -> dict[str, Any]:
@@ -276,14 +259,15 @@ def buttons(one: ApprovalCard) -> dict[str, Any]:
     why_not = one.why_not
     if not one.pending or why_not:
         return {"why_not": why_not}
-    verbs = ["answer", "deny"] if one.context.only_answers else ["approve", "edit", "answer", "deny"]
+    verbs = ["answer", "deny"] if one.context.only_answers else ["approve", "answer", "deny"]
     if one.approval.expires_at is not None:
         verbs.append("extend")
     return {
         "why_not": "",
         "why_not_approve": one.why_not_approve,
         "why_not_edit": one.why_not_edit,
-        **{f"{verb}_form": one.form(verb) for verb in verbs},
+        **{f"{verb}_form": form_of(verb, one.approval) for verb in verbs},
+        **({} if one.context.only_answers else {"edit_form": one.edit_form()}),
     }
 
 
@@ -350,14 +334,15 @@ def _sibling(call: dict[str, Any], state: str, card: Approval | None) -> Sibling
 
 def _state(row: Row, before: str) -> str:
     if row.kind == events.TOOL_RESULT:
-        outcome = row.payload.get("outcome")
-        return str(OUTCOMES[outcome][0]) if outcome in OUTCOMES else plain(outcome)
+        return outcome_words(row.payload.get("outcome"), in_doubt=row.payload.get("in_doubt", False))[0]
     return str(_STATES.get(row.kind, before))
 
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
     """Return "12 approved, 1 denied" for the tool, and the reasons of the latest denials."""
-    decided = approvals.filter(tool_name=approval.tool_name, status__in=DECIDED)
+    decided = approvals.filter(
+        tool_name=approval.tool_name, status__in=DECIDED, run__session__imported_at__isnull=True
+    )
     latest = decided.exclude(pk=approval.pk).order_by("-requested_at")
     fields = ("status", "decided_by_name", "reason", "decided_at")
     rows = list(latest.values_list(*fields)[:LATEST])
@@ -380,7 +365,7 @@ def _denial(name: str, reason: str, when: datetime | None) -> str:
 def flags(alias: str, approval: Approval) -> list[Flag]:
     """Return what should make a person stop: the same call was made before, or one like it is in doubt."""
     found = [*_same_here(alias, approval), *_same_elsewhere(alias, approval)]
-    return [*found[:SHOWN], *_in_doubt(alias, approval)]
+    return [*found[:SHOWN], *_failed(alias, approval), *_in_doubt(alias, approval)]
 
 
 def _same_here(alias: str, approval: Approval) -> list[Flag]:
@@ -406,6 +391,16 @@ def _same_elsewhere(alias: str, approval: Approval) -> list[Flag]:
         Flag(text % {"ago": ago(when) if when else "", "name": plain(name or _("the program"))}, run_id)
         for run_id, when, name in others.values_list("run_id", "decided_at", "decided_by_name")[:SHOWN]
     ]
+
+
+def _failed(alias: str, approval: Approval) -> list[Flag]:
+    """Return the failed calls of the session for which this card asks."""
+    text = _("An earlier call of this tool raised an error and may have happened. Approving settles it. %s")
+    return [
+        Flag(text % one_line(plain(wait.text)), wait.run_id)
+        for wait in waiting.uncleared(alias, approval.run)
+        if wait.tool == approval.tool_name and wait.gates_tool and wait.text
+    ][:SHOWN]
 
 
 def _in_doubt(alias: str, approval: Approval) -> list[Flag]:

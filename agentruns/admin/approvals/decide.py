@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.queue import Queue
+from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, ExtendForm
 from agentruns.admin.html import ago, exact, plain, visible
 from agentruns.conf import settings
 from agentruns.engine.gate import DENIED
@@ -24,6 +24,7 @@ from agentruns.exceptions import (
     ApprovalStateError,
     JournalConflictError,
     JournalLockedError,
+    JournalUnreadableError,
     PermissionDeniedError,
     RunStateError,
 )
@@ -38,7 +39,19 @@ if TYPE_CHECKING:
 
 CHANNEL = "console"
 VERBS = ("approve", "edit", "answer", "deny", "extend")
-REFUSALS = (ApprovalStateError, RunStateError, JournalConflictError, JournalLockedError)
+FORMS: dict[str, type[Form]] = {
+    "approve": ApproveForm,
+    "answer": AnswerForm,
+    "deny": DenyForm,
+    "extend": ExtendForm,
+}
+REFUSALS = (
+    ApprovalStateError,
+    RunStateError,
+    JournalConflictError,
+    JournalLockedError,
+    JournalUnreadableError,
+)
 
 
 def view_of(verb: str) -> Callable[..., HttpResponse]:
@@ -52,9 +65,14 @@ def view_of(verb: str) -> Callable[..., HttpResponse]:
 
 def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
     """Record what was decided on what was shown. Records only; a worker executes."""
-    may_reveal = request.user.has_perm("agentruns.reveal_arguments")
-    revealed = verb == "edit" and may_reveal and "revealed" in request.POST
-    form = admin.card(request, approval, revealed=revealed).form(verb, request.POST)
+    form: Form | None
+    revealed = False
+    if verb == "edit":
+        may_reveal = request.user.has_perm("agentruns.reveal_arguments")
+        revealed = may_reveal and "revealed" in request.POST
+        form = admin.card(request, approval, revealed=revealed).edit_form(request.POST)
+    else:
+        form = form_of(verb, approval, request.POST)
     if form is None:
         error = ApprovalStateError(_("It cannot be edited here."))
         return _refused(admin, request, approval, 409, error)
@@ -62,7 +80,7 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
     if not form.is_valid():
         text = _("Nothing was decided. Correct the form below.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
-    queue = Queue(admin, request)  # before it is decided: afterwards it has no place in the queue
+    queue = admin.queue(request)  # before it is decided: afterwards it has no place in the queue
     try:
         approval = _record(verb, approval, request.user, form)
     except PermissionDeniedError as error:
@@ -78,6 +96,18 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
     if verb == "extend":
         return admin.back(request, approval)
     return admin.onward(request, approval, queue)
+
+
+def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
+    """Return the form of a verb; that of an edit is the card's, which knows what it masks."""
+    return FORMS[verb](data, **form_options(verb, approval))
+
+
+def form_options(verb: str, approval: Approval) -> dict[str, Any]:
+    """Return what the form of a verb says about the approval that is shown."""
+    expires = approval.expires_at
+    initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
+    return {"initial": initial, "auto_id": f"{verb}_%s"}
 
 
 def decide(approval: Approval, user: Any, verb: str, digest: str, text: str) -> Approval:

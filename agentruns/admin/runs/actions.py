@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -35,13 +34,14 @@ from agentruns.services.runs import resume_run
 from agentruns.services.waiting import Wait, backs_off, is_live
 from agentruns.services.write import find_run, lock_session
 from agentruns.tools.card import one_line
+from agentruns.utils import clock
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
 
 REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
 # A row that was altered can raise any of these in whoever reads it.
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SILENT_AFTER = timedelta(minutes=5)
 
 
@@ -197,7 +197,7 @@ def cancel(situation: Situation) -> Action:
         return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
     if situation.cancel_requested is not None and is_live(run):
         patience = timedelta(seconds=settings.LEASE_SECONDS)
-        if timezone.now() - situation.cancel_requested[1] < patience:
+        if clock.now(settings.DATABASE) - situation.cancel_requested[1] < patience:
             return Action(effect, _("It is being cancelled."))
         effect = [
             _("The worker did not honour the first request. The run is taken from it and ends now."),
@@ -266,7 +266,7 @@ def _why_not_resume(situation: Situation) -> str:
 def _about_workers(seen: datetime | None) -> list[str]:
     if seen is None:
         return [_("No worker has ever been seen here. Start one: manage.py resume_runs --watch")]
-    if timezone.now() - seen > SILENT_AFTER:
+    if clock.now(settings.DATABASE) - seen > SILENT_AFTER:
         text = _("The last sweep of a worker was %(when)s. Is one running? manage.py resume_runs --watch")
         return [text % {"when": ago(seen)}]
     return []

@@ -11,7 +11,6 @@ from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.defaultfilters import filesizeformat
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -24,6 +23,7 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Message, Run, Session
 from agentruns.services.transfer import REVEAL, Content, download, download_export, find_content, read_content
+from agentruns.utils import clock
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
@@ -132,7 +132,7 @@ def finding(admin: RunAdmin, request: HttpRequest, run: Run) -> Finding:
         problems=[visible(each.what) for each in problems[:PROBLEMS]],
         left_out=max(0, len(problems) - PROBLEMS),
         is_chained=bad is None,
-        at=exact(timezone.now()),
+        at=exact(clock.now(settings.DATABASE)),
         seq=session.next_seq - 1,
         head=session.head,
         bad_seq=bad,

@@ -65,6 +65,7 @@ class CallHistory:
     call: Call
     rows: list[Row]
     later: list[str]
+    settled: Row | None = None  # the approval of another call that settled the doubt about this one
 
     @property
     def seq(self) -> int:
@@ -78,8 +79,8 @@ class CallHistory:
 
     @property
     def is_uncleared(self) -> bool:
-        """True if its outcome was recorded as unknown, and nobody has cleared it."""
-        return bool(uncleared_in(self.rows))
+        """True if its result leaves a doubt, and nobody has cleared it."""
+        return self.settled is None and bool(uncleared_in(self.rows))
 
     @property
     def in_doubt(self) -> bool:
@@ -176,7 +177,7 @@ def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> CallHis
             run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
         ).calls.get(call_id)
         if call is not None:
-            return CallHistory(run, call, rows, _later(run, reply, call))
+            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, sensitive))
     return None
 
 
@@ -221,7 +222,8 @@ def became(found: CallHistory) -> list[str]:
     """Return in sentences what became of the call and who said so."""
     call, result = found.call, found.last(events.TOOL_RESULT)
     said = [verdict(row) for row in found.all(events.ORPHAN_RESOLVED)[-1:]]
-    if result is not None and call.outcome == "unknown":
+    if result is not None and events.leaves_doubt(result.payload):
+        said += [settled(found.settled)] if found.settled is not None else []
         cleared = _("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted.")
         return [recorded(result), *said, cleared]
     if result is not None:
@@ -240,12 +242,23 @@ def verdict(row: Row) -> str:
 
 
 def recorded(row: Row) -> str:
-    """Return when and by whom an outcome was recorded as unknown."""
+    """Return when and by whom an outcome was recorded that leaves a doubt."""
+    if row.payload.get("in_doubt"):
+        text = _("Its handler raised an error on %(when)s, which the model was told.")
+        return text % {"when": _moment(row)}
     actor = row.payload.get("actor") or {}
     if not actor.get("name"):
         return _("Its outcome was recorded as unknown on %(when)s.") % {"when": _moment(row)}
     return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % {
         "name": plain(actor["name"]),
+        "when": _moment(row),
+    }
+
+
+def settled(row: Row) -> str:
+    """Return who settled the doubt by approving the tool's next call, and when."""
+    return _("%(name)s, knowing of it, approved the tool's next call on %(when)s.") % {
+        "name": plain((row.payload.get("actor") or {}).get("name") or _("the program")),
         "when": _moment(row),
     }
 
@@ -421,6 +434,21 @@ def _later(run: Run, reply: Row, call: Call) -> list[str]:
         for later in reply.payload["calls"][call.ordinal + 1 :]
         if later["id"] in still_open and not later["parallel"]
     ]
+
+
+def _settled(run: Run, rows: list[Row], sensitive: Sensitive) -> Row | None:
+    """Return the approval of a later call that settles the doubt about the call of these rows."""
+    failed = next((row for row in rows if row.payload.get("in_doubt")), None)
+    if failed is None:
+        return None
+    decided = Message.objects.using(settings.DATABASE).filter(
+        session_id=run.session_id,
+        kind=events.APPROVAL_DECIDED,
+        tool_name=failed.tool_name,
+        seq__gt=failed.seq,
+    )
+    found = _rows(decided.order_by("seq"), sensitive)
+    return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
 def _text(tool: str, arguments: dict[str, Any]) -> str:

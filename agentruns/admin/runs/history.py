@@ -27,7 +27,7 @@ from agentruns.admin.html import (
 )
 from agentruns.admin.runs.actions import Action, Situation, missing, refused
 from agentruns.admin.runs.page import seq_of
-from agentruns.admin.runs.steps import OUTCOMES, row_card
+from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.exceptions import (
@@ -40,16 +40,16 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events
-from agentruns.journal.conversation import SessionState
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.masking import Sensitive, hide, masked, sensitive_in
 from agentruns.journal.read import rows_until
+from agentruns.journal.store import SessionState
 from agentruns.models import Definition, Message, Run
 from agentruns.services import permissions
 from agentruns.services.control import agent_again
 from agentruns.services.forks import PERMISSION as FORK
-from agentruns.services.forks import fate, fork_run, run_again
+from agentruns.services.forks import Fate, fates, fork_run, run_again
 from agentruns.services.history import OWN, ReplayReport, replay_run
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import get_logger
@@ -296,7 +296,7 @@ def _moment_page(
         "sent": moment.sent,
         "request_body": _request(moment),
         "fork": _fork(request, run),
-        "fates": [_fate(call) for call in moment.state.run.open_calls()],
+        "fates": [_fate(one) for one in fates(settings.DATABASE, run, moment.state.run, row.seq)],
         "fork_url": admin.url(request, "fork", run.pk),
         "fork_form": sent or ForkForm(initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
     }
@@ -353,7 +353,7 @@ def facts(moment: Moment) -> list[Fact]:
 
 def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
     """Return a call of the last reply as it stood then."""
-    outcome = str(OUTCOMES.get(call.outcome, (call.outcome, ""))[0]) if call.outcome else ""
+    outcome = outcome_words(call.outcome, in_doubt=call.in_doubt)[0] if call.outcome else ""
     where = outcome or (_("at work, or in doubt") if call.is_started else _("not started"))
     if not outcome and call.is_waiting:
         where = _("in doubt, waits for a person") if call.orphan == "held" else _("waits for a person")
@@ -367,9 +367,13 @@ def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
     }
 
 
-def _fate(call: Call) -> str:
-    tool = plain(call.tool)
-    if fate(call) == "unknown":
+def _fate(fate: Fate) -> str:
+    tool = plain(fate.call.tool)
+    if fate.result is not None:
+        seq = fate.result.seq
+        text = _("%(tool)s has run since: the fork gets its result of row %(seq)s.")
+        return text % {"tool": tool, "seq": seq}
+    if fate.outcome == "unknown":
         return _("%(tool)s had started: its outcome is told to the model as unknown.") % {"tool": tool}
     return _("%(tool)s had not started: it is not executed in the fork.") % {"tool": tool}
 
@@ -432,6 +436,8 @@ def _again(request: HttpRequest, run: Run) -> Action:
     ]
     if not _may_fork(request, run):
         return Action(effect, missing(FORK), forbidden=True)
+    if run.session.imported_at is not None:
+        return Action(effect, _("The run was imported: it is a record. Fork it to go on from it."))
     try:
         agent = agent_again(run)
     except UnknownAgentError:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -38,6 +37,7 @@ from agentruns.models.definition import definition_body
 from agentruns.services.control import adopt_definition
 from agentruns.services.waiting import is_live
 from agentruns.services.write import find_run, lock_session
+from agentruns.utils import clock
 from agentruns.utils.redaction import redact
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _elapsed(run: Run, definition: dict[str, Any]) -> timedelta | None:
         return None
     rows = run_rows(settings.DATABASE, run.pk)
     ends = [row.created_at for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload]
-    until: datetime = ends[-1] if ends else timezone.now()
+    until: datetime = ends[-1] if ends else clock.now(settings.DATABASE)
     return fold(run.pk, rows).elapsed(until)
 
 

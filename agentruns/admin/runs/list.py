@@ -59,6 +59,8 @@ def words(wait: Wait) -> str:
         return _("A call of %(tool)s is in doubt") % {"tool": tool}
     if wait.kind == waiting.UNCLEARED:
         sentence = _("A call of %(tool)s was told to the model as unknown; nobody has cleared it.")
+        if text:
+            sentence = _("A call of %(tool)s raised an error and is in doubt; nobody has cleared it.")
         if wait.gates_tool:
             sentence += " " + _("Until then each further call of %(tool)s asks a person.")
         return sentence % {"tool": tool}

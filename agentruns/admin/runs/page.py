@@ -9,7 +9,6 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import READING
@@ -39,6 +38,7 @@ from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import is_live
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
@@ -144,6 +144,9 @@ def facts(run: Run) -> list[Fact]:
         Fact(_("Crashes in a row"), run.attempts),
         Fact(_("Definition"), run.definition_id[:12], run.definition_id),
     ]
+    if run.session.imported_at:
+        text = _("%(when)s: a record; its decisions were made in another database")
+        found.append(Fact(_("Imported"), text % {"when": exact(run.session.imported_at)}))
     if run.idempotency_key:
         found.append(Fact(_("Idempotency key"), visible(run.idempotency_key)))
     if run.not_before:
@@ -198,7 +201,7 @@ def drawn(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[s
         doing = "model" if is_live(run) else "silent"
     found = timeline.draw(
         run_rows(alias, run.pk, first or 0),
-        timezone.now(),
+        clock.now(settings.DATABASE),
         doing=doing,
         is_ended=run.is_ended,
         is_whole=first is None,

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from agentruns.admin.html import plain
-from agentruns.admin.runs.steps import OUTCOMES, row_card
+from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.journal import events
 from agentruns.journal.events import COPIED, Row
 from agentruns.tools.card import one_line
@@ -196,16 +196,16 @@ def _tool_started(history: History, row: Row) -> None:
 
 
 def _tool_result(history: History, row: Row) -> None:
-    outcome, span = _payload(row).get("outcome"), history.tools.pop(row.call_id, None)
-    title, tone = OUTCOMES.get(outcome if isinstance(outcome, str) else "", (plain(outcome), "plain"))
+    payload, span = _payload(row), history.tools.pop(row.call_id, None)
+    title, tone = outcome_words(payload.get("outcome"), in_doubt=payload.get("in_doubt", False))
     if span is not None:
-        span.close(row.created_at, str(title), tone)
+        span.close(row.created_at, title, tone)
         span.is_work = True
     else:
         history.queue(row)
     for about in ("approval", "doubt"):
         if waited := history.people.pop((about, row.call_id), None):
-            waited.close(row.created_at, str(title), tone)
+            waited.close(row.created_at, title, tone)
 
 
 def _left(history: History, row: Row, at: datetime) -> None:

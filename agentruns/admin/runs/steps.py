@@ -194,6 +194,7 @@ def _approval_decided(card: RowCard, payload: Payload) -> None:
         card.title = _("Approved with edited arguments")
         _say(card, _("Edited arguments"), payload["arguments"])
     _add(card, _("Reason"), payload.get("reason"))
+    _add(card, _("Settles the doubt about"), ", ".join(payload.get("settles", ())))
     _say(card, _("Answer"), payload.get("text"))
     _add(card, _("Digest seen"), payload["digest"][:12], payload["digest"])
     _add(card, _("Through"), payload.get("channel"))
@@ -214,9 +215,7 @@ def _tool_started(card: RowCard, payload: Payload) -> None:
 
 
 def _tool_result(card: RowCard, payload: Payload) -> None:
-    outcome = payload["outcome"]
-    title, card.tone = OUTCOMES.get(outcome, (plain(outcome), "plain"))
-    card.title = str(title)
+    card.title, card.tone = outcome_words(payload["outcome"], in_doubt=payload.get("in_doubt", False))
     if payload.get("reconciled"):
         _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
     _add(card, _("Not as annotated"), payload.get("misfit"))
@@ -248,6 +247,7 @@ def _orphan_found(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Call in doubt"), "bad"
     _add(card, _("Evidence"), payload.get("evidence"))
     _add(card, _("Declares"), payload.get("declares"))
+    _say(card, _("Its handler raised"), payload.get("raised"))
     _add(card, _("What becomes of it"), _ORPHANS.get(payload["action"], payload["action"]))
 
 
@@ -367,10 +367,18 @@ def _note(effect: Effect, row: Row) -> None:
         text = _("%(verb)s by %(who)s") % {"verb": _verb(payload), "who": who}
         effect.decided.append((visible(text), stamp(row.created_at)))
     elif row.kind == events.TOOL_RESULT:
-        title, effect.tone = OUTCOMES.get(payload["outcome"], (payload["outcome"], "plain"))
-        effect.outcome = plain(title)
+        doubt = payload.get("in_doubt", False)
+        effect.outcome, effect.tone = outcome_words(payload["outcome"], in_doubt=doubt)
     elif row.kind == events.LATE_RESULT and not payload.get("never_entered"):
         effect.returned_late = True
+
+
+def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
+    """Return the outcome of a call in words fit for a page, and their tone; it may be one of newer code."""
+    if in_doubt:
+        return _("Tool gave an error, in doubt: it may have happened"), "bad"
+    words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (plain(outcome), "plain"))
+    return str(words), tone
 
 
 def _verb(payload: dict[str, Any]) -> str:
@@ -396,7 +404,7 @@ _VERBS: dict[str, tuple[Any, str]] = {
     "answer": (gettext_lazy("Answered instead of run"), "good"),
     "expire": (gettext_lazy("Nobody answered in time"), "bad"),
 }
-OUTCOMES: dict[str, tuple[Any, str]] = {
+_OUTCOMES: dict[str, tuple[Any, str]] = {
     "ok": (gettext_lazy("Tool finished"), "good"),
     "error": (gettext_lazy("Tool gave an error"), "bad"),
     "denied": (gettext_lazy("Not executed: denied"), "bad"),

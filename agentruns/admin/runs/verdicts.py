@@ -6,17 +6,18 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.forms import RESULT_LENGTH, VerdictForm
 from agentruns.admin.html import Body, ago, body, exact, plain, pretty
+from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import carries_mask
 from agentruns.models import Run
+from agentruns.utils import clock
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.calls import CallHistory
@@ -209,7 +210,7 @@ def _with(choice: Choice, sent: VerdictForm) -> Choice:
 
 def _when_again(found: CallHistory) -> str:
     moment = found.safe_from
-    if moment is None or moment <= timezone.now():
+    if moment is None or moment <= clock.now(settings.DATABASE):
         return _("as soon as one is free")
     return _("not before %(when)s (%(ago)s), when the time of this attempt is over") % {
         "when": exact(moment),

@@ -13,7 +13,8 @@ from agentruns.services.forks import fork_run
 class Command(AgentRunsCommand):
     help = (
         "Queue a new run, in a session of its own, from a copy of a run's journal up to a row. No effect is "
-        "repeated: calls open there are settled as cancelled, or as unknown if they had started."
+        "repeated: a call open there gets the result that it has by now, or is settled as cancelled, or as "
+        "unknown if it has started."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -15,7 +15,8 @@ from agentruns.services.transfer import import_run
 class Command(AgentRunsCommand):
     help = (
         "Store a run, with its session's whole journal, from the output of export_run --true-values. Refused "
-        "unless each row is intact. A run that has not ended is paused: it may still go on at its origin."
+        "unless each row is intact. It is a record: it can be read, verified, replayed and forked, never "
+        "resumed; a run that has not ended is closed here, and may go on at its origin."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -59,8 +59,8 @@ class Command(AgentRunsCommand):
     def act(self, *, agent: str, text: str, json: bool, **options: Any) -> None:
         if not text.strip():
             usage("The text is empty; say what the agent is to do.")
-        session = options["session"] or f"run-{uuid7()}"
         actor = user_named(options["user"]) if options["user"] is not None else None
+        session = options["session"] or _session_of(options["idempotency_key"], actor) or f"run-{uuid7()}"
         found = get_agent(agent)
         self.sensitive = sensitive_of(found.definition())
         self.unknown: list[str] = []
@@ -81,7 +81,7 @@ class Command(AgentRunsCommand):
 
     def _print(self, row: Row) -> None:
         self.say(timeline.line(masked(row, self.sensitive)))
-        if row.kind == events.TOOL_RESULT and row.payload["outcome"] == "unknown":
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.unknown.append(row.call_id)
 
     def _print_json(self, row: Row) -> None:
@@ -114,3 +114,9 @@ class Command(AgentRunsCommand):
             self.say(waiting.verdict(str(result.run_id), call))
         for text in redact(shown(result.output) or result.error).splitlines():
             self.say(text)
+
+
+def _session_of(key: str | None, actor: Any) -> str | None:
+    """Return the session of the run that a key stands for already."""
+    runs = Run.objects.using(settings.DATABASE).filter(owner=actor, idempotency_key=key)
+    return runs.values_list("session__key", flat=True).first() if key else None

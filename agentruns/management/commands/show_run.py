@@ -8,6 +8,7 @@ from typing import Any
 
 from agentruns import get_run
 from agentruns.conf import settings
+from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal.masking import masked, sensitive_in
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
@@ -29,30 +30,41 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
+        if at is None and not json:
+            self._show(run)
+            return
         sensitive = sensitive_in(run)
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), sensitive)))
             return
         rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
-        if json:
-            self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
-            return
+        self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
+
+    def _show(self, run: Run) -> None:
         for label, value in _header(run):
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
-        for row in rows:
-            self.say(timeline.line(row))
+        try:
+            sensitive = sensitive_in(run)
+            lines = [timeline.line(masked(row, sensitive)) for row in run_rows(settings.DATABASE, run.pk)]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            text = f"The journal of run {run.pk} cannot be read: manage.py verify_journal names the row."
+            raise JournalUnreadableError(text) from error
+        for line in lines:
+            self.say(line)
 
 
 def _header(run: Run) -> Iterator[tuple[str, object]]:
     """Yield the labels and values of a run's heading, without empty ones."""
+    imported = run.session.imported_at
     facts = {
         "run": run.pk,
         "status": run.status,
         "agent": f"{run.agent} version {run.version}",
         "session": run.session.key,
         "owner": run.owner_name,
+        "imported": imported and f"{moment(imported)} UTC: a record, decided in another database",
         "created": f"{moment(run.created_at)} UTC",
         "updated": f"{moment(run.updated_at)} UTC",
         "steps": run.step,

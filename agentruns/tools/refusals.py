@@ -1,0 +1,71 @@
+"""Refusals: exceptions of a handler that say that nothing happened."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agentruns.conf import settings
+from agentruns.exceptions import ToolRefused
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.tools")
+
+Refusal = type[Exception] | Callable[[Any], bool]
+
+# The server may be at work on an earlier copy of the request, or may not have read this one to its end.
+UNDECIDED = (408, 409, 425, 429)
+
+
+def http_refusal(error: Exception) -> bool:
+    """Return whether an HTTP client's exception means that the server refused the request.
+
+    That is a status from 400 to 499 other than 408, 409, 425 and 429, read where httpx, requests, aiohttp,
+    urllib and libraries built on them keep it.
+    """
+    response = getattr(error, "response", None)
+    kept = (
+        getattr(response, "status_code", None),
+        getattr(error, "status_code", None),
+        getattr(error, "status", None),
+    )
+    status = next((each for each in kept if isinstance(each, int)), 0)
+    return 400 <= status < 500 and status not in UNDECIDED
+
+
+def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
+    """Return whether an exception of a handler is a refusal: by its class, its tool or the project.
+
+    What cannot be told, because a function raises or the setting cannot be read, is none.
+    """
+    if isinstance(error, ToolRefused):
+        return True
+    try:
+        return _among(error, named) or _among(error, settings.refusals)
+    except Exception:
+        logger.warning("Whether %s is a refusal cannot be told", type(error).__name__, exc_info=True)
+        return False
+
+
+def _among(error: Exception, named: Iterable[Refusal]) -> bool:
+    return any(isinstance(error, each) if isinstance(each, type) else each(error) is True for each in named)
+
+
+def mistake(refusal: object) -> str:
+    """Return why something cannot name refusals, or ""."""
+    if inspect.iscoroutinefunction(refusal):
+        return f"{refusal!r} is a coroutine function"
+    if not isinstance(refusal, type):
+        return "" if callable(refusal) else f"{refusal!r} is neither an exception nor a function"
+    if not issubclass(refusal, Exception):
+        return f"{refusal.__name__} is no Exception"
+    if refusal is Exception:
+        return "Exception is every error, also one after the effect; name those that come before it"
+    return ""
+
+
+def path_of(refusal: Refusal) -> str:
+    """Return the dotted path by which a Definition names a refusal."""
+    name = getattr(refusal, "__qualname__", type(refusal).__qualname__)
+    return f"{getattr(refusal, '__module__', '')}.{name}"

@@ -1,0 +1,202 @@
+"""The result of a handler, of whatever type, as JSON."""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic_core import to_json, to_jsonable_python
+
+from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_RESULT_DEPTH
+
+_MAX_BITS = 14_000
+_RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
+
+
+class SameKeyError(ValueError):
+    """Two keys of a mapping have the same form in JSON."""
+
+
+def result_adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Return an adapter for a list of one `annotation`; raises whatever pydantic raises for it.
+
+    Only inside a list do a model's fields follow our configuration: NaN is kept, where pydantic writes
+    null.
+    """
+    return TypeAdapter(list[annotation], config=_RESULT)
+
+
+def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
+    """Return a list of one value as an adapter writes it in JSON.
+
+    Raises whatever pydantic raises, and ValueError where two keys of a mapping become the same: one of them
+    would be dropped silently.
+    """
+    plain = adapter.dump_python(value, mode="json", by_alias=True, warnings=False, **options)
+    text = adapter.dump_json(value, by_alias=True, warnings=False, **options)
+    json.loads(text, object_pairs_hook=_distinct)
+    return plain
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise SameKeyError("two of its keys are the same in JSON, so one of them is renamed")
+
+
+def to_jsonable(value: Any) -> tuple[Any, bool]:
+    """Return `value` as JSON that `canonical.dumps` accepts, and whether any part of it became text.
+
+    Never fails: the effect has happened by now, and an error here would lose a known result.
+    """
+    walk = _Walk()
+    try:
+        content = walk.convert(value, 0)
+        canonical.dumps(content)
+    except Exception:
+        return _text(value), True
+    return content, walk.stringified
+
+
+class _Walk:
+    """One conversion: the containers around the current value, and whether anything needed `str()`."""
+
+    def __init__(self) -> None:
+        self.stringified = False
+        self.inside: set[int] = set()
+
+    def convert(self, value: Any, depth: int) -> Any:
+        if isinstance(value, enum.Enum):
+            return self.convert(value.value, depth)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            return self.integer(int.__int__(value))
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return _decode(bytes(value))
+        if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+            return self.container(value, depth)
+        return self.other(value, depth)
+
+    def integer(self, value: int) -> Any:
+        # Python refuses to print very large numbers in decimal, hex has no limit.
+        if value.bit_length() > _MAX_BITS:
+            self.stringified = True
+            return hex(value)
+        return value
+
+    def container(self, value: Any, depth: int) -> Any:
+        if id(value) in self.inside:
+            self.stringified = True
+            return "<circular reference>"
+        if depth >= MAX_RESULT_DEPTH:
+            return self.text(value)
+        self.inside.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return self.mapping(value, depth)
+            return [self.convert(item, depth + 1) for item in value]
+        finally:
+            self.inside.discard(id(value))
+
+    def mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            name = self.key(key)
+            if name in result:
+                self.stringified = True
+                name = _free(name, result)
+            result[name] = self.convert(item, depth + 1)
+        return result
+
+    def key(self, key: Any) -> str:
+        plain = self.convert(key, MAX_RESULT_DEPTH)
+        if isinstance(plain, str):
+            return plain
+        if plain is None or isinstance(plain, bool):
+            return {None: "null", True: "true", False: "false"}[plain]
+        return str(plain)
+
+    def other(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Iterator):
+            return self.text(value)  # consuming it would run more of the handler's code
+        if id(value) in self.inside:
+            self.stringified = True
+            return "<circular reference>"
+        self.inside.add(id(value))
+        try:
+            return self.convert(self.foreign(value), depth + 1)
+        finally:
+            self.inside.discard(id(value))
+
+    def foreign(self, value: Any) -> Any:
+        """Return dates, decimals, models, dataclasses ... as pydantic writes them in JSON."""
+        odd: list[Any] = []
+
+        def fallback(part: Any) -> Any:
+            odd.append(part)
+            return _text(part)
+
+        try:
+            if isinstance(value, BaseModel):
+                plain = dumped(_model_adapter(type(value)), [value], fallback=fallback)[0]
+            else:
+                plain = to_jsonable_python(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
+                json.loads(text, object_pairs_hook=_distinct)
+        except Exception:
+            return self.fields(value)
+        self.stringified = self.stringified or bool(odd)
+        return plain
+
+    def fields(self, value: Any) -> Any:
+        names = getattr(type(value), "__pydantic_fields__", None) or getattr(
+            type(value), "__dataclass_fields__", None
+        )
+        try:
+            return {name: getattr(value, name) for name in names} if names else self.text(value)
+        except Exception:
+            return self.text(value)
+
+    def text(self, value: Any) -> str:
+        self.stringified = True
+        return _text(value)
+
+
+@lru_cache(maxsize=256)
+def _model_adapter(kind: type[BaseModel]) -> TypeAdapter[Any]:
+    return result_adapter(kind)
+
+
+def _free(name: str, taken: dict[str, Any]) -> str:
+    number = 2
+    while f"{name} ({number})" in taken:
+        number += 1
+    return f"{name} ({number})"
+
+
+def _decode(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _text(value: Any) -> str:
+    try:
+        return str.__str__(str(value))
+    except Exception:
+        try:
+            return str.__str__(repr(value))
+        except Exception:
+            return f"<unprintable {type(value).__name__}>"

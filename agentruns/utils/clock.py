@@ -1,0 +1,74 @@
+"""The journal's clock: the time by its database, told without asking it each time.
+
+What is stored was timed by this clock and is compared with it, never with the clock of the machine that
+reads: that one may be slow or fast, and a call would be asked about, or a run ended, before its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from agentruns.utils.db import database_now, uptime
+
+REFRESH = 60.0  # seconds that a reading is good for: the clocks of two machines drift apart
+PRECISION = 1.0  # seconds that a reading may have taken; it is off by half of them at most
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A time by a database, and the `uptime` between whose bounds it was told."""
+
+    moment: datetime
+    sent: float
+    received: float
+
+    def now(self) -> datetime:
+        """Return the present time by that database."""
+        return self.moment + timedelta(seconds=uptime() - (self.sent + self.received) / 2)
+
+
+_readings: dict[str, Reading] = {}
+
+
+def now(alias: str | None) -> datetime:
+    """Return the time by a database's clock; by this machine's for a stateless run, which has none.
+
+    Asks the database only where it has told no time within the last minute. SQLite's clock is this machine's.
+    """
+    if alias is None or connections[alias].vendor != "postgresql":
+        return datetime.now(UTC)
+    reading = _readings.get(alias)
+    if reading is None or uptime() - reading.received > REFRESH:
+        reading = _asked(alias, reading)
+    return reading.now()
+
+
+def told(alias: str, moment: datetime, sent: float) -> None:
+    """Take the time that a database told with the answer to a statement sent at `sent` of `uptime`.
+
+    The answer may have been long in coming, or this process stopped meanwhile: then it says too little.
+    """
+    reading, known = Reading(moment.astimezone(UTC), sent, uptime()), _readings.get(alias)
+    took = reading.received - sent
+    if took > PRECISION:
+        return
+    if known is None or took <= known.received - known.sent or sent - known.received > REFRESH / 2:
+        _readings[alias] = reading
+
+
+def _asked(alias: str, known: Reading | None) -> Reading:
+    for _ in range(3):
+        sent = uptime()
+        try:
+            reading = Reading(database_now(alias), sent, uptime())
+        except (DatabaseError, InterfaceError):
+            if known is None:
+                raise
+            return known  # better a little off than a reply lost because it cannot be timed
+        if reading.received - sent <= PRECISION:
+            break
+    _readings[alias] = reading
+    return reading

@@ -1,0 +1,357 @@
+"""What no row, statement or column can hold is refused where it arrives, and costs nothing that was paid."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from agentruns import (
+    Agent,
+    ToolContext,
+    approve,
+    cancel_run,
+    deny,
+    resolve_orphan,
+    run_agent,
+    start_run,
+    tool,
+)
+from agentruns.exceptions import ApprovalStateError
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Run
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ModelReply, ProviderError
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
+from agentruns.testing import check_messages
+from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH
+from tests.db.helpers import outcomes, payloads, the_run, user
+from tests.db.test_doubt import wire
+from tests.effects import Effects
+from tests.fake_anthropic import FakeAnthropic
+from tests.shop.agents import TOOLS, act, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@tool
+def take(ctx: ToolContext, value: Any) -> Any:
+    """Act, and return what was given."""
+    act("take", ctx)
+    return value
+
+
+@tool(requires_approval=True)
+def gated(ctx: ToolContext, value: Any) -> str:
+    """Act when a person agrees."""
+    return act("gated", ctx)
+
+
+class Counting:
+    """A model object that gives its replies as they are, and counts how often it is asked."""
+
+    identity = "counting"
+
+    def __init__(self, *replies: ModelReply) -> None:
+        self.replies = replies
+        self.asked = 0
+
+    def propose(self, request: Any) -> ModelReply:
+        self.asked += 1
+        check_messages(request.messages)
+        if request.step < len(self.replies):
+            return self.replies[request.step]
+        return ModelReply([{"type": "text", "text": "all done"}], "end_turn", {"output_tokens": 1})
+
+
+def run_replies(*replies: ModelReply, tools: Any = (take, gated, *TOOLS)) -> tuple[Any, Counting]:
+    """Run an agent whose model gives these replies, then "all done"; sweep as a worker would."""
+    model = Counting(*replies)
+    agent = Agent("bounded", instructions="Serve.", tools=tools, model=model)
+    start_run(agent, "do it", "s1", idempotency_key="k")
+    for _ in range(7):  # more than MAX_ATTEMPTS
+        Run.objects.update(not_before=None)
+        if not sweep().errors:
+            break
+    return result_of(Run.objects.get().pk), model
+
+
+def uses(*calls: tuple[str, Any], **options: Any) -> ModelReply:
+    """A reply that makes calls."""
+    blocks = [
+        {"type": "tool_use", "id": f"t{n}", "name": name, "input": given}
+        for n, (name, given) in enumerate(calls)
+    ]
+    return ModelReply(blocks, "tool_use", {"output_tokens": 10}, **options)
+
+
+def nested(levels: int) -> Any:
+    deep: Any = "bottom"
+    for level in range(levels):
+        deep = [deep] if level % 2 else {"down": deep}
+    return deep
+
+
+DEPTHS = [MAX_DEPTH, 488, 600, 5_000]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("name", ["take", "gated", "nobody"])
+def test_a_deep_input_is_told_to_the_model(name: str, depth: int, effects: Effects) -> None:
+    deep = uses((name, {"value": nested(depth)}), ("post", {"text": "beside it"}))
+    result, model = run_replies(deep)
+    run = the_run(result)
+    assert (run.status, model.asked, effects.count()) == ("completed", 2, 1)
+    told = payloads(run, "tool_result")
+    assert [row["outcome"] for row in told] == ["error", "ok"]
+    assert name == "nobody" or f"more than {MAX_DEPTH} levels" in told[0]["content"]
+    (asked, _) = payloads(run, "assistant")[0]["calls"]
+    kept = asked["original"]["input"]
+    assert isinstance(kept, str)
+    assert ("bottom" in kept) is (depth < 5_000)
+    assert run.usage["output_tokens"] == 11
+
+
+def test_the_deepest_input_that_is_taken(effects: Effects) -> None:
+    at_bound = {"value": nested(MAX_DEPTH - 1)}
+    result, model = run_replies(uses(("take", at_bound), ("gated", at_bound)))
+    assert (result.status, model.asked, effects.count()) == ("awaiting-approval", 1, 1)
+    approve(result.pending[0].pk, None, arguments=at_bound)
+    assert sweep().completed == 1
+    assert (effects.count(), problems(Run.objects.get().session_id)) == (2, [])
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 600])
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda deep: {"type": "server_tool_use", "id": "s1", "name": "find", "input": deep},
+        lambda deep: {"type": "text", "text": "x", "citations": deep},
+        lambda deep: {"type": "tool_use", "id": "t1", "name": "post", "input": {}, "caller": deep},
+        lambda deep: {"type": "tool_use", "id": "t1", "name": deep, "input": {}},
+    ],
+)
+def test_a_deep_block_that_cannot_be_answered_fails_the_run(block: Any, depth: int, effects: Effects) -> None:
+    deep = ModelReply([block(nested(depth))], "tool_use", {"output_tokens": 10})
+    result, model = run_replies(deep)
+    run = the_run(result)
+    assert (run.status, model.asked, effects.count()) == ("failed", 1, 0)
+    assert f"nested more than {MAX_DEPTH} levels" in run.error
+    assert run.usage["output_tokens"] == 10, "it was paid"
+
+
+@tool
+def untyped(ctx: ToolContext, depth: int):  # type: ignore[no-untyped-def]
+    """Act, and return something deep."""
+    act("untyped", ctx)
+    return nested(depth)
+
+
+@tool
+def listed(ctx: ToolContext, depth: int) -> list[Any]:
+    """Act, and return something deep in a list."""
+    act("listed", ctx)
+    return [nested(depth)]
+
+
+@tool
+def mapped(ctx: ToolContext, depth: int) -> dict[str, Any]:
+    """Act, and return something deep in a dict."""
+    act("mapped", ctx)
+    return {"deep": nested(depth)}
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 100, 488, 900])
+def test_a_deep_result_is_kept_and_can_be_read(depth: int, effects: Effects) -> None:
+    calls = [(name, {"depth": depth}) for name in ("untyped", "listed", "mapped")]
+    result, model = run_replies(uses(*calls), tools=[untyped, listed, mapped])
+    run = the_run(result)
+    assert (run.status, model.asked, effects.count()) == ("completed", 2, 3)
+    assert outcomes(run) == ["ok"] * 3
+    told = [block["content"] for block in result.messages[2]["content"]]
+    assert depth == 900 or all("bottom" in text for text in told), "Python itself prints no deeper list"
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 600, 5_000])
+def test_what_people_give_is_bounded_too(depth: int, effects: Effects) -> None:
+    result, _ = run_replies(uses(("gated", {"value": 1}), ("wire", {"text": "x"})), tools=[gated, wire])
+    card = result.pending[0]
+    with pytest.raises(ApprovalStateError, match=f"more than {MAX_DEPTH} levels"):
+        approve(card.pk, None, arguments={"value": nested(depth)})
+    deny(card.pk, None, "no")
+    sweep()
+    (doubt,) = result_of(card.run_id).orphans
+    resolve_orphan(card.run_id, doubt, "occurred", None, result=nested(depth))
+    sweep()
+    assert (Run.objects.get().status, problems(Run.objects.get().session_id)) == ("completed", [])
+
+
+@pytest.mark.parametrize(("depth", "status", "asked"), [(150, "completed", 2), (600, "failed", 1)])
+def test_a_deep_input_of_claude(depth: int, status: str, asked: int, effects: Effects) -> None:
+    """The SDK itself reads some 200 levels; what it cannot read is not asked for again."""
+    turns = [{"tools": [call("take", value=nested(depth))]}, {"text": "all done"}]
+    with FakeAnthropic(turns) as fake:
+        model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
+        agent = Agent("deep", instructions="Be deep.", tools=[take], model=model)
+        result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    assert (result.status, len(fake.calls), effects.count()) == (status, asked, 0)
+
+
+@pytest.mark.parametrize("count", [MAX_CALLS, MAX_CALLS + 1, 70, 5_200])
+def test_a_reply_with_too_many_calls(count: int, effects: Effects) -> None:
+    result, model = run_replies(uses(*(("post", {"text": str(n)}) for n in range(count))))
+    run = the_run(result)
+    assert (run.status, model.asked, effects.count()) == ("completed", 2, MAX_CALLS)
+    kept = min(count, MAX_CALLS + 1)
+    assert len(result.messages[1]["content"]) == len(result.messages[2]["content"]) == kept
+    row = payloads(run, "assistant")[0]
+    assert [block["id"] for block in row.get("left_out", [])] == [f"t{n}" for n in range(kept, count)]
+    if count > MAX_CALLS:
+        last = result.messages[2]["content"][-1]
+        assert last["is_error"] is True
+        assert f"has {count} calls" in last["content"]
+
+
+def test_too_many_calls_in_doubt_of_their_approval(effects: Effects) -> None:
+    result, _ = run_replies(uses(*(("gated", {"value": n}) for n in range(5_200))))
+    assert (result.status, len(result.pending)) == ("awaiting-approval", MAX_CALLS)
+    cancel_run(result.run_id)
+    assert the_run(result).status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared"),
+    [("delete.user", "delete_user"), ("delete_user ", "delete_user"), ("x" * 65, "x" * 64)],
+)  # fmt: skip
+def test_a_tool_name_is_matched_exactly(asked: str, declared: str, effects: Effects) -> None:
+    @tool(name=declared)
+    def delete(ctx: ToolContext) -> str:
+        """Delete."""
+        return act("delete", ctx)
+
+    result, model = run_replies(uses((asked, {})), tools=[delete])
+    run = the_run(result)
+    assert (run.status, model.asked, effects.count()) == ("completed", 2, 0)
+    (told,) = payloads(run, "tool_result")
+    assert (told["outcome"], f"there is no tool {asked!r}" in told["content"]) == ("error", True)
+
+
+LONG = "é" * 300
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        uses(("post", {"text": "x"}), request_id=b"\xff"),  # type: ignore[arg-type]
+        uses(("post", {"text": "x"}), request_id=7, model=None),  # type: ignore[arg-type]
+        uses(("post", {"text": "x"}), model=["a"]),  # type: ignore[arg-type]
+        uses(("post", {"text": "x"}), model=LONG * 10, request_id="\x00\ud800" * 1_000),
+        uses(("post", {"text": "x"}), request_id=nested(600)),
+        ModelReply(
+            [{"type": "tool_use", "id": "i" * 5_000, "name": "post", "input": {"text": LONG}}], "tool_use"
+        ),
+    ],
+)
+def test_a_paid_reply_is_kept_whatever_is_beside_it(
+    reply: ModelReply, effects: Effects, settings: Any
+) -> None:
+    settings.AGENTRUNS_PRICES = {"counting": {"input": 1, "output": 2}}
+    result, model = run_replies(reply)
+    assert (the_run(result).status, model.asked, effects.count()) == ("completed", 2, 1)
+
+
+class Failing:
+    """A model that raises."""
+
+    identity = "failing"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.asked = 0
+
+    def propose(self, request: Any) -> ModelReply:
+        self.asked += 1
+        raise self.error
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"code": b"x"},
+        {"type": 7},
+        {"status": "teapot"},
+        {"request_id": b"\xff"},
+        {"retry_after": "soon"},
+        {"usage": {"output_tokens": b"1"}},
+        {"usage": {"output_tokens": nested(600)}},
+        {"usage": "none"},
+    ],
+)
+@pytest.mark.parametrize("disposition", ["fail", "pause", "retry"])
+def test_an_error_of_a_provider_is_journaled_whatever_is_in_it(disposition: Any, odd: dict[str, Any]) -> None:
+    error = ProviderError("no", disposition=disposition, **odd)
+    agent = Agent("failing", instructions="Fail.", model=Failing(error))
+    run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    assert run.status == {"fail": "failed", "pause": "paused", "retry": "queued"}[disposition]
+    assert (len(payloads(run, "model_failed")), run.attempts, problems(run.session_id)) == (1, 0, [])
+
+
+def test_an_exception_without_words_is_journaled() -> None:
+    agent = Agent("failing", instructions="Fail.", model=Failing(Mute()))
+    with pytest.raises(Mute):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    (failed,) = payloads(Run.objects.get(), "model_failed")
+    assert failed["error"]["type"] == "Mute"
+
+
+def long_named() -> User:
+    """A user whose name is longer than a column of ours; Django's own field allows that on SQLite alone."""
+    made = user("boss", "decide_approval", "resume_run")
+    made.username = LONG
+    return made
+
+
+def test_people_with_long_names(effects: Effects) -> None:
+    boss = long_named()
+    agent = shop_agent("hers", {"tools": [call("refund", cents=5000)]})
+    result = run_agent(agent, "do it", "s1", actor=boss, idempotency_key="k")
+    approve(result.pending[0].pk, boss)
+    assert (Approval.objects.get().decided_by_name, Run.objects.get().owner_name) == (LONG[:200], LONG[:200])
+    assert payloads(Run.objects.get(), "approval_decided")[0]["actor"]["name"] == LONG
+    sweep(name=LONG)
+    assert (the_run(result).status, effects.count()) == ("completed", 1)
+
+
+@pytest.mark.parametrize("approvers", [LONG, "a" * 201, "staff\x00", " ", 7])
+def test_approvers_that_no_card_can_hold_are_refused_at_the_declaration(approvers: Any) -> None:
+    with pytest.raises(TypeError, match="approvers must be"):
+        tool(requires_approval=True, approvers=approvers)(take.fn)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"approvals": 10**12},
+        {"timeout": 1e15},
+        {"timeout": timedelta.max},
+        {"timeout": 10**400},
+    ],
+)
+def test_numbers_that_no_card_or_clock_can_hold(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
+        tool(**options)(take.fn)
+
+
+def test_a_card_for_the_longest_approvers(effects: Effects) -> None:
+    asking = tool(requires_approval=True, approvers="é" * 200, name="asking")(take.fn)
+    result, model = run_replies(uses(("asking", {"value": 1})), tools=[asking])
+    assert (result.status, model.asked, len(result.pending[0].approvers)) == ("awaiting-approval", 1, 200)

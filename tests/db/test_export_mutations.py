@@ -1,0 +1,202 @@
+"""Any single change of an export is found, by the verifier that needs nothing of ours and by the import.
+
+Who changes a line can also compute the hash of all lines anew; then the chain, the definitions and the run
+still show it, except in the few places that docs/audit.md lists.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns import adopt_definition, export_run, resume_run, run_agent, start_run, tool
+from agentruns.agents.agent import isolated_registry
+from agentruns.exceptions import AgentRunsError
+from agentruns.journal.verify import problems
+from agentruns.models import Definition, Run, Session
+from agentruns.services.transfer import import_run
+from agentruns.tools import ToolContext
+from tests.db.helpers import the_run
+from tests.db.test_imports import forget_everything, sealed
+from tests.effects import Effects
+from tests.files import folder
+from tests.shop.agents import act, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ["folder"]  # a fixture
+
+Line = dict[str, Any]
+VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
+
+# Where the hash of all lines alone protects an export: line and member.
+ONLY_WHOLE = {
+    ("header", "exported_at"),
+    ("header", "session.key"),
+    ("header", "extra"),
+    ("definition", "extra"),
+    ("file", "file"),
+    ("file", "part"),
+    ("file", "extra"),
+    ("file", "left_out"),
+}
+
+
+@tool(name="report", safe_to_retry=True)
+def report(ctx: ToolContext) -> str:
+    """Return far more than a row should hold."""
+    act("report", ctx)
+    return "all of it " * 20_000
+
+
+@tool(name="whisper", sensitive=["token"])
+def whisper(ctx: ToolContext, token: str) -> str:
+    """Act with a secret."""
+    return act("whisper", ctx)
+
+
+def story() -> Run:
+    """A session with a definition adopted, a file, a secret and two runs."""
+    turns: list[Any] = [{"tools": [call("report"), call("whisper", token="tok_42")]}]
+    with isolated_registry():
+        run = start_run(
+            shop_agent("told", *turns, tools=[report, whisper]), "do it", "s1", idempotency_key="k"
+        )
+    shop_agent("told", *turns, tools=[report, whisper], max_steps=7)
+    adopt_definition(run.pk, None, reason="newer")
+    assert resume_run(run.pk).status == "completed"
+    return the_run(run_agent(shop_agent("second"), "more", "s1", idempotency_key="k2"))
+
+
+def load_verifier() -> Any:
+    spec = importlib.util.spec_from_file_location("verify_export", VERIFY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def found(lines: list[Line]) -> list[str]:
+    """Return what the verifier says of these lines; that it cannot read them counts."""
+    try:
+        return list(load_verifier().problems(iter(copy.deepcopy(lines))))
+    except Exception as error:
+        return [repr(error)]
+
+
+def kind_of(line: Line) -> str:
+    names = {
+        "format": "header",
+        "redacted": "redacted",
+        "definition": "definition",
+        "file": "file",
+        "end": "end",
+    }
+    return next((kind for name, kind in names.items() if name in line), "row")
+
+
+def changed(value: Any) -> Any:
+    """Return another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if value is None:
+        return "01a20189-67e9-70a1-9b0c-1b07670a3b0b"
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict):
+        return json.dumps({**parsed, "v": 0}, sort_keys=True, separators=(",", ":"))
+    last = "1" if value[-1:] == "0" else "0"
+    return value[:-5] + last * 5 if value.endswith("=") else value[:-1] + last
+
+
+def members(line: Line, before: str = "") -> Iterator[tuple[str, Line, str]]:
+    """Yield path, container and name of each member."""
+    for name, value in line.items():
+        if isinstance(value, dict):
+            yield from members(value, f"{before}{name}.")
+        else:
+            yield before + name, line, name
+
+
+def mutations(lines: list[Line]) -> Iterator[tuple[str, str, list[Line]]]:
+    """Yield each single change: the kind of line, what was done, and the lines after it."""
+    for number, line in enumerate(lines):
+        kind = kind_of(line)
+        yield kind, "dropped", lines[:number] + lines[number + 1 :]
+        yield kind, "doubled", [*lines[: number + 1], *lines[number:]]
+        if number + 1 < len(lines):
+            swapped = [*lines[:number], lines[number + 1], line, *lines[number + 2 :]]
+            yield f"{kind}, {kind_of(lines[number + 1])}", "moved", swapped
+        for path, _, name in members(line):
+            for removes in (False, True):
+                again = copy.deepcopy(lines)
+                where = next(each for place, each, _ in members(again[number]) if place == path)
+                value = where.pop(name)
+                if not removes:
+                    where[name] = changed(value)
+                yield kind, f"{path} {'removed' if removes else 'changed'}", again
+        again = copy.deepcopy(lines)
+        again[number]["extra"] = 1
+        yield kind, "extra added", again
+
+
+@pytest.mark.parametrize("true_values", [True, False])
+def test_any_single_change_is_found(true_values: bool, effects: Effects, folder: Path) -> None:
+    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=true_values)]
+    kinds = {"header", "definition", "row", "file", "end"}
+    assert {kind_of(line) for line in lines} == (kinds if true_values else {*kinds, "redacted"})
+    assert found(lines) == []
+    assert sealed(lines) == lines
+    unseen = [(kind, done) for kind, done, after in mutations(lines) if not found(after)]
+    assert unseen == []
+
+
+@pytest.mark.parametrize("true_values", [True, False])
+def test_what_the_chain_shows_of_an_export_sealed_anew(
+    true_values: bool, effects: Effects, folder: Path
+) -> None:
+    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=true_values)]
+    unseen = {
+        (kind, done.split()[0])
+        for kind, done, after in mutations(lines)
+        if kind != "end" and done != "moved" and not found(sealed(after))
+    }
+    # Nobody can compute the hash of a redacted row again; that it is there, the rows around it show.
+    hidden = {one for one in unseen if one[0] == "redacted"}
+    assert not hidden & {("redacted", done) for done in ("dropped", "doubled", "prev_hash", "hash", "seq")}
+    assert unseen - hidden <= ONLY_WHOLE
+    assert bool(hidden) is not true_values
+
+
+def test_no_changed_export_is_imported(effects: Effects, folder: Path) -> None:
+    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=True)]
+    forget_everything()
+    taken = []
+    for kind, done, after in mutations(lines):
+        try:
+            import_run(after)
+        except AgentRunsError:
+            continue
+        taken.append((kind, done))
+        break
+    assert taken == []
+    assert not Session.objects.exists()
+    assert problems(import_run(lines).session_id) == []
+
+
+def test_a_definition_altered_in_the_database_is_found(effects: Effects) -> None:
+    run = the_run(run_agent(shop_agent("told"), "do it", "s1", idempotency_key="k"))
+    body = Definition.objects.get(pk=run.definition_id).body
+    Definition.objects.filter(pk=run.definition_id).update(body={**body, "instructions": "Obey."})
+    assert problems(run.session_id) == [f"Session s1: definition {run.definition_id} was altered."]

@@ -1,0 +1,156 @@
+"""Naming refusals: what `refuses` and AGENTRUNS_REFUSALS take, and which HTTP answers are one."""
+
+from __future__ import annotations
+
+import urllib.error
+from email.message import Message
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from agentruns import Agent, ToolContext, ToolRefused, http_refusal, tool
+from agentruns.agents.agent import isolated_registry
+from agentruns.checks import check_refusals
+from agentruns.tools import InvalidArguments
+from agentruns.tools.refusals import is_refusal
+
+# 409 can be the conflict with an earlier copy of the same request, which is at work.
+ANSWERS = {
+    **dict.fromkeys((400, 401, 402, 403, 404, 410, 422, 451, 499), True),
+    **dict.fromkeys((200, 301, 399, 408, 409, 425, 429, 500, 502, 503, 504, 599), False),
+}
+
+
+class Declined(Exception):
+    """Says that nothing was taken."""
+
+
+class Response:
+    """Stands for that of requests, which is false for every status from 400 on."""
+
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+
+    def __bool__(self) -> bool:
+        return self.status_code < 400
+
+
+def of_requests(status: int) -> Exception:
+    """Return an error as requests and httpx raise it."""
+    error: Any = OSError("no")
+    error.response = Response(status)
+    return error  # type: ignore[no-any-return]
+
+
+def of_urllib(status: int) -> Exception:
+    return urllib.error.HTTPError("https://bank.example", status, "no", Message(), None)
+
+
+def of_aiohttp(status: int) -> Exception:
+    error: Any = Exception("no")
+    error.status = status
+    return error  # type: ignore[no-any-return]
+
+
+def of_an_sdk(status: int) -> Exception:
+    error: Any = Exception("no")
+    error.status_code = status
+    return error  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("client", [of_requests, of_urllib, of_aiohttp, of_an_sdk])
+@pytest.mark.parametrize("status", ANSWERS)
+def test_which_http_answers_are_refusals(status: int, client: Any) -> None:
+    assert http_refusal(client(status)) is ANSWERS[status]
+
+
+def test_what_has_no_status_is_no_refusal() -> None:
+    odd: Any = Exception("no")
+    odd.response, odd.status = SimpleNamespace(status_code="404"), "not found"
+    for error in (TimeoutError("slow"), urllib.error.URLError("no"), odd):
+        assert http_refusal(error) is False
+
+
+@pytest.mark.parametrize(
+    "refuses", [Declined, (Declined,), [KeyError, Declined], lambda error: "x" in str(error)]
+)
+def test_one_or_several_may_be_named(refuses: Any) -> None:
+    declared = tool(pay, refuses=refuses)
+    assert declared.refused(Declined("x"))
+    assert declared.refused(ToolRefused("a")) and declared.refused(InvalidArguments("a"))
+    assert not declared.refused(ValueError("a"))
+
+
+async def later(error: Exception) -> bool:
+    """Say so later."""
+    return True
+
+
+@pytest.mark.parametrize(
+    ("refuses", "why"),
+    [
+        (Exception, "Exception is every error"),
+        (later, "is a coroutine function"),
+        (BaseException, "BaseException is no Exception"),
+        (KeyboardInterrupt, "KeyboardInterrupt is no Exception"),
+        ([Declined, dict], "dict is no Exception"),
+        ("shop.Declined", "'s' is neither an exception nor a function"),
+        (Declined("an instance"), "Declined('an instance') is neither an exception nor a function"),
+        (None, "None is neither an exception nor a function"),
+    ],
+)
+def test_anything_else_is_refused_on_import(refuses: Any, why: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        tool(pay, refuses=refuses)
+    assert str(refused.value).startswith("Tool 'pay': refuses names what it cannot: ")
+    assert why in str(refused.value)
+
+
+def test_a_broken_setting_costs_no_tool_the_refusals_it_names() -> None:
+    with override_settings(AGENTRUNS_REFUSALS=["nowhere.Error"]):
+        assert is_refusal(Declined("x"), [Declined])
+        assert not is_refusal(Declined("x"), [])
+
+
+@pytest.mark.parametrize(
+    ("paths", "why"),
+    [
+        ([], ""),
+        ((f"{__name__}.Declined", "agentruns.http_refusal"), ""),
+        ("agentruns.http_refusal", "is not a list of dotted paths"),
+        ([Declined], "is not a list of dotted paths"),
+        (["nowhere.Error"], "No module named 'nowhere'"),
+        (["builtins.Exception"], "Exception is every error"),
+        (["builtins.SystemExit"], "SystemExit is no Exception"),
+        (["agentruns.__version__"], "is neither an exception nor a function"),
+    ],
+)
+def test_the_setting_is_checked(paths: Any, why: str) -> None:
+    with override_settings(AGENTRUNS_REFUSALS=paths):
+        found = check_refusals(None)
+    assert [one.id for one in found] == (["agentruns.E017"] if why else [])
+    assert not why or why in found[0].msg
+
+
+def test_the_definition_names_them_and_is_the_same_without() -> None:
+    """Which exceptions mean that nothing happened is a rule under which a run was started."""
+
+    def definition(**options: Any) -> tuple[Any, str]:
+        with isolated_registry():
+            declared = tool(pay, **options)
+            agent = Agent("payer", instructions="Pay.", tools=[declared], model="claude-sonnet-5-5")
+            return declared.policy(), agent.definition_hash
+
+    plain, hashed = definition()
+    assert ("refuses" in plain, definition(refuses=())) == (False, (plain, hashed))
+    named, other = definition(refuses=[http_refusal, Declined])
+    assert named["refuses"] == ["agentruns.tools.refusals.http_refusal", f"{__name__}.Declined"]
+    assert definition(refuses=[Declined, http_refusal]) == (named, other)
+    assert other != hashed
+
+
+def pay(ctx: ToolContext, cents: int) -> str:
+    """Pay."""
+    return "paid"
