@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_decision_that_comes_a_moment_too_late_is_none(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in time when it is looked at, and the time is over when it is written."""
     result = run_turns({"tools": [call("refund", cents=5000)]})
@@ -46,7 +46,7 @@ def test_a_decision_that_comes_a_moment_too_late_is_none(
     assert [decided["verb"] for decided in payloads(run, "approval_decided")] == ["expire"]
 
 
-def test_after_an_edit_nobody_approves_without_saying_what_they_saw(effects: Effects, agents: None) -> None:
+def test_after_an_edit_nobody_approves_without_saying_what_they_saw(effects: Effects) -> None:
     @tool(requires_approval=True, approvals=2)
     def transfer(ctx: ToolContext, cents: int) -> str:
         """Transfer money."""
@@ -92,7 +92,7 @@ WHO: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_who_may_not_decide_lets_nothing_run(who: str, effects: Effects, agents: None, settings: Any) -> None:
+def test_who_may_not_decide_lets_nothing_run(who: str, effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     if who == "a rule that fails":
         settings.AGENTRUNS_CAN_DECIDE = "tests.db.test_decisions.fails"

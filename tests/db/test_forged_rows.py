@@ -19,6 +19,7 @@ from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.db.test_verify import forge
+from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,9 +112,7 @@ def test_a_copy_that_spends_an_approval(finished: Run, another: UUID) -> None:
     assert told(fork).endswith("is copied from another run and consumes an approval.")
 
 
-def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(
-    effects: Effects, agents: None
-) -> None:
+def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(effects: Effects) -> None:
     """A person approves what the card shows: what the call would do is not that."""
     result = run_turns({"tools": [call("refund", cents=9000)]})
     harmless = {"arguments": {"cents": 1}, "digest": call_digest("refund", {"cents": 1})}
@@ -131,9 +130,7 @@ def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
 
 
-def test_an_approval_that_was_used_lets_nothing_run_that_has_not_started(
-    effects: Effects, agents: None
-) -> None:
+def test_an_approval_that_was_used_lets_nothing_run_that_has_not_started(effects: Effects) -> None:
     """A start that is none, as its attempt says, has used the approval up."""
     result = run_turns({"tools": [call("refund", cents=5000)]})
     (card,) = result.pending

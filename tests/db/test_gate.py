@@ -92,7 +92,7 @@ def two_cards() -> list[Approval]:
 
 
 def test_a_start_that_is_refused_takes_no_result_with_it(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The card of the next call cannot be used up: its row is not what the journal says."""
     monkeypatch.setattr("agentruns.engine.driver.SAME_STATE_RETRIES", 1)

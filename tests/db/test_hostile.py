@@ -194,7 +194,7 @@ def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: 
         assert (run.status, written) == ("orphaned", 0)
 
 
-def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effects, agents: None) -> None:
+def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effects) -> None:
     """Nobody can say of it that nothing happened, and it is not done again."""
 
     @tool(transactional=True)

@@ -111,9 +111,7 @@ def test_an_engine_row_of_another_epoch_is_refused() -> None:
     assert (Message.objects.count(), Session.objects.get().next_seq) == (2, 3)
 
 
-def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(
-    effects: Effects, agents: None
-) -> None:
+def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(effects: Effects) -> None:
     """As after a backup is restored, where what was lost has been written again, otherwise."""
     run = start_run(shop_agent("restored"), "do it", "s1", idempotency_key="k")
     store = DatabaseStore()

@@ -24,7 +24,7 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_live_run_is_not_claimed(effects: Effects, agents: None) -> None:
+def test_a_live_run_is_not_claimed(effects: Effects) -> None:
     """Neither by a sweep nor by who names it, while its tool is at work."""
     tries: list[Any] = []
 
@@ -41,7 +41,7 @@ def test_a_live_run_is_not_claimed(effects: Effects, agents: None) -> None:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite locks the whole file")
-def test_a_locked_run_is_passed_over(effects: Effects, agents: None) -> None:
+def test_a_locked_run_is_passed_over(effects: Effects) -> None:
     run = start_run(shop_agent("locked"), "do it", "s1")
     with transaction.atomic():
         list(Run.objects.filter(pk=run.pk).select_for_update())
@@ -51,7 +51,7 @@ def test_a_locked_run_is_passed_over(effects: Effects, agents: None) -> None:
     assert sweep().completed == 1
 
 
-def test_who_was_overtaken_gives_nothing_back(effects: Effects, agents: None) -> None:
+def test_who_was_overtaken_gives_nothing_back(effects: Effects) -> None:
     """A worker that wakes up late stops as workers do: its successor, at work, still has the run."""
     late: list[Lease] = []
 
@@ -75,7 +75,7 @@ def test_who_was_overtaken_gives_nothing_back(effects: Effects, agents: None) ->
 
 
 def test_who_was_overtaken_extends_nothing_and_enters_nothing(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor is at work on the same call, so the run is running as it was when it fell asleep."""
     entered, let_go = threading.Event(), threading.Event()

@@ -104,7 +104,7 @@ def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout() -> None:
 
 
 def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other way round each would wait for the other, until PostgreSQL ends one of them."""
     lock, locked, clicks = service_write.lock_session, threading.Event(), list[threading.Thread]()

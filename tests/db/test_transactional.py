@@ -101,7 +101,7 @@ def test_a_click_during_the_block_costs_neither_write_nor_result() -> None:
 
 
 def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
-    effects: Effects, agents: None, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a handler did to its connection, as SET synchronous_commit, decides nothing about a start."""
     batches: list[list[str]] = []

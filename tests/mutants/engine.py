@@ -22,6 +22,17 @@ EXECUTOR = [
         ),
     ),
     Mutant(
+        "executor: the start of an approved call, too",
+        (
+            Edit(
+                CALLS,
+                "    driver.commit(build)\n\n\ndef _write_start(",
+                "    driver.started |= {(call.id, call.attempt) for call in group}\n\n\ndef _write_start(",
+            ),
+        ),
+        ("crash/test_sigkill.py::test_an_approved_call_that_dies_is_not_approved_twice",),
+    ),
+    Mutant(
         "executor: the start of the next call is not in the transaction of a handler",
         (Edit(CALLS, "        if not joined:  # a start", "        if True:  # a start"),),
         ("db/test_transactional.py::test_the_start_of_the_next_call_is_in_no_handlers_transaction",),
@@ -61,7 +72,7 @@ EXECUTOR = [
             ),
             Edit(CALLS, 'not in ("approved", "consumed")', 'not in ("approved", "consumed", "pending")'),
         ),
-        ("db/test_gate.py::test_a_click_made_twice_approves_nothing_else",),
+        ("db/test_engine.py::test_a_gated_call_waits_and_runs_after_approval",),
     ),
     Mutant(
         "executor: a call that the gate refused",
@@ -140,6 +151,27 @@ EXECUTOR = [
         ("db/test_doubt.py::test_a_timeout_is_no_result_and_what_comes_late_is_evidence",),
     ),
     Mutant(
+        "executor: an exception does not say that nothing happened",
+        (Edit(HANDLER, "failed.in_doubt = not tool.refused(error)", "failed.in_doubt = False"),),
+        ("db/test_refusals.py::test_any_other_exception_leaves_a_doubt_and_the_next_call_asks",),
+    ),
+    Mutant(
+        "executor: after such an error the tool's other calls of the reply are not run",
+        (Edit(CALLS, "            in_doubt.stop_tool(batch, call)\n", "            pass\n"),),
+        ("db/test_refusals.py::test_the_other_calls_of_the_reply_to_that_tool_are_not_run",),
+    ),
+    Mutant(
+        "executor: what the origin of a fork executes between the gate and the start",
+        (
+            Edit(
+                CALLS,
+                'if call.verdict == "run" and not call.attempt and (since := gate.run_since(driver, tool)):',
+                'if since := "":',
+            ),
+        ),
+        ("db/test_fork_after_effects.py::test_what_the_origin_executes_between_the_gate_and_the_start",),
+    ),
+    Mutant(
         "executor: only the definition that a run was started with drives it",
         (Edit(WORKER, "if agent.definition_hash == run.definition_id:", "if True:"),),
         ("db/test_bad_input.py::test_another_definition_than_the_run_was_started_with",),
@@ -170,8 +202,35 @@ GATED = [
     ),
     Mutant(
         "gate: while a call is in doubt its tool asks (rule 4)",
-        (Edit(GATE, 'if tool.recovery == "nothing" and doubts:', "if False:"),),
-        ("db/test_doubt.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person",),
+        (
+            Edit(
+                GATE,
+                'return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}',
+                "return {}",
+            ),
+        ),
+        (
+            "db/test_doubt.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person",
+            "db/test_refusals.py::test_any_other_exception_leaves_a_doubt_and_the_next_call_asks",
+        ),
+    ),
+    Mutant(
+        "gate: what a fork left out and its origin has executed since",
+        (Edit(GATE, "if since := run_since(driver, tool):", 'if since := "":'),),
+        (
+            "db/test_fork_after_effects.py::test_what_the_origin_executes_later_is_seen_before_the_same_tool_runs",
+        ),
+    ),
+    Mutant(
+        "gate: a name that is nearly a tool's is no tool's",
+        (
+            Edit(
+                GATE,
+                "tool = driver.agent.tools.get(name) if isinstance(name, str) else None",
+                "tool = driver.agent.tools.get(intent.tool)",
+            ),
+        ),
+        ("db/test_bounds.py::test_a_tool_name_is_matched_exactly",),
     ),
     Mutant(
         "gate: a predicate that raises means ask",
@@ -290,6 +349,17 @@ LEASED = [
         ("crash/test_clicks.py::test_the_heartbeat_keeps_a_slow_tool_alive",),
     ),
     Mutant(
+        "leases: none is kept alive by a handler that hangs for ever",
+        (
+            Edit(
+                DRIVER,
+                "self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)",
+                "self.lease.allow(math.inf)",
+            ),
+        ),
+        ("crash/test_progress.py::test_a_tool_that_hangs_is_in_doubt_by_its_class",),
+    ),
+    Mutant(
         "leases: a draining process claims nothing",
         (Edit(LEASES, "~drain_requested(alias), pk=run_id", "pk=run_id"),),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
@@ -342,13 +412,21 @@ RECOVERY = [
         ("db/test_hard_cases.py::test_nobody_reconciles_while_the_first_attempt_may_be_at_work",),
     ),
     Mutant(
+        "recovery: that time is over by the database's clock",
+        (
+            Edit(CALLS, "- driver.now()).total_seconds()", "- datetime.now(UTC)).total_seconds()"),
+            Edit(CALLS, "from datetime import timedelta", "from datetime import UTC, datetime, timedelta"),
+        ),
+        ("crash/test_clocks.py::test_nobody_is_asked_while_the_first_attempt_is_at_work",),
+    ),
+    Mutant(
         "recovery: nothing runs beside a handler that is still at work here",
         (Edit(CALLS, "if abandoned is not None and not abandoned.done():", "if False:"),),
         ("db/test_hard_cases.py::test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself",),
     ),
     Mutant(
         "recovery: a reconcile tool that raises is asked about",
-        (Edit(CALLS, 'if observation.is_error and tool.recovery == "reconcile":', "if False:"),),
+        (Edit(CALLS, 'if observation.in_doubt and tool.recovery == "reconcile":', "if False:"),),
         ("db/test_hard_cases.py::test_a_reconcile_tool_that_raises_is_asked_about",),
     ),
     Mutant(
@@ -358,7 +436,7 @@ RECOVERY = [
     ),
     Mutant(
         "recovery: what follows a call in doubt is not run",
-        (Edit(DOUBT, 'batch.result(later, AFTER_UNKNOWN, "cancelled", is_error=True)', "pass"),),
+        (Edit(DOUBT, "    _stop(batch, [one for one in later if not one.parallel])\n", ""),),
         ("db/test_doubt.py::test_an_agent_may_prefer_to_be_told",),
     ),
     Mutant(

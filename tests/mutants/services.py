@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants import Edit, Mutant
 
 APPROVALS, CONTROL, PERMISSIONS = "services/approvals.py", "services/control.py", "services/permissions.py"
-QUERYSETS, RUNS = "models/querysets.py", "services/runs.py"
+QUERYSETS, RUNS, WRITE = "models/querysets.py", "services/runs.py", "services/write.py"
 
 DECISIONS = [
     Mutant(
@@ -20,7 +20,7 @@ DECISIONS = [
                 APPROVALS, "if pending.digest != digest and (digest is not None or call.edited):", "if False:"
             ),
         ),
-        ("db/test_gate.py::test_a_click_made_twice_approves_nothing_else",),
+        ("db/test_hard_cases.py::test_an_edit_changes_what_the_next_person_reads",),
     ),
     Mutant(
         "approvals: after an edit the digest must be named",
@@ -41,15 +41,15 @@ DECISIONS = [
                 "or False:",
             ),
         ),
-        ("db/test_gate.py::test_a_person_answers_what_the_model_asks",),
+        ("db/test_races.py::test_one_of_many_deciders_wins",),
     ),
     Mutant(
         "approvals: nothing is decided of a run that is being cancelled",
         (
             Edit(
                 APPROVALS,
-                "    if run.is_ended or batch.state.run.cancel_requested:\n        raise",
-                "    if False:\n        raise",
+                "    if batch.state.run.ended or batch.state.run.cancel_requested:",
+                "    if False:",
             ),
         ),
         ("crash/test_clicks.py::test_a_decision_after_cancel_is_refused",),
@@ -83,6 +83,16 @@ DECISIONS = [
         "runs: a key stands for one task",
         (Edit(RUNS, "    if not request.is_for(run):\n", "    if False:\n"),),
         ("db/test_bad_input.py::test_an_idempotency_key_used_for_another_task",),
+    ),
+    Mutant(
+        "runs: an imported run is a record",
+        (Edit(WRITE, "    if session.imported_at is not None:", "    if False:"),),
+        ("db/test_imported_records.py::test_an_added_approval_starts_nothing",),
+    ),
+    Mutant(
+        "runs: a key of another session",
+        (Edit(RUNS, "if request.names_session and run.session.key != request.session:", "if False:"),),
+        ("db/test_key_of_another_session.py::test_python_refuses_the_key_and_names_the_run_and_its_session",),
     ),
 ]
 
