@@ -44,7 +44,7 @@ class Copy:
             else:
                 shutil.copy(ROOT / name, self.folder / name)
 
-    def fallen(self, database: str, tests: Iterable[str]) -> tuple[set[str], str]:
+    def fallen(self, database: str, tests: Iterable[str], *options: str) -> tuple[set[str], str]:
         """Run tests; return those that fell, without their parameters, and all that pytest says."""
         environment = os.environ | self.servers[database] | {
             "PYTHONPATH": str(self.folder),
@@ -63,7 +63,7 @@ class Copy:
             *LIGHT,
         ]
         done = subprocess.run(
-            [*command, *(f"tests/{test}" for test in tests)],
+            [*command, *options, *(f"tests/{test}" for test in tests)],
             cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode not in (0, 1):  # a test that is not there, or code that cannot be imported
@@ -75,7 +75,8 @@ class Copy:
         try:
             for edit in mutant.edits:
                 self.write(edit.file, mutated(edit, (self.folder / "agentruns" / edit.file).read_text()))
-            fallen, said = self.fallen(mutant.database, mutant.tests)
+            options = ["-x"] if len(mutant.tests) == 1 else []  # one case of it is enough
+            fallen, said = self.fallen(mutant.database, mutant.tests, *options)
         except subprocess.TimeoutExpired:
             return f"its tests did not end within {PATIENCE} s"
         finally:

@@ -417,7 +417,8 @@ RECOVERY = [
             Edit(CALLS, "- driver.now()).total_seconds()", "- datetime.now(UTC)).total_seconds()"),
             Edit(CALLS, "from datetime import timedelta", "from datetime import UTC, datetime, timedelta"),
         ),
-        ("crash/test_clocks.py::test_nobody_is_asked_while_the_first_attempt_is_at_work",),
+        ("crash/test_clocks.py::test_nobody_is_asked_while_the_first_attempt_is_at_work[0-3600]",),
+        POSTGRESQL,
     ),
     Mutant(
         "recovery: nothing runs beside a handler that is still at work here",
