@@ -43,8 +43,8 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage mutants \
-	check messages bench
+.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 \
+	coverage mutants check messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -70,8 +70,9 @@ brief-postgresql:
 brief-browser:
 	$(BIN)/$(call BRIEFLY,2) $(BROWSER) $(addprefix --deselect=,$(LONG))
 
-# The products: each test on both databases, all examples, drivers that forget all they remember, the long lives.
-test-full: test-sqlite test-rebuild
+# The products: each test on both databases, all examples, drivers that forget all they remember, the long lives,
+# the guards taken out.
+test-full: test-sqlite test-rebuild mutants
 	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(BROWSER))
 	$(BIN)/$(PYTEST) $(filter tests/e2e/%,$(LONG))
 
