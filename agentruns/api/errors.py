@@ -42,6 +42,8 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.SessionBusyError: (409, "session-busy", "The session is busy"),
     core.DurableConfigMismatchError: (409, "config-mismatch", "The agent's definition has changed"),
     core.LeaseLostError: (409, "lease-lost", "Another process took the run over"),
+    core.JournalLockedError: (409, "journal-locked", "Another transaction keeps the session locked"),
+    core.ToolRefused: (422, "tool-refused", "The tool refused"),
     core.JournalConflictError: (409, "journal-conflict", "The run changed meanwhile; try again"),
     core.BudgetExceededError: (409, "budget-exceeded", "A budget of the run is used up"),
     core.ToolDurabilityError: (409, "tool-durability", "The outcome of a call is not known"),

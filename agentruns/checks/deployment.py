@@ -80,8 +80,7 @@ def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 
 def _read_from(alias: str) -> str:
-    run = Run()
-    run._state.db = alias
+    run = Run.from_db(alias, ["id"], [None])  # not Run(): the time of a new row is asked of the database
     return router.db_for_read(Session, instance=run)
 
 

@@ -68,9 +68,8 @@ def uncleared(alias: str, run: Run) -> list[Wait]:
 
     None of an imported one, which takes no verdict.
     """
-    if run.session.imported_at is not None:
-        return []
-    rows = Message.objects.using(alias).filter(session_id=run.session_id, kind__in=CLEARING)
+    rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
+    rows = rows.filter(kind__in=CLEARING)
     found = uncleared_in(map(_read, rows.order_by("seq").values_list(*events.Row._fields)))
     tools = definition_body(alias, run.definition_id).get("tools", {}) if found else {}
     return [

@@ -46,7 +46,7 @@ def wire(ctx: ToolContext) -> str:
 
 
 shop_agent("charges-in-time", {"tools": [call("charge_in_time", cents=700)]}, tools=[charge_in_time])
-shop_agent("wires-soon", {"tools": [call("wire")]}, tools=[wire])
+shop_agent("clocked", {"tools": [call("wire")]}, tools=[wire])
 shop_agent("hurries", {"tools": [call("lookup", number="A1")]}, deadline=timedelta(minutes=10))
 
 
@@ -110,7 +110,7 @@ def test_a_deadline_that_is_not_over_ends_no_run(starter: int, driver: int, effe
 
 @pytest.mark.parametrize("skew", [-FAST, -TOMORROW, TOMORROW])
 def test_a_card_is_not_expired_at_birth(skew: int, effects: Effects) -> None:
-    start_run("wires-soon", "do it", "s1")
+    start_run("clocked", "do it", "s1")
     finish(process("sweep", skew=skew))
     approval = Approval.objects.get()
     assert approval.expires_at is not None

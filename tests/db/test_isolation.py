@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,9 +155,9 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     ids=lambda race: race.__name__.removeprefix("test_"),
 )
 def test_races_end_as_at_the_default_level(
-    race: Callable[[Effects, None], None], isolation: str, effects: Effects
+    race: Callable[..., None], isolation: str, effects: Effects
 ) -> None:
-    race(effects, None)
+    race(*[effects] * len(inspect.signature(race).parameters))
 
 
 @pytest.mark.parametrize("isolation", ["serializable"], indirect=True)

@@ -19,7 +19,7 @@ from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
-from agentruns.journal.connection import own_alias
+from agentruns.journal.connection import journal_alias, own_alias
 from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
@@ -156,7 +156,7 @@ class World:
         return _NoHeartbeat()
 
     def _appended(self, batch: Batch) -> None:
-        alias = own_alias("default")  # the thread's connection may be one that user code has spoilt
+        alias = journal_alias("default")  # the thread's own may be one that user code has spoilt
         self.wrong += problems(batch.state.session_id, alias)
         epoch = Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=batch.state.run.run_id)
         if batch.epoch and batch.epoch != epoch - batch.releases:
