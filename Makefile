@@ -45,8 +45,8 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 coverage check \
-	messages bench
+.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 \
+	coverage mutants check messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -72,8 +72,9 @@ brief-postgresql:
 brief-browser:
 	$(BIN)/$(call BRIEFLY,2) $(BROWSER) $(addprefix --deselect=,$(LONG))
 
-# The products: each test on both databases, all examples, drivers that forget all they remember, the long lives.
-test-full: test-sqlite test-rebuild
+# The products: each test on both databases, all examples, drivers that forget all they remember, the long lives,
+# the guards taken out.
+test-full: test-sqlite test-rebuild mutants
 	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(BROWSER))
 	$(BIN)/$(PYTEST) $(filter tests/e2e/%,$(LONG))
 
@@ -120,6 +121,10 @@ messages: $(VENV)/dev
 	@rm -rf $(VENV)/messages && cp -r agentruns $(VENV)/messages && mkdir -p $(VENV)/messages/locale
 	cd $(VENV)/messages && LC_ALL=C.UTF-8 $(CURDIR)/$(BIN)/django-admin makemessages -l de >messages.log 2>&1; \
 		echo "processing locale de" | diff - messages.log && msgfmt --check-format -o /dev/null locale/de/LC_MESSAGES/django.po
+
+# Takes out each guard of the promise, in copies of the code, and runs the tests that must notice.
+mutants: $(VENV)/dev
+	@$(BIN)/python -m tests.mutants
 
 # Beside the peers that requirements-bench.txt names: some ten minutes, or two with `python -m benchmarks --quick`.
 bench:

@@ -43,7 +43,8 @@ def postgres(name: str) -> dict[str, Any]:
 
 
 database = {"sqlite": sqlite, "postgres": postgres}[DATABASE]
-DATABASES = {"default": database("agentruns"), "other": database("agentruns_other")}
+NAME = os.environ.get("AGENTRUNS_TEST_NAME", "agentruns")  # of two test runs on one server
+DATABASES = {"default": database(NAME), "other": database(f"{NAME}_other")}
 
 # A child process of a test works on the test's own database.
 if name := os.environ.get("AGENTRUNS_TEST_DB_NAME"):

@@ -76,12 +76,12 @@ def kill(run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(lease_expires_at=Now() - timedelta(seconds=1))
 
 
-def run_out(approval: Approval) -> None:
-    """Let the time of a pending approval be over, for its row and its journal alike."""
+def run_out(approval: Approval, seconds: float = -1) -> None:
+    """Let the time of a pending approval be over, or soon, for its row and its journal alike."""
 
     def change(run: Run, batch: Batch) -> None:
-        past = events.timestamp(timezone.now() - timedelta(seconds=1))
+        end = events.timestamp(timezone.now() + timedelta(seconds=seconds))
         call = batch.state.run.calls[approval.call_id]
-        batch.add(events.APPROVAL_EXTENDED, {"expires_at": past, "actor": None}, call=call)
+        batch.add(events.APPROVAL_EXTENDED, {"expires_at": end, "actor": None}, call=call)
 
     write(approval.run_id, change)

@@ -187,8 +187,9 @@ def test_another_task_in_a_busy_session() -> None:
 def test_an_idempotency_key_used_for_another_task() -> None:
     agent = shop_agent("keyed")
     run = start_run(agent, "do it", "s1", idempotency_key="k1")
-    with pytest.raises(RunStateError, match=str(run.pk)):
-        start_run(agent, "do something else", "s2", idempotency_key="k1")
+    for session in ("s1", "s2"):
+        with pytest.raises(RunStateError, match=str(run.pk)):
+            start_run(agent, "do something else", session, idempotency_key="k1")
     assert Session.objects.count() == 1
 
 

@@ -1,4 +1,4 @@
-"""Rows that only a forger writes: each is found by what stands before it, with every hash right."""
+"""Rows that only a forger writes, with every hash right: found by what stands before them, never obeyed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from uuid import UUID
 import pytest
 
 from agentruns import approve, fork_run
+from agentruns.engine.gate import call_digest
 from agentruns.journal.events import Row, row_hash
 from agentruns.journal.read import FIELDS
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
-from tests.db.helpers import run_turns, the_run
+from tests.db.helpers import outcomes, run_turns, the_run
 from tests.db.test_verify import forge
+from tests.effects import Effects
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -107,3 +110,36 @@ def test_a_copy_that_spends_an_approval(finished: Run, another: UUID) -> None:
     copied = fork.messages.filter(kind="tool_started").earliest("seq")
     forge(fork.session_id, lambda rows: rows.filter(pk=copied.pk).update(consumes=another))
     assert told(fork).endswith("is copied from another run and consumes an approval.")
+
+
+def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(effects: Effects) -> None:
+    """A person approves what the card shows: what the call would do is not that."""
+    result = run_turns({"tools": [call("refund", cents=9000)]})
+    harmless = {"arguments": {"cents": 1}, "digest": call_digest("refund", {"cents": 1})}
+
+    def change(rows: Any) -> None:
+        row = rows.get(kind="approval_requested")
+        Message.objects.filter(pk=row.pk).update(payload={**row.payload, **harmless})
+
+    forge(Run.objects.get().session_id, change)
+    Approval.objects.update(**harmless)
+    (card,) = result.pending
+    approve(card.pk, None, digest=harmless["digest"])
+    sweep()
+    run = Run.objects.get()
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+
+
+def test_an_approval_that_was_used_lets_nothing_run_that_has_not_started(effects: Effects) -> None:
+    """A start that is none, as its attempt says, has used the approval up."""
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    (card,) = result.pending
+    approve(card.pk, None, digest=card.digest)
+    batch = Batch(load("default", Run.objects.get().session_id, card.run_id))
+    (asked,) = batch.state.run.open_calls()
+    start = {"key": "k", "digest": asked.digest, "declares": "nothing", "timeout": None}
+    batch.add("tool_started", start, call=asked, attempt=0, consumes=card.pk)
+    DatabaseStore().append(batch)
+    sweep()
+    run = Run.objects.get()
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)

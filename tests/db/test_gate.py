@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from agentruns import approve, pause_run, resume_run, run_agent, start_run, tool
+from agentruns import ToolContext, approve, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.exceptions import DurableConfigMismatchError
+from agentruns.exceptions import DurableConfigMismatchError, JournalConflictError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.db.dying import die_at
 from tests.db.helpers import names, outcomes, run_turns, the_run
 from tests.effects import Effects
-from tests.shop.agents import TOOLS, call, refund, shop_agent
+from tests.shop.agents import TOOLS, act, call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,6 +89,27 @@ def two_cards() -> list[Approval]:
     turn = {"tools": [call("search", query="x"), call("refund", cents=5000), call("refund", cents=6000)]}
     pending = run_turns(turn).pending
     return sorted(pending, key=lambda card: card.arguments["cents"])
+
+
+def test_a_start_that_is_refused_takes_no_result_with_it(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card of the next call cannot be used up: its row is not what the journal says."""
+    monkeypatch.setattr("agentruns.engine.driver.SAME_STATE_RETRIES", 1)
+
+    @tool
+    def work(ctx: ToolContext) -> str:
+        """Act while somebody approves the call after this one, and its card is damaged."""
+        (card,) = Approval.objects.pending()
+        approve(card.pk, None, digest=card.digest)
+        Approval.objects.update(status="denied")
+        return act("work", ctx)
+
+    agent = shop_agent("damaged", {"tools": [call("work"), call("refund", cents=5000)]}, tools=[work, refund])
+    with pytest.raises(JournalConflictError):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    assert (names(effects), outcomes(run)) == (["work"], ["ok"])
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])

@@ -139,7 +139,17 @@ def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects
     assert set(in_force) == {"on"}
 
 
+def another_transaction() -> None:
+    """Undo the transaction, and write and commit in another one."""
+    with connection.cursor() as cursor:
+        cursor.execute("ROLLBACK")
+    Order.objects.create(number="written", customer="Eve", total_cents=1)
+    with connection.cursor() as cursor, suppress(DatabaseError):  # SQLite has committed already
+        cursor.execute("COMMIT")
+
+
 RAW: dict[str, Callable[[], None]] = {
+    "another transaction by SQL": another_transaction,
     "commit by SQL": lambda: connection.cursor().execute("COMMIT") and None,
     "rollback by SQL": lambda: connection.cursor().execute("ROLLBACK") and None,
     "commit by the driver": lambda: connection.connection.commit(),
@@ -182,6 +192,28 @@ def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: 
         assert written == (settled["outcome"] == "ok"), settled
     else:  # nobody can know: a person is asked
         assert (run.status, written) == ("orphaned", 0)
+
+
+def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effects) -> None:
+    """Nobody can say of it that nothing happened, and it is not done again."""
+
+    @tool(transactional=True)
+    def write(ctx: ToolContext) -> str:
+        """Undo the transaction, and write and commit in another, behind Django's back."""
+        raw = connection.connection
+        raw.rollback()
+        raw.cursor().execute(
+            "INSERT INTO shop_order (number, customer, total_cents, refunded_cents, note)"
+            " VALUES ('written', 'Eve', 1, 0, '')"
+        )
+        raw.commit()
+        return "written"
+
+    agent = shop_agent("ends", {"tools": [call("write")]}, tools=[write])
+    result = run_agent(agent, "write", "s1", idempotency_key="k")
+    clean()
+    run = the_run(result)
+    assert (run.status, outcomes(run), Order.objects.count()) == ("orphaned", [], 1)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")

@@ -111,6 +111,38 @@ def test_an_engine_row_of_another_epoch_is_refused() -> None:
     assert (Message.objects.count(), Session.objects.get().next_seq) == (2, 3)
 
 
+def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(effects: Effects) -> None:
+    """As after a backup is restored, where what was lost has been written again, otherwise."""
+    run = start_run(shop_agent("restored"), "do it", "s1", idempotency_key="k")
+    store = DatabaseStore()
+    backup = Session.objects.values("next_seq", "head").get()
+
+    def write(reason: str) -> None:
+        batch = Batch(load("default", run.session_id, run.pk))
+        batch.add("run_pause_requested", {"reason": reason})
+        store.append(batch)
+
+    write("lost")
+    stale = Batch(load("default", run.session_id, run.pk))
+    with triggers.lifted(connection):
+        Message.objects.filter(seq__gte=backup["next_seq"]).delete()
+        Session.objects.update(**backup)
+    write("written again")
+    stale.add("run_pause_requested", {"reason": "knows of the lost row"})
+    with pytest.raises(JournalConflictError):
+        store.append(stale)
+    assert (Message.objects.count(), problems(run.session_id)) == (3, [])
+
+
+def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: Run) -> None:
+    rows = Message.objects.count()
+    batch = Batch(load("default", run.session_id, run.pk))
+    batch.add("run_pause_requested", {"reason": "it has ended"})
+    with pytest.raises(JournalConflictError):
+        DatabaseStore().append(batch)
+    assert (Message.objects.count(), problems(run.session_id)) == (rows, [])
+
+
 @pytest.mark.parametrize(
     "odd", ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
 )

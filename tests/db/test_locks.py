@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from agentruns import cancel_run, deny, pause_run, start_run
+from agentruns import ToolContext, cancel_run, deny, pause_run, run_agent, start_run, tool
 from agentruns.exceptions import JournalLockedError
 from agentruns.models import Approval, Control, Run, Session
+from agentruns.services import write as service_write
 from agentruns.services.sweep import sweep
 from agentruns.utils import db
+from tests.crash.processes import wait_for
+from tests.db.dying import elsewhere
 from tests.db.helpers import run_turns
+from tests.db.racing import deadlocks
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import call, post, shop_agent
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -97,3 +101,43 @@ def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout() -> None:
         pause_run(free.pk)
         assert timeout() == before
     assert Run.objects.get(pk=free.pk).status == "paused"
+
+
+def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round each would wait for the other, until PostgreSQL ends one of them."""
+    lock, locked, clicks = service_write.lock_session, threading.Event(), list[threading.Thread]()
+
+    def lock_and_meet_the_worker(alias: str, session_id: Any) -> None:
+        lock(alias, session_id)
+        locked.set()
+        wait_for(lambda: bool(elsewhere(somebody_waits)), "the worker to wait for the service")
+
+    @tool
+    def be_paused(ctx: ToolContext) -> str:
+        """Return once a service has its first lock."""
+        clicks.append(threading.Thread(target=elsewhere, args=(lambda: pause_run(ctx.run_id),)))
+        clicks[0].start()
+        assert locked.wait(30)
+        return "done"
+
+    before = deadlocks()
+    agent = shop_agent(
+        "ordered", {"tools": [call("be_paused"), call("post", text="x")]}, tools=[be_paused, post]
+    )
+    monkeypatch.setattr(service_write, "lock_session", lock_and_meet_the_worker)
+    result = run_agent(agent, "do it", "s1")
+    clicks[0].join(60)
+    assert deadlocks() == before
+    assert (result.status, effects.count()) == ("paused", 0)
+
+
+def somebody_waits() -> bool:
+    """Tell whether a backend waits for a lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database())"
+        )
+        return bool(cursor.fetchone()[0])

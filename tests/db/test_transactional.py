@@ -12,13 +12,15 @@ from django.db import IntegrityError, connection, connections, transaction
 
 from agentruns import RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, the_run
-from tests.shop.agents import call, shop_agent
+from tests.effects import Effects
+from tests.shop.agents import call, post, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -96,6 +98,25 @@ def test_what_goes_well_is_written_once_with_its_result(then: str) -> None:
 def test_a_click_during_the_block_costs_neither_write_nor_result() -> None:
     run = the_run(do("be cancelled"))
     assert (run.status, outcomes(run), Order.objects.count()) == ("cancelled", ["ok"], 1)
+
+
+def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a handler did to its connection, as SET synchronous_commit, decides nothing about a start."""
+    batches: list[list[str]] = []
+    append = DatabaseStore.append
+
+    def seen(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        append(store, batch, **options)
+        batches.append([row.kind for row in batch.rows])
+
+    monkeypatch.setattr(DatabaseStore, "append", seen)
+    turn = {"tools": [call("write_and", number="A1", then="return"), call("post", text="x")]}
+    run_agent(shop_agent("writer", turn, tools=[write_and, post]), "do it", "s1", idempotency_key="k")
+    first = next(kinds for kinds in batches if "tool_result" in kinds)
+    assert first == ["tool_result"]
+    assert (effects.count(), Order.objects.count()) == (1, 1)
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one isolation level")

@@ -1,0 +1,109 @@
+"""A decision counts if it is in time and of somebody who may: any other lets nothing run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.db.models.functions import Now
+
+from agentruns import ToolContext, approve, run_agent, tool
+from agentruns.exceptions import ApprovalStateError, PermissionDeniedError
+from agentruns.journal.store import DatabaseStore
+from agentruns.models import Approval
+from agentruns.services.sweep import sweep
+from tests.crash.processes import wait_for
+from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import act, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_decision_that_comes_a_moment_too_late_is_none(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in time when it is looked at, and the time is over when it is written."""
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    (card,) = result.pending
+    append, held_up = DatabaseStore.append, list[bool]()
+
+    def append_late(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        if not held_up:
+            held_up.append(True)
+            wait_for(Approval.objects.filter(pk=card.pk, expires_at__lt=Now()).exists, "the time to be over")
+        append(store, batch, **options)
+
+    run_out(card, seconds=1)
+    with monkeypatch.context() as patch, pytest.raises(ApprovalStateError, match="expired at"):
+        patch.setattr(DatabaseStore, "append", append_late)
+        approve(card.pk, None, digest=card.digest)
+    assert held_up, "it was in time when it was looked at"
+    sweep()
+    run = the_run(result)
+    assert (outcomes(run), effects.count()) == (["expired"], 0)
+    assert [decided["verb"] for decided in payloads(run, "approval_decided")] == ["expire"]
+
+
+def test_after_an_edit_nobody_approves_without_saying_what_they_saw(effects: Effects) -> None:
+    @tool(requires_approval=True, approvals=2)
+    def transfer(ctx: ToolContext, cents: int) -> str:
+        """Transfer money."""
+        return act("transfer", ctx, cents=cents)
+
+    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer])
+    (card,) = result.pending
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    edited = approve(card.pk, ann, arguments={"cents": 999})
+    with pytest.raises(ApprovalStateError, match="Look at it again"):
+        approve(card.pk, bob)
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+    approve(card.pk, bob, digest=edited.digest)
+    sweep()
+    assert [line["cents"] for line in effects.lines()] == [999]
+
+
+@tool(requires_approval=True, approvers="treasurers")
+def pay(ctx: ToolContext, cents: int) -> str:
+    """Pay."""
+    return act("pay", ctx)
+
+
+def fails(actor: Any, approval: Approval) -> bool:
+    """Decide by a department that is not there."""
+    raise LookupError(actor.get_username())
+
+
+def a_treasurer(name: str, *permissions: str, **fields: Any) -> User:
+    made = user(name, *permissions, **fields)
+    made.groups.add(Group.objects.get_or_create(name="treasurers")[0])
+    return made
+
+
+WHO: dict[str, Any] = {
+    "without the permission": lambda: a_treasurer("eve"),
+    "not active": lambda: a_treasurer("eve", "decide_approval", is_active=False),
+    "not among the approvers": lambda: user("eve", "decide_approval"),
+    "the requester": lambda: User.objects.get(username="ann"),
+    "a rule that fails": lambda: a_treasurer("eve", "decide_approval"),
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_who_may_not_decide_lets_nothing_run(who: str, effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    if who == "a rule that fails":
+        settings.AGENTRUNS_CAN_DECIDE = "tests.db.test_decisions.fails"
+    ann = a_treasurer("ann", "decide_approval")
+    agent = shop_agent("pays", {"tools": [call("pay", cents=1)]}, tools=[pay])
+    result = run_agent(agent, "pay", "s1", actor=ann)
+    (card,) = result.pending
+    with pytest.raises(PermissionDeniedError):
+        approve(card.pk, WHO[who](), digest=card.digest)
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+    settings.AGENTRUNS_CAN_DECIDE = None
+    approve(card.pk, a_treasurer("bob", "decide_approval"), digest=card.digest)
+    assert (sweep().completed, effects.count()) == (1, 1)

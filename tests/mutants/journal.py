@@ -1,0 +1,325 @@
+"""Guards of the journal: the append, its commit, the fold, the verifier, the triggers."""
+
+from __future__ import annotations
+
+from tests.mutants import POSTGRESQL, Edit, Mutant
+
+STORE, CONNECTION, DB = "journal/store.py", "journal/connection.py", "utils/db.py"
+FOLD, STATE, VERIFY, TRIGGERS = (
+    "journal/fold.py", "journal/conversation.py", "journal/verify.py", "models/triggers.py",
+)  # fmt: skip
+
+APPEND = [
+    # The head alone says as much as both: each seq has one. The seq is what the index of rows is made of.
+    Mutant(
+        "append: a writer that has not seen the whole journal (SQLite)",
+        (Edit(STORE, "AND next_seq = %s AND head = %s',", "AND (next_seq = %s OR head = %s OR 1 = 1)',"),),
+        ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
+    ),
+    Mutant(
+        "append: a writer that has not seen the whole journal (PostgreSQL)",
+        (
+            Edit(
+                STORE,
+                "next_seq = %s AND head = %s RETURNING",
+                "(next_seq = %s OR head = %s OR TRUE) RETURNING",
+            ),
+        ),
+        ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: the head, where another history is as long (SQLite)",
+        (Edit(STORE, "next_seq = %s AND head = %s',", "next_seq = %s AND (head = %s OR 1 = 1)',"),),
+        ("db/test_journal.py::test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused",),
+    ),
+    Mutant(
+        "append: the head, where another history is as long (PostgreSQL)",
+        (Edit(STORE, "AND head = %s RETURNING", "AND (head = %s OR TRUE) RETURNING"),),
+        ("db/test_journal.py::test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: the epoch of the writer's lease",
+        (Edit(STORE, '" AND lease_epoch = %s"', '" AND (lease_epoch = %s OR 1 = 1)"'),),
+        ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
+    ),
+    Mutant(
+        "append: no service row for a run that has ended",
+        (Edit(STORE, '"" if closed else f" AND status NOT IN {ENDED}"', '""'),),
+        ("db/test_journal.py::test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended",),
+    ),
+    Mutant(
+        "append: rows only if the run could be written (order of the statement)",
+        (Edit(STORE, "SELECT v.* FROM r,", "SELECT v.* FROM s,"),),
+        ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: the run only if the session could be written (order of the statement)",
+        (
+            Edit(STORE, "SET {sets} FROM s'", "SET {sets} '"),
+            Edit(STORE, " AND run.session_id = s.id{where}", "{where}"),
+        ),
+        ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: sessions are locked before runs, by services as by appends",
+        (
+            Edit(
+                "services/write.py",
+                'Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))',
+                'Run.objects.using(alias).filter(session_id=session_id).update(step=F("step"))',
+            ),
+        ),
+        ("db/test_locks.py::test_a_service_and_a_worker_take_their_locks_in_the_same_order",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: all of a batch or nothing",
+        (
+            Edit(
+                STORE,
+                "with transaction.atomic(using=alias, durable=durable):",
+                "from contextlib import nullcontext\n        with nullcontext():",
+            ),
+        ),
+        ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
+    ),
+    Mutant(
+        "append: an approval that is as it was read, and in time",
+        (
+            Edit(
+                STORE,
+                "if rows.update(**_columns(call, approval)) != 1:",
+                "if rows.update(**_columns(call, approval)) > 1:",
+            ),
+        ),
+        ("db/test_decisions.py::test_a_decision_that_comes_a_moment_too_late_is_none",),
+    ),
+]
+
+DURABLE = [
+    Mutant(
+        "commit: on the journal's own connection",
+        (Edit(STORE, "alias = own_alias(alias)", "alias = str(alias)"),),
+        (
+            "db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once[other_schema-handler]",
+        ),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "commit: on the disk, whatever a pooler passes on",
+        (Edit(STORE, "'synchronous_commit') WHEN 'off'", "'synchronous_commit') WHEN 'never'"),),
+        ("db/test_hostile.py::test_each_append_is_on_the_disk_whatever_a_pooler_passes_on",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "commit: no transaction of user code is left open",
+        (Edit("engine/driver.py", "            mend_connection(self.alias)", "            pass"),),
+        (
+            "db/test_hostile.py::test_each_payment_is_journaled_before_it_and_happens_once[autocommit_off-handler]",
+        ),
+    ),
+    Mutant(
+        "commit: nothing is driven inside a caller's transaction",
+        (Edit(CONNECTION, "    if _foreign_blocks(connection):", "    if False:"),),
+        ("db/test_bad_input.py::test_a_call_inside_an_outer_transaction",),
+    ),
+    Mutant(
+        "commit: nothing is driven with autocommit off",
+        (
+            Edit(
+                CONNECTION,
+                "if not connection.in_atomic_block and not connection.get_autocommit():",
+                "if False:",
+            ),
+            Edit(CONNECTION, "    if not connection.autocommit:\n        return True\n", ""),
+        ),
+        ("db/test_host_project.py::test_without_autocommit_nothing_is_driven",),
+    ),
+]
+
+FOLDING = [
+    Mutant(
+        "fold: a start uses the approval up",
+        (Edit(FOLD, 'call.approval.status = "consumed"', 'call.approval.status = "approved"'),),
+        (
+            "db/test_gate.py::test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one",
+        ),
+    ),
+    Mutant(
+        "fold: as many people as are required",
+        (Edit(FOLD, "len(approval.given) >= approval.required", "len(approval.given) >= 1"),),
+        ("db/test_executor.py::test_two_people_approve_or_it_does_not_run",),
+    ),
+    Mutant(
+        "fold: an edit voids what others approved",
+        (Edit(FOLD, "            approval.given, approval.names = [], []\n", ""),),
+        ("db/test_executor.py::test_who_approved_may_change_their_mind_until_it_is_enough",),
+    ),
+    Mutant(
+        "fold: a call that waits for a person is not ready",
+        (Edit(FOLD, 'return self.approval is None or self.approval.status == "pending"', "return False"),),
+        ("db/test_engine.py::test_a_gated_call_waits_and_runs_after_approval",),
+    ),
+    Mutant(
+        "fold: what follows a waiting call waits, too",
+        (Edit(FOLD, "elif call.parallel or not blocked:", "else:"),),
+        ("db/test_executor.py::test_calls_after_a_waiting_one_wait_too_unless_they_only_read",),
+    ),
+    # A paused run has neither a ready call nor the status in which it could be driven.
+    Mutant(
+        "fold: a paused run has nothing to do (both guards)",
+        (
+            Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),
+            Edit(
+                FOLD, "        if self.paused:\n            return", "        if False:\n            return"
+            ),
+        ),
+        ("crash/test_clicks.py::test_pause_keeps_the_result_and_resume_runs_the_rest",),
+    ),
+    Mutant(
+        "fold: a verdict of newer code is refused",
+        (
+            Edit(
+                FOLD,
+                'if call["verdict"] in GATE_DECISIONS else "refuse"',
+                'if call["verdict"] in GATE_DECISIONS else "run"',
+            ),
+        ),
+        ("db/test_releases.py::test_what_only_newer_code_understands_is_not_run",),
+    ),
+    Mutant(
+        "fold: a call that may have happened is remembered",
+        (
+            Edit(
+                STORE, "if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):", "if False:"
+            ),
+        ),
+        ("db/test_doubt.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person",),
+    ),
+    Mutant(
+        "fold: only a verdict that clears lifts a doubt",
+        (Edit(STORE, ' and row.payload["verdict"] in events.CLEARING:', ":"),),
+        ("db/test_doubt.py::test_a_late_verdict_only_records_and_lifts_the_doubt",),
+    ),
+]
+
+VERIFYING = [
+    Mutant(
+        "verify: rows follow one another",
+        (Edit(VERIFY, "if row.prev_hash != self.head:", "if False:"),),
+        ("db/test_verify.py::test_an_altered_journal_is_found",),
+    ),
+    Mutant(
+        "verify: the hash of each row",
+        (Edit(VERIFY, "intact = row.hash == events.row_hash(self.session.pk, row, text)", "intact = True"),),
+        (
+            "db/test_verify.py::test_an_altered_journal_is_found",
+            "db/test_verify.py::test_the_hash_is_of_the_stored_text_whether_it_parses_or_not",
+        ),
+    ),
+    Mutant(
+        "verify: no row is missing",
+        (Edit(VERIFY, "if row.seq != expected:", "if False:"),),
+        ("db/test_verify.py::test_an_altered_journal_is_found",),
+    ),
+    Mutant(
+        "verify: the tail is not cut off",
+        (Edit(VERIFY, "return self.cut()", "return None"),),
+        ("db/test_verify.py::test_an_altered_journal_is_found",),
+    ),
+    Mutant(
+        "verify: one result for each call",
+        (Edit(VERIFY, 'return f"is a second result of call {call.id}."', 'return ""'),),
+        ("db/test_verify.py::test_what_the_databases_constraints_refuse_is_found_too",),
+    ),
+    Mutant(
+        "verify: an approval is used once",
+        (Edit(VERIFY, 'return f"consumes approval {approval.id} a second time."', 'return ""'),),
+        ("db/test_verify.py::test_an_approval_is_consumed_once",),
+    ),
+    Mutant(
+        "verify: a start has the arguments that were recorded",
+        (
+            Edit(VERIFY, 'return f"starts call {call.id} with other arguments than were recorded."', "pass"),
+            Edit(
+                VERIFY,
+                'return f"starts call {call.id} with other arguments than approval {approval.id} shows."',
+                "pass",
+            ),
+        ),
+        ("db/test_verify.py::test_a_forged_journal_is_found_by_what_it_says",),
+    ),
+    Mutant(
+        "verify: the gate let the call through",
+        (Edit(VERIFY, 'return f"starts call {call.id}, which the gate did not let through."', "pass"),),
+        ("db/test_forged_rows.py::test_a_gated_call_whose_card_was_taken_out",),
+    ),
+    Mutant(
+        "verify: folded columns are those of the journal",
+        (Edit(VERIFY, "if stored[name] == due:", "if True:"),),
+        ("db/test_journal.py::test_a_changed_column_is_found",),
+    ),
+]
+
+LOCKED = [
+    Mutant(
+        "triggers: no UPDATE (SQLite)",
+        (Edit(TRIGGERS, "BEFORE UPDATE ON {MESSAGE} BEGIN", "BEFORE UPDATE ON {MESSAGE} WHEN 0 BEGIN"),),
+        ("db/test_journal.py::test_the_database_refuses_to_change_the_journal",),
+    ),
+    Mutant(
+        "triggers: no DELETE (SQLite)",
+        (
+            Edit(
+                TRIGGERS,
+                "WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN",
+                "WHEN 0 BEGIN",
+            ),
+        ),
+        (
+            "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
+            "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",
+        ),
+    ),
+    Mutant(
+        "triggers: no REPLACE (SQLite)",
+        (
+            Edit(TRIGGERS, "AND seq = NEW.seq)", "AND seq = NEW.seq AND 0)"),
+            Edit(TRIGGERS, "WHERE id = NEW.id)", "WHERE id = NEW.id AND 0)"),
+        ),
+        ("db/test_hard_cases.py::test_sqlite_cannot_replace_a_row",),
+    ),
+    Mutant(
+        "triggers: no UPDATE (PostgreSQL)",
+        (Edit(TRIGGERS, "BEFORE UPDATE ON {MESSAGE}\n", "BEFORE UPDATE OF id ON {MESSAGE}\n"),),
+        ("db/test_journal.py::test_the_database_refuses_to_change_the_journal",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "triggers: no DELETE (PostgreSQL)",
+        (
+            Edit(
+                TRIGGERS,
+                "IF EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) THEN",
+                "IF TRUE THEN",
+            ),
+        ),
+        (
+            "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
+            "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",
+        ),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "triggers: no TRUNCATE (PostgreSQL)",
+        (Edit(TRIGGERS, "IF NOT EXISTS (SELECT 1 FROM {MESSAGE}) THEN", "IF TRUE THEN"),),
+        ("db/test_journal.py::test_postgresql_refuses_to_truncate_the_journal",),
+        POSTGRESQL,
+    ),
+]
+
+MUTANTS = [*APPEND, *DURABLE, *FOLDING, *VERIFYING, *LOCKED]
