@@ -64,7 +64,7 @@ $(BRIEF): export AGENTRUNS_TEST_BRIEF = 1
 $(BRIEF): $(VENV)/dev
 
 brief-sqlite:
-	$(BIN)/$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER))
+	$(BIN)/$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) $(addprefix --deselect=,$(LONG))
 
 brief-postgresql:
 	$(BIN)/python -m tests.servers $(call BRIEFLY,3) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
@@ -76,7 +76,7 @@ brief-browser:
 # the guards taken out.
 test-full: test-sqlite test-rebuild mutants
 	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(BROWSER))
-	$(BIN)/$(PYTEST) $(filter tests/e2e/%,$(LONG))
+	$(BIN)/$(PYTEST) $(filter tests/e2e/% tests/packaging/%,$(LONG))
 
 test-fast: $(VENV)/dev
 	$(BIN)/$(PYTEST) $(call IGNORING,tests/crash tests/properties tests/workers $(BROWSER))

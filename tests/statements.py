@@ -16,7 +16,7 @@ from agentruns.journal.connection import own_alias
 
 @contextmanager
 def on_each_connection(enter: Callable[[Any], Any]) -> Iterator[None]:
-    """Enter a context for this thread's connection, for the journal's, and for each of those that it opens."""
+    """Enter a context for this thread's connection, for the journal's, and for each that it opens."""
     here = threading.get_ident()
     with ExitStack() as stack:
         for alias in {connection.alias, own_alias(connection.alias)}:
