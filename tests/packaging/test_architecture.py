@@ -118,7 +118,13 @@ def files_of(target: str) -> set[str]:
 def test_make_test_runs_each_file_of_tests_or_leaves_it_to_make_test_full() -> None:
     everything = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/test_*.py")}
     rest = everything - files_of("test")
-    assert rest == {"tests/workers/test_soak.py", "tests/workers/test_deploys.py"} <= files_of("test-full")
+    assert rest <= files_of("test-full")
+    assert rest == {
+        "tests/packaging/test_docs_tutorial.py",
+        "tests/packaging/test_wheel.py",
+        "tests/workers/test_deploys.py",
+        "tests/workers/test_soak.py",
+    }
 
 
 def test_nothing_is_written_twice() -> None:
