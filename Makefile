@@ -16,18 +16,19 @@ BROWSER = tests/e2e tests/browser
 ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
-POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py tests/crash/test_faults.py tests/crash/test_soak.py \
+POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
 	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
 	locks notifications pgbouncer races retention routers storage_away sweep sweep_cost transactional zombies) \
-	$(patsubst %,tests/api/test_%.py,idempotency pagination races runs stream) \
+	$(patsubst %,tests/api/test_%.py,drafts idempotency pagination races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads)
+	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads) tests/commands/test_watch.py
 # Long, and about many runs, every combination, or what is built of the whole: only in `make test-full`.
-BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py \
-	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning
-LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py \
+BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py tests/packaging/test_plugin.py \
+	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning tests/db/test_host_project.py
+LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/crash/test_soak.py \
+	$(patsubst %,tests/db/test_%.py,closing export_mutations mixed_replies odd_results) \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
 # Nothing of it remembers, or it counts what remembering saves.
@@ -45,7 +46,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: demo console test $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 \
+.PHONY: demo console test chromium $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 \
 	coverage mutants check messages bench
 
 demo: $(VENV)/runtime
@@ -69,8 +70,13 @@ brief-sqlite:
 brief-postgresql:
 	$(BIN)/python -m tests.servers $(call BRIEFLY,3) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
 
-brief-browser:
+brief-browser: chromium
 	$(BIN)/$(call BRIEFLY,2) $(BROWSER) $(addprefix --deselect=,$(LONG))
+
+# Where it cannot be installed, the tests themselves say what is missing.
+chromium:
+	@command -v chromium-headless-shell chromium >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update -qq && apt-get install -qq -y chromium-headless-shell; } >/dev/null 2>&1 || true
 
 # The products: each test on both databases, all examples, drivers that forget all they remember, the long lives,
 # the guards taken out.
@@ -87,7 +93,7 @@ test-sqlite: $(VENV)/dev
 test-rebuild: $(VENV)/dev
 	AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) $(ENGINE) $(call IGNORING,$(REMEMBERED))
 
-test-browser: $(VENV)/dev
+test-browser: $(VENV)/dev chromium
 	$(BIN)/pytest -n 2 tests/browser
 
 # The console on Django 6.1, which constraints.txt names for Python 3.12 and newer.
@@ -95,6 +101,7 @@ test-browser-61:
 	@test -n "$(NEWER)" || { echo "Django 6.1 needs Python 3.12 or newer: no python3, python3.13 or python3.12 on PATH is." >&2; exit 1; }
 	@$(MAKE) --no-print-directory VENV=.venv61 PYTHON=$(NEWER) .venv61/dev
 	.venv61/bin/python -c 'import django; assert django.VERSION[:2] == (6, 1), django.__version__'
+	@$(MAKE) --no-print-directory chromium
 	.venv61/bin/pytest -n 3 tests/admin
 	.venv61/bin/pytest -n 2 tests/browser
 
@@ -113,6 +120,7 @@ check: $(VENV)/dev messages
 	$(foreach settings,project.settings tests.settings,\
 		$(BIN)/python manage.py check --settings=$(settings) && \
 		$(BIN)/python manage.py makemigrations --check --dry-run --settings=$(settings) &&) true
+	$(BIN)/python -m tests.audit
 
 # Collects the texts of a copy of the package, as a translator would; xgettext must have nothing to complain about.
 messages: $(VENV)/dev
@@ -126,16 +134,19 @@ messages: $(VENV)/dev
 mutants: $(VENV)/dev
 	@$(BIN)/python -m tests.mutants
 
-# Beside the peers that requirements-bench.txt names: some ten minutes, or two with `python -m benchmarks --quick`.
+# Beside the peers that requirements-bench.txt names: some ten minutes, or three with `python -m benchmarks --quick`.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/bench
 	.venv-bench/bin/python -m benchmarks
 
-$(VENV)/runtime: pyproject.toml constraints.txt
-	$(call install,-c constraints.txt -e '.[all]')
+# Each file of each dependency has to have the hash that it had when the versions were chosen.
+$(VENV)/runtime: pyproject.toml locked.txt
+	$(call install,--require-hashes -r locked.txt)
+	$(call install,--no-deps --no-build-isolation -e .)
 
-$(VENV)/dev: pyproject.toml constraints.txt requirements-dev.txt
-	$(call install,-r requirements-dev.txt)
+$(VENV)/dev: pyproject.toml locked-dev.txt
+	$(call install,--require-hashes -r locked-dev.txt)
+	$(call install,--no-deps --no-build-isolation -e .)
 	@touch $(VENV)/runtime
 
 $(VENV)/bench: pyproject.toml requirements-bench.txt

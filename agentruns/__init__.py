@@ -7,51 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "Agent": "agentruns.agents.agent",
-    "tool": "agentruns.tools",
-    "ask_human": "agentruns.tools",
-    "question_to": "agentruns.tools",
-    "ToolContext": "agentruns.tools",
-    "Occurred": "agentruns.tools",
-    "NotOccurred": "agentruns.tools",
-    "Unknown": "agentruns.tools",
-    "ToolRefused": "agentruns.exceptions",
-    "http_refusal": "agentruns.tools",
-    "ModelRequest": "agentruns.providers.base",
-    "ModelReply": "agentruns.providers.base",
-    "run_agent": "agentruns.services.runs",
-    "start_run": "agentruns.services.runs",
-    "resume_run": "agentruns.services.runs",
-    "list_runs": "agentruns.services.runs",
-    "get_run": "agentruns.services.runs",
-    "adopt_definition": "agentruns.services.control",
-    "cancel_run": "agentruns.services.control",
-    "pause_run": "agentruns.services.control",
-    "resolve_orphan": "agentruns.services.control",
-    "fork_run": "agentruns.services.forks",
-    "run_again": "agentruns.services.forks",
-    "replay_run": "agentruns.services.history",
-    "state_at": "agentruns.services.history",
-    "export_run": "agentruns.services.transfer",
-    "approve": "agentruns.services.approvals",
-    "deny": "agentruns.services.approvals",
-    "answer": "agentruns.services.approvals",
-    "extend": "agentruns.services.approvals",
-    "RunResult": "agentruns.services.runs",
-    "MemoryStore": "agentruns.journal.store",
-    "DatabaseStore": "agentruns.journal.store",
-}
+_MODULES = {
+    "agentruns.agents.agent": ("Agent",),
+    "agentruns.agents.content": ("Text", "Image", "Document"),
+    "agentruns.exceptions": ("ToolRefused",),
+    "agentruns.journal.policy": ("Policy",),
+    "agentruns.journal.store": ("MemoryStore", "DatabaseStore"),
+    "agentruns.providers.base": ("ModelRequest", "ModelReply"),
+    "agentruns.services.api_tokens": ("session_token",),
+    "agentruns.services.approvals": ("approve", "deny", "answer", "extend"),
+    "agentruns.services.control": ("adopt_definition", "cancel_run", "pause_run", "resolve_orphan"),
+    "agentruns.services.erasure": ("erase_call", "erase_payload", "erase_user"),
+    "agentruns.services.forks": ("fork_run", "run_again"),
+    "agentruns.services.history": ("replay_run", "state_at"),
+    "agentruns.services.messages": ("send_message",),
+    "agentruns.services.runs": ("run_agent", "start_run", "resume_run", "list_runs", "get_run", "RunResult"),
+    "agentruns.services.transfer": ("export_run",),
+    "agentruns.tools": (
+        "tool", "ask_human", "question_to", "RunContext", "ToolContext", "Occurred", "NotOccurred",
+        "Unknown", "http_refusal",
+    ),
+}  # fmt: skip
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from agentruns.agents.agent import Agent as Agent
     from agentruns.exceptions import ToolRefused as ToolRefused
+    from agentruns.journal.policy import Policy as Policy
     from agentruns.journal.store import DatabaseStore as DatabaseStore
     from agentruns.journal.store import MemoryStore as MemoryStore
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
+    from agentruns.services.api_tokens import session_token as session_token
     from agentruns.services.approvals import answer as answer
     from agentruns.services.approvals import approve as approve
     from agentruns.services.approvals import deny as deny
@@ -60,10 +49,14 @@ if TYPE_CHECKING:
     from agentruns.services.control import cancel_run as cancel_run
     from agentruns.services.control import pause_run as pause_run
     from agentruns.services.control import resolve_orphan as resolve_orphan
+    from agentruns.services.erasure import erase_call as erase_call
+    from agentruns.services.erasure import erase_payload as erase_payload
+    from agentruns.services.erasure import erase_user as erase_user
     from agentruns.services.forks import fork_run as fork_run
     from agentruns.services.forks import run_again as run_again
     from agentruns.services.history import replay_run as replay_run
     from agentruns.services.history import state_at as state_at
+    from agentruns.services.messages import send_message as send_message
     from agentruns.services.runs import RunResult as RunResult
     from agentruns.services.runs import get_run as get_run
     from agentruns.services.runs import list_runs as list_runs
@@ -73,6 +66,7 @@ if TYPE_CHECKING:
     from agentruns.services.transfer import export_run as export_run
     from agentruns.tools import NotOccurred as NotOccurred
     from agentruns.tools import Occurred as Occurred
+    from agentruns.tools import RunContext as RunContext
     from agentruns.tools import ToolContext as ToolContext
     from agentruns.tools import Unknown as Unknown
     from agentruns.tools import ask_human as ask_human

@@ -3,77 +3,71 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-DEFAULTS: dict[str, Any] = {
-    "DATABASE": "default",
-    "DISPATCHER": "agentruns.engine.wakeup.SweepDispatcher",
-    "LEASE_SECONDS": 60,
-    "HEARTBEAT_SECONDS": 20,
-    "TOOL_TIMEOUT": 3600,
-    "MAX_ATTEMPTS": 5,
-    "BACKOFF_SECONDS": (1, 300),
-    "PAYLOAD_INLINE_MAX": 65_536,
-    "PAYLOAD_STORAGE": "agentruns",
-    "PAYLOAD_TIMEOUT": 30,
-    "APPROVAL_EXPIRES": None,
-    "REQUESTER_MAY_APPROVE": True,
-    "CAN_DECIDE": None,
-    "DEFAULT_MODEL": None,
-    "PRICES": {},
-    "REDACT": None,
-    "TELEMETRY": None,
-    "ADMIN": True,
-    "NOTIFIERS": [],
-    "BASE_URL": "",
-    "NOTIFY_EMAILS": [],
-    "WEBHOOK_URL": "",
-    "WEBHOOK_SECRET": "",
-    "API_PING_SECONDS": 15,
-    "API_THROTTLE": None,
-    "REFUSALS": [],
-}
+
+class Defaults:
+    """AGENTRUNS_*: their types, and the values that they have where a project says nothing."""
+
+    DATABASE: str = "default"
+    DISPATCHER: str = "agentruns.engine.wakeup.SweepDispatcher"
+    LEASE_SECONDS: float = 60
+    HEARTBEAT_SECONDS: float = 20
+    TOOL_TIMEOUT: float = 3600
+    MAX_ATTEMPTS: int = 5
+    BACKOFF_SECONDS: tuple[float, float] = (1, 300)
+    PAYLOAD_INLINE_MAX: int = 65_536
+    PAYLOAD_STORAGE: str = "agentruns"
+    PAYLOAD_TIMEOUT: float = 30
+    FILE_MAX: int = 20 * 2**20
+    SCANNER: str | None = None
+    APPROVAL_EXPIRES: timedelta | None = None
+    REQUESTER_MAY_APPROVE: bool = True
+    DEFAULT_MODEL: Any = None  # a Claude model's name, or an object with propose()
+    PRICES: dict[str, dict[str, Any]] = {}
+    REDACT: str | None = None
+    TELEMETRY: str | None = None
+    ADMIN: bool = True
+    NOTIFIERS: list[str] = []
+    BASE_URL: str = ""
+    NOTIFY_EMAILS: list[str] = []
+    WEBHOOK_URL: str = ""
+    WEBHOOK_SECRET: str = ""
+    API_PING_SECONDS: float = 15
+    API_THROTTLE: Any = None  # as the project wrote it
+    REFUSALS: list[str] = []
+    POLICY: str = "agentruns.journal.policy.Policy"
+    REAUTH_SECONDS: float | None = None
+    ANCHOR: str | None = None
+    ANCHOR_FILE: str = ""
+    TOKEN_DAYS: int = 90
+    TOKEN_MAX_DAYS: int = 366
+    SESSION_TOKEN_SECONDS: int = 86_400
+
+
+DEFAULTS: dict[str, Any] = {name: value for name, value in vars(Defaults).items() if name.isupper()}
+if TYPE_CHECKING:
+    Typed = Defaults
+else:  # each is asked of the project first
+    Typed = object
 
 THROTTLED = ("user", "anonymous")
 _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
-class Settings:
-    """AGENTRUNS_* with defaults; a cached property where a setting is parsed or imported first."""
+def _named(name: str) -> cached_property[Any]:
+    """Return what a setting names by its dotted path; None where it names nothing."""
+    return cached_property(lambda own: import_string(path) if (path := getattr(own, name)) else None)
 
-    DATABASE: str
-    DISPATCHER: str
-    LEASE_SECONDS: float
-    HEARTBEAT_SECONDS: float
-    TOOL_TIMEOUT: float
-    MAX_ATTEMPTS: int
-    BACKOFF_SECONDS: tuple[float, float]
-    PAYLOAD_INLINE_MAX: int
-    API_PING_SECONDS: float
-    PAYLOAD_STORAGE: str
-    PAYLOAD_TIMEOUT: float
-    APPROVAL_EXPIRES: timedelta | None
-    REQUESTER_MAY_APPROVE: bool
-    DEFAULT_MODEL: Any  # a Claude model's name, or an object with propose()
-    PRICES: dict[str, dict[str, Any]]
-    REDACT: str | None
-    TELEMETRY: str | None
-    ADMIN: bool
-    NOTIFIERS: list[str]
-    REFUSALS: list[str]
-    BASE_URL: str
-    NOTIFY_EMAILS: list[str]
-    WEBHOOK_URL: str
-    WEBHOOK_SECRET: str
-    CAN_DECIDE: str | None
-    API_THROTTLE: Any  # as the project wrote it
+
+class Settings(Typed):
+    """AGENTRUNS_* with defaults; a cached property where a setting is parsed or imported first."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
@@ -87,11 +81,10 @@ class Settings:
         if setting.startswith("AGENTRUNS_"):
             self.__dict__.clear()
 
-    @cached_property
-    def can_decide(self) -> Callable[..., bool] | None:
-        """Return the project's own rule for who may decide an approval, or None."""
-        path = self.CAN_DECIDE
-        return import_string(path) if path else None
+    policy = _named("POLICY")  # a class
+    anchor = _named("ANCHOR")  # is told the heads of ended runs
+    scanner = _named("SCANNER")  # looks at files, and raises to refuse one
+    redact = _named("REDACT")  # redacts shown, exported and logged texts
 
     @cached_property
     def refusals(self) -> tuple[Any, ...]:
@@ -103,12 +96,6 @@ class Settings:
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
             raise ValueError(f"{paths!r} is not a list of dotted paths")
         return tuple(import_string(path) for path in paths)
-
-    @cached_property
-    def redact(self) -> Callable[[str], str] | None:
-        """Return the project's function that redacts shown, exported and logged texts, or None."""
-        path = self.REDACT
-        return import_string(path) if path else None
 
     @cached_property
     def api_throttle(self) -> dict[str, str]:

@@ -13,6 +13,18 @@ class UnknownAgentError(AgentRunsError, LookupError):
     """No agent of that name and version is registered in this process."""
 
 
+class ContentError(AgentRunsError, ValueError):
+    """A block of an input is none, or not what it says it is."""
+
+
+class ContentTooLargeError(ContentError):
+    """A file, or all of an input's files together, are larger than they may be."""
+
+
+class ContentTypeError(ContentError):
+    """A file is of a type that is not taken."""
+
+
 class NotDurableError(AgentRunsError):
     """A durable operation was asked for where nothing can be made durable."""
 
@@ -59,7 +71,23 @@ class JournalLockedError(SessionBusyError):
 
 
 class SessionAccessDeniedError(AgentRunsError):
-    """The session belongs to somebody else; the text is that of a session not found."""
+    """The session belongs to somebody else; a user is told the same as of a session not found."""
+
+
+class AmbiguousSessionError(AgentRunsError, LookupError):
+    """A session's key was given without a scope, and several scopes have it; `scopes` names them."""
+
+    def __init__(self, message: str, scopes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.scopes = scopes
+
+
+class QuotaExceededError(AgentRunsError):
+    """The user has started as many runs as they may for now; `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class PermissionDeniedError(AgentRunsError):
@@ -67,7 +95,15 @@ class PermissionDeniedError(AgentRunsError):
 
 
 class RunStateError(AgentRunsError):
-    """The run's state does not allow what was asked."""
+    """The run's state does not allow what was asked; `run_id` names it where the caller may not know it."""
+
+    def __init__(self, message: str, run_id: str | None = None) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+class RenderingError(AgentRunsError):
+    """A function that makes instructions or a choice of tools failed; its own words are not repeated."""
 
 
 class JournalUnreadableError(AgentRunsError, ValueError):

@@ -13,15 +13,8 @@ from uuid import UUID
 
 from celery import shared_task, signals
 
-from agentruns.conf import settings
-from agentruns.engine.worker import advance, block
-from agentruns.exceptions import DurableConfigMismatchError
-from agentruns.models import Run
+from agentruns.engine.worker import answer
 from agentruns.services.sweep import sweep
-from agentruns.utils.db import close_stale
-from agentruns.utils.redaction import get_logger
-
-logger = get_logger("agentruns.tasks")
 
 # One byte that a worker shares with the processes it forks: only the worker hears of a warm shutdown.
 _stopping = mmap.mmap(-1, 1)
@@ -51,20 +44,9 @@ class CeleryDispatcher:
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
     """Drive a run until it ends or waits; do nothing if it cannot be claimed now."""
-    alias = settings.DATABASE
-    close_stale(alias)
-    run = Run.objects.using(alias).runnable().filter(pk=run_id).first()
-    if run is None:
-        logger.info("Nothing to do run=%s", run_id)
-        return
-    try:
-        advance(run, alias, should_stop=_is_stopping)
-    except DurableConfigMismatchError:
-        block(run, alias)
-    except Exception:  # the run is released, and a sweep tries again; so no retry by Celery
-        logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
+    answer(run_id, _is_stopping)
     if _is_stopping():
-        CeleryDispatcher().notify(run.pk)  # for the other workers
+        CeleryDispatcher().notify(UUID(run_id))  # for the other workers
 
 
 @shared_task(name="agentruns.sweep_runs", ignore_result=True)

@@ -1,28 +1,38 @@
 """Every system on the same work: `python -m benchmarks`, or with words that begin the names of those wanted.
 
 One PostgreSQL, one process for each system, all of them in turn, so that a slow moment of the machine is
-everybody's. A system whose run would take too long is not asked for it, which the report says.
+everybody's. A system whose run would take too long is not asked for it, which the report says; one that takes
+long is asked less often.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
 import signal
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psycopg
 
-from benchmarks import report
+from benchmarks import limits, report, throughput
 from benchmarks.child import Child, Missing
 from benchmarks.counting import Proxy
 from benchmarks.systems import modules
 from tests.servers import Postgres, postgres
 
-TOO_LONG = 20.0  # seconds that one run may take
+TOO_LONG, SHARE = 6.0, 12.0  # seconds that one run may take, and all runs of a workload
+FAR = 0.001  # seconds that a network adds to a round trip
+OWN = ("raw", "agentruns")  # are asked for everything
+NEAR_ONLY = ("pydantic",)  # are not asked for it over a network
+SHIFTS, SECONDS = 3, 2.0  # of each number of processes
 
 
 class Bench:
@@ -33,69 +43,85 @@ class Bench:
         self.proxy = Proxy(folder, server.folder)
         self.monitor = psycopg.connect(self.url("postgres", server.folder), autocommit=True)
         self.children: dict[str, Child] = {}
+        self.far: dict[str, Child] = {}  # whose connections pass the proxy
+        self.best: dict[str, tuple[str, list[float]]] = {}  # a workload, and its fastest run's stamps
         self.found: dict[str, dict[str, Any]] = {}
+        self.numbers = itertools.count()
 
     def url(self, name: str, folder: Path) -> str:
         return f"postgresql://postgres@/{name}?host={folder}"
 
-    def database(self, variant: str, *, counted: bool = False) -> str:
+    def database(self, variant: str, folder: Path) -> str:
         """Return where a variant may write: a new database, or a file, or memory."""
         if variant.endswith("-memory"):
             return ":memory:"
+        name = f"{variant}-{next(self.numbers)}"
         if "postgresql" not in variant:
-            return str(self.folder / f"{variant}.sqlite3")
-        name = f"{variant}-counted" if counted else variant
+            return str(self.folder / f"{name}.sqlite3")
         self.monitor.execute(f'CREATE DATABASE "{name}"')
-        return self.url(name, self.folder if counted else self.server.folder)
+        return self.url(name, folder)
 
     def start(self, variants: list[str]) -> None:
         """Start the systems; one that cannot be is noted."""
-        for variant in variants:
+        self.found = {variant: {"runs": {}, "skipped": {}} for variant in variants}
+
+        def begin(variant: str) -> None:
             tell(f"starting: {variant}")
-            self.found[variant] = {"runs": {}, "skipped": {}}
             try:
-                child = Child(variant, self.database(variant), self.folder / f"{variant}.log")
+                self.children[variant] = self.child(variant, self.database(variant, self.server.folder))
+                if "postgresql" in variant and not variant.startswith(NEAR_ONLY):
+                    self.far[variant] = self.child(variant, self.database(variant, self.folder))
             except Missing as error:
                 self.found[variant]["missing"] = str(error)
             except RuntimeError as error:
                 self.found[variant]["failed"] = str(error)
-            else:
-                self.children[variant] = child
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(begin, variants))
+
+    def child(self, variant: str, url: str) -> Child:
+        return Child(variant, url, self.folder / f"{variant}.log")
 
     def stop(self) -> None:
         """End all of them."""
-        for child in self.children.values():
+        for child in [*self.children.values(), *self.far.values()]:
             child.stop()
-        self.monitor.close()
+        self.children, self.far = {}, {}
 
-    def measure(self, workload: tuple[int, int], repetitions: int) -> None:
+    def measure(self, workload: tuple[int, int], repetitions: int, *, far: bool = False) -> None:
         """Let all systems do a workload again and again, in turn."""
-        name = report.name_of(workload)
-        for variant in list(self.children):
-            seconds = self.forecast(variant, workload[0])
-            if seconds > TOO_LONG:
-                self.found[variant]["skipped"][name] = round(seconds)
+        name, children = report.name_of(workload, far=far), self.far if far else self.children
+        seconds = {variant: self.forecast(variant, workload[0]) for variant in children}
+        for variant, each in seconds.items():
+            if each > TOO_LONG and not variant.startswith(OWN):
+                self.found[variant]["skipped"][name] = round(each)
         for number in range(repetitions):
-            for variant in list(self.children):
-                if name not in self.found[variant]["skipped"]:
+            for variant in list(children):
+                is_short = number * seconds[variant] < SHARE or variant.startswith(OWN)
+                if is_short and name not in self.found[variant]["skipped"]:
                     tell(f"{name} {number + 1} of {repetitions}: {variant}")
-                    self.run(variant, workload, self.found[variant]["runs"].setdefault(name, []))
+                    self.run(children, variant, workload, name)
 
     def forget(self) -> None:
         """Drop what was measured while libraries and caches were cold."""
         for told in self.found.values():
             told["runs"].clear()
 
-    def run(self, variant: str, workload: tuple[int, int], runs: list[dict[str, Any]]) -> None:
+    def run(self, children: dict[str, Child], variant: str, workload: tuple[int, int], name: str) -> None:
         """Do one run; a system that fails is out."""
         before = self.written()
         try:
-            answer = self.children[variant].run(*workload)
+            answer = children[variant].run(*workload)
         except RuntimeError as error:
-            self.children.pop(variant).stop()
+            children.pop(variant).stop()
             self.found[variant]["failed"] = str(error)
-        else:
-            runs.append({**answer, "wal": self.written() - before})
+            return
+        stamps, runs = answer["stamps"], self.found[variant]["runs"].setdefault(name, [])
+        last, best = self.best.get(variant, ("", stamps))
+        self.best[variant] = name, stamps if last != name else min(best, stamps, key=lambda each: each[-1])
+        times = {key: round(answer[key], 6) for key in ("seconds", "cpu")}
+        wal = self.written() - before
+        runs.append({**times, "wal": wal, "steps": report.costs_of_steps(stamps)})
 
     def written(self) -> int:
         """Return how many bytes of WAL there are."""
@@ -104,28 +130,48 @@ class Bench:
         return int(row[0])
 
     def forecast(self, variant: str, steps: int) -> float:
-        """Return the seconds of so many steps, from how the cost of a step grew in the last workload."""
-        runs = list(self.found[variant]["runs"].values())
-        if not runs:
+        """Return the seconds of so many steps, from how their cost grew in the last workload."""
+        if variant not in self.best:
             return 0.0
-        costs = report.costs(runs[-1][-1]["stamps"])
+        costs = report.costs(self.best[variant][1])
         part = max(1, len(costs) // 5)
         first, last = median(costs[:part]), median(costs[-part:])
         growth = max(0.0, last - first) / len(costs)
         return steps * (first + growth * steps / 2)
 
     def count(self, workload: tuple[int, int]) -> None:
-        """Count what one run asks of PostgreSQL, in a process whose connections pass the proxy."""
-        for variant in self.children:
-            if "postgresql" in variant:
-                tell(f"counting: {variant}")
-                url = self.database(variant, counted=True)
-                child = Child(variant, url, self.folder / f"{variant}.log")
-                child.run(*workload)
-                before = self.proxy.read()
-                child.run(*workload)
-                self.found[variant]["counts"] = vars(self.proxy.read().since(before))
-                child.stop()
+        """Count what one run asks of PostgreSQL: the second, for the first prepares statements."""
+        for variant, child in self.far.items():
+            tell(f"counting: {variant}")
+            child.run(*workload)
+            before = self.proxy.read()
+            child.run(*workload)
+            self.found[variant]["counts"] = vars(self.proxy.read().since(before))
+
+    def slow_down(self) -> float:
+        """Let a round trip through the proxy take FAR more than a direct one; return how many ms it does."""
+        direct, self.proxy.delay = self.round_trip(self.server.folder), FAR / 2
+        self.proxy.delay -= (self.round_trip(self.folder) - direct - FAR) / 2  # it takes time by itself
+        return (self.round_trip(self.folder) - direct) * 1000
+
+    def round_trip(self, folder: Path) -> float:
+        """Return the median seconds of a statement that does nothing."""
+        with psycopg.connect(self.url("postgres", folder), autocommit=True) as link:
+            return median(limits.took(lambda: link.execute("SELECT 1")) for _ in range(500))
+
+    def toil(self, *, quick: bool) -> dict[str, Any]:
+        """Return the throughput of one process to eight."""
+        urls: dict[str, str] = {}
+
+        def start(variant: str) -> Child:
+            tell(f"starting for throughput: {variant}")
+            if variant not in urls:
+                urls[variant] = self.database(variant, self.server.folder)
+            return self.child(variant, urls[variant])
+
+        assert self.server.server is not None
+        size = (1.0, 1) if quick else (SECONDS, SHIFTS)
+        return throughput.measure(start, self.server.server.pid, *size)
 
 
 def tell(what: str) -> None:
@@ -145,20 +191,45 @@ def main() -> None:
     repetitions = options.repetitions or (3 if options.quick else 5)
     wanted = tuple(options.systems) or ("",)
     variants = sorted(filter(lambda name: name.startswith(("raw", *wanted)), modules()), key=report.order)
-    disk = tempfile.gettempdir()
+    disk, began = tempfile.gettempdir(), time.monotonic()
+    results = {"cores": os.cpu_count(), "repetitions": repetitions, "versions": report.versions()}
+    results |= {"throughput": {}, "limits": {}}
+
+    def stage(what: str) -> None:
+        tell("")
+        print(f"after {(time.monotonic() - began) / 60:.1f} minutes: {what}", file=sys.stderr, flush=True)
+
     with postgres(disk) as server, tempfile.TemporaryDirectory(prefix="agentruns-bench-") as folder:
         bench = Bench(server, Path(folder))
         try:
+            if not options.systems:
+                stage("limits")
+                results["limits"] = limits.found(lambda name: bench.database(name, server.folder))
+                stage("throughput")
+                results["throughput"] = bench.toil(quick=options.quick)
+            stage("the systems start")
             bench.start(variants)
             bench.measure(workloads.short, 1)
             bench.forget()
             for workload in dict.fromkeys(workloads):
+                stage(report.name_of(workload))
                 bench.measure(workload, repetitions)
+            stage("over a network")
             bench.count(workloads.short)
+            results["far"] = bench.slow_down()
+            bench.measure(workloads.short, 1, far=True)  # for the forecast
+            bench.measure(workloads.calls, repetitions, far=True)
         finally:
             bench.stop()
-    tell("")
-    report.publish(bench.found, workloads, repetitions, keep=not (options.quick or options.systems))
+            bench.monitor.close()
+    stage("done")
+    results["systems"] = bench.found
+    is_kept = not (options.quick or options.systems)
+    if is_kept:
+        report.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    report.show(results, workloads)
+    if is_kept:
+        report.write(results, workloads)
 
 
 if __name__ == "__main__":

@@ -32,29 +32,25 @@ class Panel(NamedTuple):
 
 
 def draw(title: str, panels: list[Panel]) -> str:
-    """Return the chart; its axis is logarithmic, from 1."""
-    greatest = max((bar.value for panel in panels for bar in panel.bars), default=10)
-    decades = max(1, math.ceil(math.log10(max(greatest, 1.01))))
+    """Return the chart; each panel has a logarithmic axis that 1 is on."""
     wide = WIDTH - LABEL - 70
-
-    def along(value: float) -> float:
-        return LABEL + max(2.0, wide * math.log10(max(value, 1.0)) / decades)
-
     parts, y = [text(PAD, PAD + 8, title, "title")], PAD + 34
     for panel in panels:
+        known = [math.log10(bar.value) for bar in panel.bars]
+        first, last = min(0, math.floor(min(known))), max(1, math.ceil(max(known)))
         parts.append(text(PAD, y + 4, panel.title, "title"))
         top, y = y + 12, y + 12
         for bar in panel.bars:
             css = ' class="ours"' if bar.is_ours else ""
             parts.append(text(PAD, y + 16, bar.label))
-            end = along(bar.value)
+            end = LABEL + max(2.0, wide * (math.log10(bar.value) - first) / (last - first))
             parts.append(f'<rect{css} x="{LABEL}" y="{y + 4}" width="{end - LABEL:.1f}" height="16" rx="2"/>')
             parts.append(text(end + 6, y + 16, f"{bar.value:.3g} x"))
             y += LINE
-        for decade in range(decades + 1):
-            x = LABEL + wide * decade / decades
+        for decade in range(first, last + 1):
+            x = LABEL + wide * (decade - first) / (last - first)
             parts.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{y}"/>')
-            parts.append(text(x, y + 13, f"{10**decade} x", "axis"))
+            parts.append(text(x, y + 13, f"{10.0**decade:g} x", "axis"))
         y += 44
     body = "\n".join(parts)
     return (

@@ -1,7 +1,8 @@
 """One system in a process of its own: `python -m benchmarks.child VARIANT URL`, and the handle on it.
 
-A JSON line {"steps", "calls"} on its input is one run, answered by {"seconds", "cpu", "stamps"}; the first
-line it says is {"ready": ...}, or {"missing": ...} where a package is not installed.
+A JSON line {"steps", "calls"} on its input is one run, answered by {"seconds", "cpu", "stamps"}; with
+"until", a time of `perf_counter`, it is run after run, answered by {"done", "steps", "cpu"}. The first line
+it says is {"ready": ...}, or {"missing": ...} where a package is not installed.
 """
 
 from __future__ import annotations
@@ -53,10 +54,18 @@ class Child:
 
     def run(self, steps: int, calls: int) -> dict[str, Any]:
         """Let the system do one run and return its answer; raises RuntimeError with the end of its log."""
+        self.begin(steps=steps, calls=calls)
+        return self.answer()
+
+    def begin(self, **work: float) -> None:
+        """Let the system work and do not wait."""
         assert self.process.stdin is not None
         self.process.send_signal(signal.SIGCONT)
+        print(json.dumps(work), file=self.process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """Return what the work took, and let the system sleep again."""
         try:
-            print(json.dumps({"steps": steps, "calls": calls}), file=self.process.stdin, flush=True)
             return self._answer()
         finally:
             self.process.send_signal(signal.SIGSTOP)
@@ -90,6 +99,18 @@ def measure(system: Any, steps: int, calls: int) -> dict[str, Any]:
     return {"seconds": seconds, "cpu": cpu, "stamps": [round(stamp - began, 7) for stamp in stamps]}
 
 
+def toil(system: Any, steps: int, calls: int, until: float) -> dict[str, Any]:
+    """Do run after run; return the steps done in time, and the CPU of all."""
+    cpu, done, runs = time.process_time(), 0, 0
+    while time.perf_counter() < until:
+        workload = Workload(steps, calls)
+        stamps = system.run(workload)
+        workload.check()
+        done += sum(stamp <= until for stamp in stamps[1:-1])  # each reply but the first ends a step
+        runs += 1
+    return {"done": done, "steps": runs * steps, "cpu": time.process_time() - cpu}
+
+
 def main(variant: str, url: str) -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -107,7 +128,8 @@ def main(variant: str, url: str) -> None:
     say({"ready": variant})
     for line in sys.stdin:
         try:
-            say(measure(system, **json.loads(line)))
+            work = json.loads(line)
+            say(toil(system, **work) if "until" in work else measure(system, **work))
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
             raise

@@ -1,6 +1,7 @@
 """What a system asks of PostgreSQL, counted between the two: a proxy that reads the protocol as it passes.
 
-Extensions and libraries differ in what they call a statement; the wire does not.
+Extensions and libraries differ in what they call a statement; the wire does not. The proxy may also hold back
+what passes, as a network between two hosts would.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ import contextlib
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 NAME = ".s.PGSQL.5432"
 REFUSED = (
@@ -58,10 +62,14 @@ class Messages:
 
 
 class Proxy:
-    """Listens in `folder` and passes everything on to the server in `server`; `counts` is read at rest."""
+    """Listens in `folder` and passes everything on to the server in `server`; `counts` is read at rest.
 
-    def __init__(self, folder: Path, server: Path) -> None:
-        self.server, self.counts, self.lock = server, Counts(), threading.Lock()
+    Each chunk is held back for `delay` seconds, however many are under way.
+    """
+
+    def __init__(self, folder: Path, server: Path, delay: float = 0.0) -> None:
+        self.server, self.delay = server, delay
+        self.counts, self.lock = Counts(), threading.Lock()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(folder / NAME))
         self.listener.listen(64)
@@ -84,11 +92,10 @@ class Proxy:
             back = threading.Thread(target=self._answers, args=(server, client, asked), daemon=True)
             back.start()
             self._requests(client, server, asked)
-            server.shutdown(socket.SHUT_WR)
             back.join()
 
     def _requests(self, client: socket.socket, server: socket.socket, asked: list[bool]) -> None:
-        messages = Messages(untyped=True)
+        messages, send = Messages(untyped=True), self._sender(server)
         while data := client.recv(1 << 16):
             if len(data) == 8 and struct.unpack("!II", data)[1] in REFUSED:
                 client.sendall(b"N")
@@ -97,10 +104,11 @@ class Proxy:
                 asked[0] = True
                 for kind, _ in messages.feed(data):
                     self.counts.statements += kind in (b"Q", b"E")
-            server.sendall(data)
+            send(data)
+        send(b"")
 
     def _answers(self, server: socket.socket, client: socket.socket, asked: list[bool]) -> None:
-        messages = Messages(untyped=False)
+        messages, send = Messages(untyped=False), self._sender(client)
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
                 with self.lock:
@@ -109,5 +117,20 @@ class Proxy:
                             self.counts.transactions += body == b"I"
                     self.counts.round_trips += asked[0]
                     asked[0] = False
-                client.sendall(data)
-            client.shutdown(socket.SHUT_WR)
+                send(data)
+            send(b"")
+
+    def _sender(self, target: socket.socket) -> Callable[[bytes], None]:
+        """Return what sends a chunk when it is due, and none to end."""
+        due: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+        def deliver() -> None:
+            data = b"any"
+            with contextlib.suppress(OSError):
+                while data:
+                    at, data = due.get()
+                    time.sleep(max(0.0, at - time.perf_counter()))
+                    target.sendall(data) if data else target.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=deliver, daemon=True).start()
+        return lambda data: due.put((time.perf_counter() + self.delay, data))

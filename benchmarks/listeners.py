@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import spread, table
+from benchmarks.goals import spread, table
 from tests.servers import Postgres
 
 SETTLED = 7  # seconds until a listener that hears nothing asks as seldom as it will
@@ -45,10 +45,12 @@ def serve(url: str, path: str, pool: str) -> None:
     from django.db import connections
 
     from agentruns import start_run
+    from agentruns.journal.policy import Policy, Quota
     from agentruns.models import ApiToken
     from agentruns.services.api_tokens import create_token
 
     settings.ALLOWED_HOSTS = ["bench"]
+    Policy.quota = lambda *_: Quota(streams=None)  # all of them are one user's
     owner = get_user_model().objects.create_superuser("root")
     run = start_run(ours.agent, "Look it all up.", "crowd", actor=owner)
     token = create_token(owner, ApiToken.Scope.values)[1]

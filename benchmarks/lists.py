@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 from uuid import UUID
 
+from benchmarks.goals import spread, table, verdict
 from benchmarks.processes import Child, children, database, say
-from benchmarks.report import spread, table, verdict
 from tests.servers import Postgres
 
 FEW = 100  # runs

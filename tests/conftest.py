@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
 from agentruns.agents.agent import isolated_registry, register, registered
-from agentruns.models import Message, triggers
+from agentruns.models import triggers
 from tests import effects as ledger
 from tests.settings import BRIEF, DATABASE
 
@@ -139,12 +139,12 @@ def _filled(connection: BaseDatabaseWrapper) -> str:
 
 def _delete(connection: BaseDatabaseWrapper, tables: list[str]) -> None:
     with ExitStack() as stack:
-        if connection.vendor == "sqlite" and Message._meta.db_table in tables:
+        if {triggers.MESSAGE, triggers.TOMBSTONE} & {*tables}:
             stack.enter_context(triggers.lifted(connection))
         stack.enter_context(transaction.atomic(using=connection.alias))
         cursor = stack.enter_context(connection.cursor())
         if connection.vendor == "postgresql":
-            cursor.execute("SET LOCAL session_replication_role = replica")  # no triggers, no foreign keys
+            cursor.execute("SET LOCAL session_replication_role = replica")  # no foreign keys
         for table in tables:
             cursor.execute(f'DELETE FROM "{table}"')
     _emptied[connection.alias] += 1

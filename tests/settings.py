@@ -97,6 +97,10 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 if os.environ.get("AGENTRUNS_TEST_BROKER"):
     AGENTRUNS_DISPATCHER = "agentruns.tasks.CeleryDispatcher"
 
+# Of Django's tasks; only tests/workers/test_django_tasks.py enqueues any.
+INSTALLED_APPS.append("django_tasks_db")
+TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}
+
 # Short enough that a test may wait for a dead worker's lease to run out.
 AGENTRUNS_LEASE_SECONDS = float(os.environ.get("AGENTRUNS_TEST_LEASE", "60"))
 AGENTRUNS_HEARTBEAT_SECONDS = AGENTRUNS_LEASE_SECONDS / 4

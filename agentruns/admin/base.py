@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, update_wrapper
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
@@ -22,10 +23,13 @@ from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.formats import number_format
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
+from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns.admin.html import plain, short_id
 from agentruns.conf import settings
+from agentruns.exceptions import PermissionDeniedError
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -37,6 +41,7 @@ STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
 SCRIPTS = ["agentruns/console.js"]
 # Views that act ask for POST by name: Django wants no CSRF token with OPTIONS and TRACE either.
 READING = ("GET", "HEAD")
+CHANNEL = "console"  # of decisions made here, in the journal
 MOST = 10_000  # rows that a list counts
 
 
@@ -96,6 +101,14 @@ class LeanChangeList(ChangeList):
 
     deferred: tuple[str, ...] = ()
 
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Return the filters; refuse a parameter that none of them knows."""
+        found = super().get_filters(request)
+        # Django would filter by any column, also by those that are masked: a list would tell their values.
+        if any(name.split("__")[0] != self.date_hierarchy for name in found[2]):
+            raise IncorrectLookupParameters
+        return found
+
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows without the deferred columns."""
         return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
@@ -122,16 +135,23 @@ class _Shown:
 class View:
     """A page or a button's target of one object, at `route` below the object's own URL.
 
-    `function` gets the admin, the request, the object, and what else the route names. One that `acts` is
-    called for POST only; anything else goes back to the object's page. `in_transaction` is for
-    ATOMIC_REQUESTS: False for a view that takes minutes.
+    `function` names, below agentruns.admin, one that gets the admin, the request, the object, what else the
+    route names, and the `options`; it is imported when it is first called. One that `acts` is called for POST
+    only; anything else goes back to the object's page. `in_transaction` is for ATOMIC_REQUESTS: False for a
+    view that takes minutes.
     """
 
     name: str
-    function: Callable[..., HttpResponseBase]
+    function: str
     route: str = ""
+    options: dict[str, str] | None = None
     acts: bool = False
     in_transaction: bool = True
+
+
+def status_of(refusal: Exception) -> int:
+    """Return the status of a page that says why a service refused."""
+    return 403 if isinstance(refusal, PermissionDeniedError) else 409
 
 
 def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
@@ -139,10 +159,22 @@ def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) ->
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
+class UnframedPage(TemplateResponse):
+    """A page with buttons, which no page may frame, whatever headers the project's middleware sets."""
+
+    def items(self) -> Any:
+        """Return the headers as the server sends them; it asks for them after all middleware."""
+        policy, ours = self.headers.get("Content-Security-Policy", ""), "frame-ancestors 'none'"
+        if not policy.endswith(ours):  # a second policy beside the project's own: browsers obey both
+            self.headers["Content-Security-Policy"] = f"{policy}, {ours}" if policy else ours
+        self.headers["X-Frame-Options"] = "DENY"
+        return super().items()
+
+
 class ReadOnlyAdmin(AnyAdmin):
     """Shows rows and lets services act; adds, saves and deletes none."""
 
-    actions: Sequence[str] | None = None
+    actions: Sequence[Any] | None = None
     list_per_page = 50
     paginator = BoundedPaginator
     show_facets = admin.ShowFacets.NEVER
@@ -180,18 +212,22 @@ class ReadOnlyAdmin(AnyAdmin):
         return [*(self._pattern(view) for view in self.views), *super().get_urls()]
 
     def _pattern(self, view: View) -> URLPattern:
-        function: Any = update_wrapper(partial(self._call, view), view.function)
+        function: Any = partial(self._call, view)
+        function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
+        function = sensitive_post_parameters("password")(function)  # in no report of an error
         if not view.in_transaction:
             function._non_atomic_requests = {*connections}
         route = f"<str:object_id>/{view.route or view.name + '/'}"
-        pattern: URLPattern = path(route, self.admin_site.admin_view(function), name=self.name(view.name))
+        asked = self.admin_site.admin_view(function)
+        pattern: URLPattern = path(route, asked, view.options, name=self.name(view.name))
         return pattern
 
     def _call(self, view: View, request: HttpRequest, object_id: str, **rest: Any) -> HttpResponseBase:
         obj = self.find(request, object_id)
         if view.acts and request.method != "POST":
             return self.back(request, obj)
-        return view.function(self, request, obj, **rest)
+        function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
+        return function(self, request, obj, **rest)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -200,6 +236,12 @@ class ReadOnlyAdmin(AnyAdmin):
         if request.method not in READING:
             raise PermissionDenied
         return self.page(request, self.find(request, object_id), **(extra_context or {}))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Show what people did to an object, to who may see it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return super().history_view(request, object_id, extra_context)
 
     def page(self, request: HttpRequest, obj: Any, *, status: int = 200, **context: Any) -> HttpResponse:
         """Return the page of one object."""
@@ -224,10 +266,10 @@ class ReadOnlyAdmin(AnyAdmin):
         status: int,
         template: str = "",
         **context: Any,
-    ) -> TemplateResponse:
+    ) -> UnframedPage:
         """Render `template`, else `page_template`, with what an admin page needs; `title` is plain text."""
         request.current_app = self.admin_site.name
-        return TemplateResponse(
+        return UnframedPage(
             request,
             template or self.page_template,
             {

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from statistics import median
 from typing import Any
 from urllib.parse import urlencode
@@ -16,18 +16,19 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import Bounded, CountOf, bounded, counted, may_view
-from agentruns.admin.filters import STALLED, failed_lately, first_id
+from agentruns.admin.filters import failed_lately, first_id
 from agentruns.admin.html import age, plain, visible, words
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.conf import settings
-from agentruns.journal import outbox
+from agentruns.journal import outbox, policy
+from agentruns.journal.masking import masked_approvals
 from agentruns.models import Approval, Notification, Run
+from agentruns.models.querysets import PENDING
 from agentruns.services import permissions
-from agentruns.services.waiting import sweeper_seen
+from agentruns.services.waiting import STALLED, sweeper_seen
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 
@@ -52,23 +53,6 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Oldest:
-    """The approval that waits longest."""
-
-    title: SafeString
-    url: str
-    age: SafeString | str
-
-
-@dataclass(frozen=True, slots=True)
-class Sweeper:
-    """The last time a worker was seen, and whether that is too long ago."""
-
-    seen: SafeString | str
-    is_silent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Decisions:
     """The decisions on one tool's calls."""
 
@@ -89,8 +73,8 @@ class Dashboard:
     """The figures that this user may see; `failed` where they could not be read."""
 
     figures: list[Figure]
-    oldest: Oldest | None = None
-    sweeper: Sweeper | None = None
+    oldest: dict[str, Any] | None = None  # the approval that waits longest
+    sweeper: dict[str, Any] | None = None  # when a worker was last seen
     decisions: list[Decisions] | None = None
     more_tools: int = 0
     failed: bool = False
@@ -108,29 +92,24 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
     try:
         with transaction.atomic(using=alias) if inside else nullcontext():
             if sees_approvals:
-                _approvals(alias, site, request, found)
-                _decisions(alias, site, found)
+                _approvals(site, request, found)
+                _decisions(site, request, found)
             if sees_runs:
-                _runs(alias, site, found)
+                _runs(alias, site, request, found)
     except Exception:  # the index is the project's, whatever is wrong with what we add to it
         logger.exception("The dashboard could not be read")
         return Dashboard([], failed=True)
     return found
 
 
-def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
-    pending = Approval.objects.using(alias).pending().order_by("requested_at", "id")
+def _approvals(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+    visible_to_user = policy.visible_approvals(request.user)
+    pending = visible_to_user.filter(status=PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
-    row: Any = (
-        pending.annotate(
-            waiting=CountOf(pending, MOST),
-            open=CountOf(open_to, MOST),
-            partly=Exists(open_to.filter(PARTLY)),
-        )
-        .values_list("pk", "title", "requested_at", "waiting", "open", "partly", named=True)
-        .first()
-    )
-    if request.user.has_perm(permissions.DECIDES):
+    figures = {"waiting": CountOf(pending, MOST), "open": CountOf(open_to, MOST)}
+    rows = pending.annotate(**figures, partly=Exists(open_to.filter(PARTLY))).select_related("run")
+    row: Any = rows.only("title", "tool_name", "requested_at", "run__session", "run__definition").first()
+    if permissions.may(request.user, "decide"):
         count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
         found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
     waiting = bounded(row.waiting if row else 0, MOST)
@@ -138,14 +117,12 @@ def _approvals(alias: str, site: AdminSite, request: HttpRequest, found: Dashboa
     if row:
         name = "admin:agentruns_approval_change"
         url = reverse(name, args=[row.pk], current_app=site.name)
-        found.oldest = Oldest(visible(row.title), url, age(row.requested_at))
+        [oldest] = masked_approvals([row], MOST)
+        found.oldest = {"title": visible(oldest.title), "url": url, "age": age(row.requested_at)}
 
 
 def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     more = row.open > MOST
-    if settings.can_decide is not None:
-        candidates = list(open_to.select_related("run").defer(*permissions.HEAVY)[:MOST])
-        return Bounded(len(permissions.decidable(user, candidates)), more)
     given: set[Any] = set()
     if row.partly:
         partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
@@ -153,8 +130,8 @@ def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     return Bounded(min(row.open, MOST) - len(given), more)
 
 
-def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
-    runs = Run.objects.using(alias)
+def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+    runs = policy.visible_runs(request.user)
     for label, tone, which, status in (
         (_("in doubt (orphaned)"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
         (_("stalled"), "bad", STALLED, "stalled"),
@@ -164,21 +141,19 @@ def _runs(alias: str, site: AdminSite, found: Dashboard) -> None:
         count = counted(runs.filter(which), MOST)
         found.figures.append(_figure(count, label, tone, _list(site, Run, status=status)))
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
+    if policy.is_narrowed(runs):
+        unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
-    found.sweeper = _sweeper(sweeper_seen(alias))
+    seen = sweeper_seen(alias)
+    silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
+    found.sweeper = {"seen": age(seen) if seen else "", "is_silent": silent}
 
 
-def _sweeper(seen: datetime | None) -> Sweeper:
-    return Sweeper(
-        age(seen) if seen else "", seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
-    )
-
-
-def _decisions(alias: str, site: AdminSite, found: Dashboard) -> None:
+def _decisions(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     """Look at the newest by their ids, which are indexed: asked within twice the period, decided in it."""
     since = clock.now(settings.DATABASE) - PERIOD
-    asked = Approval.objects.using(alias).filter(pk__gte=first_id(since - PERIOD))
+    asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
     rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
     fields: Any = rows.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
     by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)

@@ -16,17 +16,18 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from agentruns import journal, services
 from agentruns.admin.base import MOST
 from agentruns.admin.html import plain
 from agentruns.conf import settings
-from agentruns.engine.leases import FREE
 from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING
-from agentruns.services.waiting import FOR_PEOPLE
 from agentruns.utils import clock
+from agentruns.utils.bounds import said
+from agentruns.utils.redaction import redacted
 
-STALLED = Q(status=Run.Status.RUNNING) & FREE
 LATELY = timedelta(hours=24)
+LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
 SKEW = timedelta(days=1)  # between the clock an id was made by and the one of its row
 _ID = re.compile(r"[0-9a-f]{4,32}")
 # DISTINCT would read each row. What is left by now is the name after the one found last.
@@ -40,19 +41,35 @@ SELECT name FROM names WHERE name IS NOT NULL
 """
 
 
-def matching(term: str, run: str = "") -> Q:
-    """Return the condition for the runs that `term` may mean; `run` is the lookup that leads to Run."""
+def matching(term: str, runs: QuerySet[Any], run: str = "") -> Q:
+    """Return the condition for those of `runs` that `term` may mean; `run` is the lookup to Run."""
     term = term.strip().replace("\x00", "")
-    ids = _beginning(term)
-    if ids is None:
+    ids, context = _beginning(term), [] if run else _in_context(term, runs)
+    parts = [_named(term), *([ids] if ids else []), *([Q(pk__in=context)] if context else [])]
+    if len(parts) == 1:
         return _named(term, run)
     # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
-    first, second = (Run.objects.filter(pk__in=_newest(which)) for which in (ids, _named(term)))
-    return Q(**{f"{run}pk__in": first.values("pk").union(second.values("pk"))})
+    first, *others = (Run.objects.filter(pk__in=_newest(runs, which)).values("pk") for which in parts)
+    return Q(**{f"{run}pk__in": first.union(*others)})
 
 
-def _newest(which: Q) -> QuerySet[Any]:
-    return Run.objects.filter(which).order_by("-pk").values("pk")[: MOST + 1]
+def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
+    """Return the newest runs that show a value in their context, `7` or `tenant:7`: no mask is found out."""
+    name, _colon, value = term.partition(":")
+    which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
+    some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
+    found = list(some.only("session_id", "definition_id", "context"))
+    masks = journal.masking.masks_of(found, size=journal.masking.MOST_READ) if found else {}
+    shown = {run.pk: redacted(masks[run.session_id].run(run).context) for run in found}
+    return [
+        pk
+        for pk, context in shown.items()
+        if any(term in (said(each), f"{key}:{said(each)}") for key, each in context.items())
+    ]
+
+
+def _newest(runs: QuerySet[Any], which: Q) -> QuerySet[Any]:
+    return runs.filter(which).order_by("-pk").values("pk")[: MOST + 1]
 
 
 def _named(term: str, run: str = "") -> Q:
@@ -129,9 +146,9 @@ class RunStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
         if value == "person":
-            return queryset.filter(status__in=FOR_PEOPLE)
+            return queryset.filter(status__in=services.waiting.FOR_PEOPLE)
         if value == "stalled":
-            return queryset.filter(STALLED)
+            return queryset.filter(services.waiting.STALLED)
         if value == "failed-lately":
             return queryset.filter(failed_lately())
         return super().chosen(queryset, value)
@@ -245,9 +262,16 @@ class NameFilter(KnownValues):
     lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the names that occur."""
-        alias = model_admin.get_queryset(request).db
-        return [(name, plain(name)) for name in names(alias, self.model, self.field)]
+        """Return the names that occur in what the user may see; of very much, in the newest of it."""
+        rules, user = journal.policy, request.user
+        visible = rules.visible_runs(user) if self.model is Run else rules.visible_approvals(user)
+        if rules.is_narrowed(visible):
+            newest = visible.order_by("-pk").values("pk")[:MOST]
+            rows: Any = self.model._base_manager.using(visible.db).filter(pk__in=newest)
+            found = rows.order_by(self.field).values_list(self.field, flat=True).distinct()
+        else:
+            found = names(visible.db, self.model, self.field)
+        return [(name, plain(name)) for name in found]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of the name chosen."""

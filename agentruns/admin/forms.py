@@ -12,10 +12,9 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns.admin.html import plain
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
 
-REASON_LENGTH = 2000
-RESULT_LENGTH = 100_000
-ANSWER_LENGTH = 20_000
+RESULT_LENGTH = TEXT_LENGTH
 PREFIX = "argument-"  # of the fields of an edit
 SHORT = 60  # characters of a text that fits on one line
 MOST_ROWS = 12
@@ -30,57 +29,59 @@ class TypedField(forms.CharField):
         return str(super().to_python(value)).replace("\r\n", "\n")
 
 
+def area(rows: int = 3, **attributes: str) -> forms.Textarea:
+    """Return the widget of a long text."""
+    return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows, **attributes})
+
+
 def _reason(label: Any, **options: Any) -> TypedField:
-    area = forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3})
-    return TypedField(label=label, max_length=REASON_LENGTH, widget=area, **options)
+    return TypedField(label=label, max_length=REASON_LENGTH, widget=area(), **options)
 
 
-class ApproveForm(forms.Form):
-    """Approve exactly what was shown: the digest says what that was."""
+def _asking_why(label: Any, **options: Any) -> type[forms.Form]:
+    return type("ReasonForm", (forms.Form,), {"reason": _reason(label, **options)})
+
+
+BulkApproveForm = _asking_why(_("Note, kept in the journal of each (optional)"), required=False)
+BulkDenyForm = _asking_why(_("Reason, told to the model of each"), error_messages={"required": WHY_DENIED})
+PauseForm = _asking_why(_("Reason, shown while it is paused (optional)"), required=False)
+CancelForm = _asking_why(_("Reason, kept in the journal (optional)"), required=False)
+EraseForm = _asking_why(_("Reason, kept in the journal"))
+
+
+class ShownForm(forms.Form):
+    """A decision on exactly what was shown: the digest says what that was."""
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
+
+
+class ApproveForm(ShownForm):
+    """Approve it."""
+
     reason = _reason(_("Note, kept in the journal (optional)"), required=False)
 
 
-class DenyForm(forms.Form):
-    """Deny what was shown; the model reads why."""
+class DenyForm(ShownForm):
+    """Deny it; the model reads why."""
 
-    digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
-    reason = _reason(
-        _("Reason, told to the model"),
-        error_messages={"required": WHY_DENIED},
-    )
+    reason = _reason(_("Reason, told to the model"), error_messages={"required": WHY_DENIED})
 
 
-class BulkApproveForm(forms.Form):
-    """Approve each of several."""
-
-    reason = _reason(_("Note, kept in the journal of each (optional)"), required=False)
-
-
-class BulkDenyForm(forms.Form):
-    """Deny each of several; the models read why."""
-
-    reason = _reason(_("Reason, told to the model of each"), error_messages={"required": WHY_DENIED})
-
-
-class AnswerForm(forms.Form):
+class AnswerForm(ShownForm):
     """Answer in place of the call: the model gets the text as its result."""
 
-    digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
     text = TypedField(
         strip=False,
         label=_("Answer, told to the model word for word"),
-        max_length=ANSWER_LENGTH,
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
+        max_length=TEXT_LENGTH,
+        widget=area(),
         error_messages={"required": _("An answer needs a text: the model gets it as the call's result.")},
     )
 
 
-class ExtendForm(forms.Form):
+class ExtendForm(ShownForm):
     """Give people more time."""
 
-    digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
     seen = forms.CharField(max_length=40, widget=forms.HiddenInput)
     hours = forms.TypedChoiceField(
         label=_("Extend by"),
@@ -96,12 +97,6 @@ class ResumeForm(forms.Form):
     seq = forms.IntegerField(widget=forms.HiddenInput)
 
 
-class CancelForm(forms.Form):
-    """Cancel a run."""
-
-    reason = _reason(_("Reason, kept in the journal (optional)"), required=False)
-
-
 class VerdictForm(forms.Form):
     """A verdict on a call in doubt; `seq` is the last journal row of the call that the page knew."""
 
@@ -112,13 +107,13 @@ class VerdictForm(forms.Form):
     result = TypedField(
         max_length=RESULT_LENGTH,
         error_messages={"required": _("Say what the tool is to have returned: the model reads it.")},
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 4, "dir": "ltr"}),
+        widget=area(4, dir="ltr"),
     )
     evidence = TypedField(
         label=_("How you know, kept in the journal"),
         max_length=REASON_LENGTH,
         error_messages={"required": _("Say how you know it: whoever audits this reads it.")},
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
+        widget=area(),
     )
 
     def __init__(
@@ -133,12 +128,6 @@ class VerdictForm(forms.Form):
         self.fields["evidence"].required = is_uncleared or verdict != "unknown"
         if not self.fields["evidence"].required:
             self.fields["evidence"].label = _("Note, kept in the journal (optional)")
-
-
-class PauseForm(forms.Form):
-    """Pause a run."""
-
-    reason = _reason(_("Reason, shown while it is paused (optional)"), required=False)
 
 
 class AdoptForm(forms.Form):
@@ -246,8 +235,8 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
     if isinstance(value, str) and not optional and "\r" not in value and plain(value) == value:
         return TypedField(strip=False, widget=_text_widget(value), **options)
     lines = ValueField().prepare_value(value).count("\n") + 1
-    area = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
-    return ValueField(widget=area, **options)
+    code = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
+    return ValueField(widget=code, **options)
 
 
 def _is_number(value: Any, optional: bool) -> bool:
@@ -268,7 +257,7 @@ def _text_widget(value: str) -> forms.Widget:
     if len(value) <= SHORT and "\n" not in value:
         return forms.TextInput(attrs={"class": "vTextField"})
     rows = min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1)
-    return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows})
+    return area(rows)
 
 
 def _resolved(schema: dict[str, Any], name: str) -> dict[str, Any]:

@@ -8,9 +8,7 @@ AGENTRUNS_REDACT does, so it has to be cut after that, never before.
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,40 +22,49 @@ from django.utils.translation import gettext as _
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
 from agentruns.utils import clock
+from agentruns.utils.characters import MANY, pieces
 from agentruns.utils.redaction import redact, redacted
 
 EMPTY = "-"
 ONE_LINE = 80  # characters
 
-_CANDIDATE = re.compile(r"[^\n\t\x20-\x7e]")
-# Printable by their category, yet drawn as nothing: fillers, joiners, variation selectors.
-_BLANK = frozenset(
-    map(chr, [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)])
-)
-_SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
-_EMOJI_STYLE = "\ufe0f"
+MARKS = 200  # hidden characters named on a page; a text with more is cut after them
 
 
 def visible(text: object) -> SafeString:
-    """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them."""
-    return _marked(redact(str(text)))
+    """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them.
+
+    A text is cut after MARKS of them, and says so.
+    """
+    shown, left_out = _marked(redact(str(text)))
+    more = _("and %(count)d characters more") % {"count": left_out}
+    return format_html("{} … ({})", shown, more) if left_out else shown
 
 
-def _marked(text: str) -> SafeString:
-    parts = []
-    for shown, hidden in _pieces(text):
+def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
+    """Return a text as HTML, cut, and how many characters are left out."""
+    text = text.replace("\r\n", "\n")
+    parts: list[str] = []
+    place = 0
+    for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):
         parts.append(shown)
-        if hidden:
-            parts.append(
-                format_html('<span class="ar-char" title="{}">{}</span>', _name(hidden), _code(hidden))
-            )
-    return format_html_join("", "{}", ((part,) for part in parts))
+        place += len(shown)
+        if not hidden or number == MARKS:
+            break
+        many = f" ({count})" if count >= MANY else ""
+        mark = format_html('<span class="ar-char" title="{}">{}{}</span>', _name(hidden), _code(hidden), many)
+        parts += [mark] * (1 if many else count)
+        place += count
+    return format_html_join("", "{}", ((part,) for part in parts)), len(text) - place
 
 
 def plain(text: object) -> str:
     """Return `text` redacted, with hidden characters as [U+202E]: for titles and plain files; not escaped."""
-    pieces = _pieces(redact(str(text)))
-    return "".join(shown + (f"[{_code(hidden)}]" if hidden else "") for shown, hidden in pieces)
+    found: list[str] = []
+    for shown, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
+        mark = f"[{_code(hidden)}]" if hidden else ""
+        found += (shown, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
+    return "".join(found)
 
 
 def pretty(value: Any) -> str:
@@ -99,10 +106,9 @@ class Body:
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
-    """Return a text for a page, cut at `limit`; whoever cuts offers the whole of it elsewhere."""
-    whole = redact(str(text))
-    shown = whole if limit is None else whole[:limit]
-    return Body(plain(label), _marked(shown), len(whole) - len(shown), kind)
+    """Return a text for a page, cut at `limit` and after MARKS; whoever cuts offers the whole elsewhere."""
+    shown, left_out = _marked(redact(str(text)), limit)
+    return Body(plain(label), shown, left_out, kind)
 
 
 def arguments(values: dict[str, Any]) -> list[Body]:
@@ -123,25 +129,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return _("text") if value else _("empty text")
     return _("list") if isinstance(value, list) else _("object")
-
-
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """Yield stretches of ordinary text, each with the hidden character that ends it, "" at the end."""
-    text = text.replace("\r\n", "\n")
-    start = 0
-    for match in _CANDIDATE.finditer(text):
-        if _hides(match[0], text[match.start() - 1 : match.start()]):
-            yield text[start : match.start()], match[0]
-            start = match.end()
-    yield text[start:], ""
-
-
-def _hides(character: str, before: str) -> bool:
-    if not character.isprintable() or character in _BLANK:
-        return True
-    if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
-        return False  # what makes a symbol an emoji, as models write it
-    return any(ord(character) in selectors for selectors in _SELECTORS)
 
 
 def _code(character: str) -> str:
@@ -174,13 +161,11 @@ def dated(moment: datetime | None) -> SafeString | str:
 
 def ago(moment: datetime) -> str:
     """Return "3 minutes ago", or "in 3 minutes"."""
-    away = words(moment)
-    template = _("%(time)s ago") if moment <= clock.now(settings.DATABASE) else _("in %(time)s")
-    return (
-        template % {"time": away}
-        if abs(clock.now(settings.DATABASE) - moment) >= timedelta(seconds=1)
-        else _("just now")
-    )
+    now = clock.now(settings.DATABASE)
+    if abs(now - moment) < timedelta(seconds=1):
+        return _("just now")
+    template = _("%(time)s ago") if moment <= now else _("in %(time)s")
+    return template % {"time": words(moment)}
 
 
 def remaining(moment: datetime | None) -> SafeString | str:
@@ -203,6 +188,19 @@ def words(moment: datetime) -> str:
     if seconds < 60:  # timesince knows no seconds
         return f"{seconds}\xa0{_('s')}"
     return str(timesince(moment, now, depth=1) if moment <= now else timeuntil(moment, now, depth=1))
+
+
+def duration(length: timedelta) -> str:
+    """Return a length of time, in its two largest units."""
+    if timedelta() < length < timedelta(seconds=1):
+        return _("%(count)d ms") % {"count": round(length / timedelta(milliseconds=1))}
+    if length < timedelta(minutes=1):
+        return f"{length.total_seconds():.1f}".removesuffix(".0") + f"\xa0{_('s')}"
+    minutes, seconds = divmod(int(length.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, _("d")), (hours, _("h")), (minutes, _("min")), (seconds, _("s"))]
+    return " ".join([f"{amount}\xa0{unit}" for amount, unit in parts if amount][:2])
 
 
 def _element(moment: datetime | None, text: str) -> SafeString:

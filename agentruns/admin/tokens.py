@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns import journal, services
+from agentruns.admin import runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.filters import KnownValues
 from agentruns.admin.html import EMPTY, Fact, ago, dated, exact, plain, remaining, two_lines, visible
-from agentruns.admin.runs.actions import Action, missing
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
-from agentruns.models import ApiToken
-from agentruns.services.api_tokens import PERMISSION, may_revoke, owners, revoke
+from agentruns.models import ApiToken, Run
 from agentruns.utils import clock
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.actions import Action
 
 MINE = "_agentruns_has_tokens"
 
@@ -36,7 +39,7 @@ class TokenList(LeanChangeList):
         """Fetch the rows of the page and their owners, who may live in another database."""
         super().get_results(request)
         self.result_list = list(self.result_list)
-        found = owners(self.result_list)
+        found = services.api_tokens.owners(self.result_list)
         for token in self.result_list:
             token.person = found.get(token.owner_id)
 
@@ -63,7 +66,7 @@ class StateFilter(KnownValues):
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
     """End the token."""
     try:
-        revoked = revoke(token.pk, request.user)
+        revoked = services.api_tokens.revoke(token.pk, request.user)
     except PermissionDeniedError as error:
         text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
         return model_admin.page(request, token, status=403, refusal=text)
@@ -88,13 +91,13 @@ class TokenAdmin(ReadOnlyAdmin):
     search_help_text = gettext_lazy("Beginning of a token, or part of its name")
     page_template = "agentruns/admin/token.html"
     change_list_template = "agentruns/admin/tokens.html"
-    views = (View("revoke", revoke_view, acts=True),)
+    views = (View("revoke", "tokens.revoke_view", acts=True),)
 
     # Who sees which
 
     def sees_all(self, request: HttpRequest) -> bool:
         """Return whether the user sees everybody's tokens; who may revoke has to see."""
-        return request.user.has_perm(PERMISSION) or super().has_view_permission(request)
+        return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Let everybody see their own."""
@@ -106,9 +109,13 @@ class TokenAdmin(ReadOnlyAdmin):
         return bool(getattr(request, MINE))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the tokens that the user sees."""
-        rows = super().get_queryset(request)
-        return rows if self.sees_all(request) else rows.filter(owner_id=request.user.pk)
+        """Return the tokens that the user sees; of a session's as far as they see its runs."""
+        rows = super().get_queryset(request).select_related("session")
+        if not self.sees_all(request):
+            return rows.filter(owner_id=request.user.pk)
+        runs = Run.objects.using(rows.db).filter(session=OuterRef("session"))
+        shown = journal.policy.current().visible(request.user, runs)
+        return rows.filter(Q(session__isnull=True) | Exists(shown) | ~Exists(runs))
 
     # The list
 
@@ -126,8 +133,6 @@ class TokenAdmin(ReadOnlyAdmin):
         """Return whether it is let in, and until when or since when not."""
         if token.revoked_at is not None:
             return two_lines(badge(token, token.person), _when(token.revoked_at))
-        if token.expires_at is None:
-            return two_lines(badge(token, token.person), _("never expires"))
         is_over = token.expires_at <= clock.now(settings.DATABASE)
         return two_lines(
             badge(token, token.person), _when(token.expires_at) if is_over else remaining(token.expires_at)
@@ -135,12 +140,14 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
-        """The owner, whose permissions count."""
-        return _name(token.person)
+        """The owner, whose permissions count; of a session token its session."""
+        return visible(token.session) if token.session_id else _name(token.person)
 
     @admin.display(description=gettext_lazy("scopes"))
     def may(self, token: ApiToken) -> SafeString:
         """The scopes it may be used for."""
+        if token.session_id:
+            return visible(_("its session"))
         return format_html_join("", '<span class="ar-id">{}</span><br>', ((scope,) for scope in token.scopes))
 
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
@@ -155,7 +162,7 @@ class TokenAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, obj: ApiToken, *, status: int = 200, refusal: str = "", **context: Any
     ) -> HttpResponse:
         """Return the page of one token."""
-        owner = owners([obj]).get(obj.owner_id)
+        owner = services.api_tokens.owners([obj]).get(obj.owner_id)
         url = self.other_page(request, get_user_model(), obj.owner_id) if owner else ""
         name = format_html('<a href="{}">{}</a>', url, _name(owner)) if url else _name(owner)
         known = dict(ApiToken.Scope.choices)
@@ -165,10 +172,12 @@ class TokenAdmin(ReadOnlyAdmin):
             "beginning": _beginning(obj),
             "facts": [
                 Fact(_("Name"), visible(obj.name or EMPTY)),
-                Fact(_("Owner, whose permissions count"), name),
+                Fact(_("Session, whose visitor it lets in"), visible(obj.session))
+                if obj.session_id
+                else Fact(_("Owner, whose permissions count"), name),
                 Fact(_("Created"), dated(obj.created_at)),
                 Fact(_("Last used"), dated(obj.last_used_at) if obj.last_used_at else _("never")),
-                Fact(_("Expires"), dated(obj.expires_at) if obj.expires_at else _("never")),
+                Fact(_("Expires"), dated(obj.expires_at)),
                 Fact(_("Revoked"), dated(obj.revoked_at)),
             ],
             "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
@@ -185,9 +194,9 @@ def badge(token: ApiToken, owner: Any) -> SafeString:
     """Return whether the token is let in, and if not, why."""
     if token.revoked_at is not None:
         tone, word = "bad", _("revoked")
-    elif token.expires_at is not None and token.expires_at <= clock.now(settings.DATABASE):
+    elif token.expires_at <= clock.now(settings.DATABASE):
         tone, word = "plain", _("expired")
-    elif owner is None or not owner.is_active:
+    elif token.session_id is None and (owner is None or not owner.is_active):
         tone, word = "waits", _("owner not active") if owner else _("owner gone")
     else:
         tone, word = "good", _("active")
@@ -196,6 +205,7 @@ def badge(token: ApiToken, owner: Any) -> SafeString:
 
 def advice(user: Any, token: ApiToken) -> Action:
     """Return what Revoke will do, or why it cannot be pressed."""
+    Action = runs.actions.Action
     effect = [
         _("The next request with it is refused, and every one after that."),
         _("What it did stays done: runs that it started go on, decisions hold."),
@@ -203,8 +213,8 @@ def advice(user: Any, token: ApiToken) -> Action:
     ]
     if token.revoked_at is not None:
         return Action(effect, _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)})
-    if not may_revoke(user, token):
-        return Action(effect, missing(PERMISSION), forbidden=True)
+    if not services.api_tokens.may_revoke(user, token):
+        return Action(effect, runs.actions.missing(services.api_tokens.PERMISSION), forbidden=True)
     return Action(effect)
 
 

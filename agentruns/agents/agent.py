@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from asgiref.sync import sync_to_async
 from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
+from agentruns.agents.content import Input
 from agentruns.agents.output import schema_of
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.base import Model, model_identity
-from agentruns.tools import Tool
+from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
+from agentruns.utils.coroutines import in_thread
 
 if TYPE_CHECKING:
     from agentruns import RunResult
-    from agentruns.models import Run
+    from agentruns.models import Run, Session
 
 _MAX_NAME = 100
 _SECRETS = ("authorization_token", "api_key", "access_token")  # of servers named in model_params
+_NUMBER = re.compile("([0-9]+)")
+_DOTTED = re.compile(r"[0-9]+(\.[0-9]+)*")
 _lock = threading.RLock()
 _registry: dict[tuple[str, str], Agent] = {}
+
+
+class _Options(TypedDict, total=False):
+    actor: Any
+    owner: Any
+    scope: str | None
+    context: dict[str, Any] | None
+    idempotency_key: str | None
+
+
+class StartOptions(_Options, total=False):
+    """Options of `start_run`."""
+
+    not_before: datetime | None
+
+
+class RunOptions(_Options, total=False):
+    """Options of `run_agent`."""
+
+    store: Any
 
 
 class Agent:
     """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
-    `tools` maps names to tools. `model` defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created.
-    `token_budget` counts input and output; `deadline` excludes time spent waiting for people. `cost_budget`
-    is in the currency of AGENTRUNS_PRICES. `model_params` go to the provider with every request (`max_tokens`
-    there limits one reply). `output_type`: a pydantic model that the text of the last reply must fit, and
-    the type of `RunResult.output`.
+    `instructions` may be a function of a RunContext, and `tools_for` one that names the tools of a run: both
+    are called once, at its start. `tools` maps names to tools. `model` defaults to AGENTRUNS_DEFAULT_MODEL,
+    read when the agent is created. `token_budget` counts input and output; `deadline` excludes time spent
+    waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the
+    provider with every request (`max_tokens` there limits one reply). `output_type`: a pydantic model that
+    the text of the last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group
+    that people need to start it, beside `agentruns.start_run`, or "anyone".
     """
 
     def __init__(
         self,
         name: str,
         *,
-        instructions: str,
+        instructions: str | Callable[[RunContext], str],
         tools: Iterable[Tool] = (),
+        tools_for: Callable[[RunContext], Iterable[str]] | None = None,
         model: Model | str | None = None,
         version: str = "1",
         max_steps: int = 50,
@@ -59,11 +87,13 @@ class Agent:
         on_orphan: Literal["hold", "surface"] = "hold",
         model_params: dict[str, Any] | None = None,
         output_type: type[BaseModel] | None = None,
+        starters: str | None = None,
     ) -> None:
         self.name = _checked_name("name", name)
         self.version = _checked_name("version", version)
         self.instructions = instructions
         self.tools = _tools(name, tools)
+        self.tools_for = tools_for
         # Read here and not at each use, so that the definition never changes.
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
         self.model: Model | str = given
@@ -74,6 +104,7 @@ class Agent:
         self.on_orphan = on_orphan
         self.model_params = _plain(name, model_params)
         self.output_type = output_type
+        self.starters = starters
         self.module = _declaring_module()
         self._check()
         register(self)
@@ -92,7 +123,9 @@ class Agent:
             "version": self.version,
             "model": model_identity(self.model),
             "model_params": _without_secrets(self.model_params),
-            "instructions": self.instructions,
+            "instructions": self.instructions
+            if isinstance(self.instructions, str)
+            else {"function": _path(self.instructions)},
             "tools": {name: tool.policy() for name, tool in self.tools.items()},
             "on_orphan": self.on_orphan,
             "max_steps": self.max_steps,
@@ -100,6 +133,8 @@ class Agent:
             "deadline": self.deadline.total_seconds() if self.deadline else None,
         }
         # Only where they are set: an agent without them keeps the definition of its older runs.
+        if self.tools_for is not None:
+            body["tools_for"] = _path(self.tools_for)
         if self.cost_budget is not None:
             body["cost_budget"] = amount(self.cost_budget)
         if self.output_type is not None:
@@ -112,37 +147,35 @@ class Agent:
         return canonical.digest(self.definition())
 
     def run(
-        self,
-        text: str,
-        session: str | None = None,
-        *,
-        store: Any = None,
-        actor: Any = None,
-        idempotency_key: str | None = None,
+        self, text: Input, session: Session | str | None = None, **options: Unpack[RunOptions]
     ) -> RunResult:
         """Drive a run in this process until it ends or waits; without a session nothing is stored."""
         from agentruns import run_agent
 
-        return run_agent(self, text, session, store=store, actor=actor, idempotency_key=idempotency_key)
+        return run_agent(self, text, session, **options)
 
-    def start(self, text: str, session: str, *, actor: Any = None, idempotency_key: str | None = None) -> Run:
-        """Queue a run for a worker."""
+    def start(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
+        """Queue a run for a worker, which drives it at once or from `not_before` on."""
         from agentruns import start_run
 
-        return start_run(self, text, session, actor=actor, idempotency_key=idempotency_key)
+        return start_run(self, text, session, **options)
 
-    async def arun(self, text: str, session: str | None = None, **options: Any) -> RunResult:
+    async def arun(
+        self, text: Input, session: Session | str | None = None, **options: Unpack[RunOptions]
+    ) -> RunResult:
         """Awaitable form of `run`."""
-        return await sync_to_async(self.run)(text, session, **options)
+        return await in_thread(settings.DATABASE, self.run, text, session, **options)
 
-    async def astart(self, text: str, session: str, **options: Any) -> Run:
+    async def astart(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
         """Awaitable form of `start`."""
-        return await sync_to_async(self.start)(text, session, **options)
+        return await in_thread(settings.DATABASE, self.start, text, session, **options)
 
     def _check(self) -> None:
         where = f"Agent {self.name!r}"
         if not isinstance(self.instructions, str):
-            raise TypeError(f"{where}: instructions must be a string, not {self.instructions!r}.")
+            _require_path(where, "instructions", self.instructions, "a string or ")
+        if self.tools_for is not None:
+            _require_path(where, "tools_for", self.tools_for)
         if self.model is None:
             raise TypeError(
                 f"{where} has no model: give it a model name or an object with propose(), "
@@ -152,6 +185,10 @@ class Agent:
         if not is_object and not (isinstance(self.model, str) and self.model):
             raise TypeError(
                 f"{where}: model must be a model name or an object with propose(), not {self.model!r}."
+            )
+        if self.starters is not None and not (isinstance(self.starters, str) and self.starters.strip()):
+            raise TypeError(
+                f"{where}: starters must be a permission, a group or 'anyone', not {self.starters!r}."
             )
         for option in ("max_steps", "token_budget"):
             value = getattr(self, option)
@@ -198,28 +235,35 @@ def register(agent: Agent) -> None:
                 f"and {agent.module}: {parts}. "
                 "Rename one, or give the newer one another version."
             )
-        _registry.pop(key, None)  # moves it to the end: the last one registered is the default version
+        _registry.pop(key, None)  # moves it to the end
         _registry[key] = agent
 
 
 def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
-    """Return the agent with that name; without a version, the last one registered.
+    """Return the agent with that name; without a version, of the highest one registered.
 
-    Raises UnknownAgentError, which lists the registered agents.
+    Dotted numbers are compared number by number, 1.10 after 1.9, and come after all other texts, in which
+    numbers are compared alike: v10 after v9. Raises UnknownAgentError, which lists the registered agents.
     """
     if isinstance(agent, Agent):
         if version is None or version == agent.version:
             return agent
         agent = agent.name
-    for found in reversed(registered()):
-        if found.name == agent and version in (None, found.version):
-            return found
+    among = [found for found in registered() if found.name == agent and version in (None, found.version)]
+    if among:
+        return max(among, key=lambda found: _rank(found.version))
     wanted = f"{agent!r}" if version is None else f"{agent!r} version {version!r}"
     known = ", ".join(f"{each.name} version {each.version}" for each in registered()) or "none"
     raise UnknownAgentError(
         f"There is no agent {wanted} in this process. Registered: {known}. "
         "Agents belong in agents.py of an installed app."
     )
+
+
+def _rank(version: str) -> tuple[bool, list[str | int], str]:
+    # Texts and numbers by turns, so that equals are compared.
+    parts = [int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(version))]
+    return bool(_DOTTED.fullmatch(version)), parts, version
 
 
 def registered() -> list[Agent]:
@@ -288,7 +332,26 @@ def _checked_name(what: str, value: Any) -> str:
     return value
 
 
+def _path(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
+    """Raise TypeError unless a value is a function whose path can stand for it in a definition."""
+    kind = f"{where}: {what} must be {also}a function of a module, not {value!r}"
+    if not inspect.isroutine(value):
+        raise TypeError(f"{kind}.")
+    if inspect.iscoroutinefunction(value):
+        raise TypeError(f"{kind}: it is called before the run starts, without an event loop.")
+    if not getattr(value, "__module__", None) or "<" in _path(value):
+        raise TypeError(f"{kind}: lambdas and local functions have no path to compare definitions by.")
+
+
 def _tools(agent: str, tools: Iterable[Any]) -> dict[str, Tool]:
+    if inspect.isroutine(tools):
+        raise TypeError(
+            f"Agent {agent!r}: tools is a function; list the tools, and let tools_for= choose among them."
+        )
     result: dict[str, Tool] = {}
     for each in tools:
         if not isinstance(each, Tool):

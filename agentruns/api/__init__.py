@@ -15,15 +15,6 @@ from functools import cache
 from ninja import NinjaAPI
 
 import agentruns
-from agentruns.api import (  # noqa: F401 - importing puts endpoints on the router
-    agents,
-    approvals,
-    forks,
-    health,
-    runs,
-    sessions,
-    stream,
-)
 from agentruns.api.auth import SessionAuth
 from agentruns.api.docs import GUIDE, Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors

@@ -1,11 +1,11 @@
-"""Authentication, scopes and visibility: a bearer token's owner or the session's user, never the body."""
+"""Authentication, scopes and visibility: a token's owner or session, or Django's user, never the body."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -16,17 +16,36 @@ from ninja.errors import AuthenticationError
 from ninja.throttling import AnonRateThrottle, UserRateThrottle
 from ninja.utils import check_csrf
 
-from agentruns.api.errors import MARK, URN, Problem
+from agentruns import journal, services
+from agentruns.api.errors import MARK, URN, Problem, run_facts
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, SessionAccessDeniedError
-from agentruns.models import ApiToken, Approval, Message, Run, Session
-from agentruns.models.querysets import ApprovalQuerySet
-from agentruns.services import api_tokens
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
+from agentruns.models import ApiToken, Approval, Message, Run, Session, SessionBearer
 from agentruns.utils.redaction import get_logger
+
+if TYPE_CHECKING:
+    from agentruns.journal.events import Row
+    from agentruns.services.starting import Behalf
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
+# What a session token is for; everything else is refused.
+VISITORS = {
+    ("GET", "/runs"),
+    ("POST", "/runs"),
+    ("GET", "/runs/{run_id}"),
+    ("GET", "/runs/{run_id}/messages"),
+    ("GET", "/runs/{run_id}/events"),
+    ("GET", "/sessions"),
+    ("GET", "/sessions/{path:key}"),
+    ("POST", "/sessions/{path:key}/messages"),
+    ("GET", "/sessions/{path:key}/messages"),
+    ("GET", "/approvals"),
+    ("GET", "/approvals/{approval_id}"),
+    ("POST", "/approvals/{approval_id}/approve"),
+    ("POST", "/approvals/{approval_id}/deny"),
+    ("POST", "/approvals/{approval_id}/answer"),
+}
 
 logger = get_logger("agentruns.api.auth")
 
@@ -39,6 +58,7 @@ class Entry:
     """
 
     scopes: Sequence[str] = ()
+    lets_visitors_in: bool = False  # with a session token
     headers: dict[int, dict[str, str]] = field(default_factory=dict)
     is_counted: bool = False
 
@@ -49,7 +69,7 @@ class BearerAuth(security.HttpBearer):
     openapi_description = "A token printed by `manage.py create_api_token`: ar_…"
 
     def __call__(self, request: HttpRequest) -> Any | None:
-        _entry(request).headers[401] = {"WWW-Authenticate": "Bearer"}
+        entry_of(request).headers[401] = {"WWW-Authenticate": "Bearer"}
         return self.authenticate(request, "") if HEADER in request.headers else None
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
@@ -57,15 +77,15 @@ class BearerAuth(security.HttpBearer):
         found = token_of(request)
         if found is None:
             _throttle(request)
-            raise Problem(
-                401,
-                URN + "not-authenticated",
-                "Not authenticated",
+            raise Problem.named(
+                "not-authenticated",
                 "The Authorization header is not that of a valid token: mistyped, expired, revoked, or of an "
-                "owner who is not active. Send 'Bearer ' and what manage.py create_api_token printed.",
+                "owner who is not active or has a new password. Send 'Bearer ' and what manage.py "
+                "create_api_token printed.",
             )
-        _act_as(request, found.owner)
-        _throttle(request, found.owner)
+        user = found.owner if found.session_id is None else SessionBearer(found.session_id)
+        _act_as(request, user)
+        _throttle(request, user)
         _require_scope(request, found)
         return found
 
@@ -77,12 +97,7 @@ class SessionAuth(security.SessionAuth):
         user = self.authenticate(request, None)
         _throttle(request, user)
         if user is not None and check_csrf(request):
-            raise Problem(
-                403,
-                URN + "csrf",
-                "The CSRF token is missing or wrong",
-                "Send the CSRF cookie's value in the X-CSRFToken header.",
-            )
+            raise Problem.named("csrf", "Send the CSRF cookie's value in the X-CSRFToken header.")
         return user
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any | None:
@@ -93,6 +108,11 @@ class SessionAuth(security.SessionAuth):
 
 class UserThrottle(UserRateThrottle):
     scope = "agentruns_user"
+
+    def get_cache_key(self, request: HttpRequest) -> str:
+        if not isinstance(request.user, SessionBearer):
+            return str(super().get_cache_key(request))
+        return self.cache_format % {"scope": self.scope, "ident": request.user.actor_id}
 
 
 class AnonymousThrottle(AnonRateThrottle):
@@ -120,7 +140,7 @@ def user_of(request: HttpRequest) -> Any:
 def token_of(request: HttpRequest) -> ApiToken | None:
     """Return the valid token of the request's header, also where nobody has to authenticate; else None."""
     scheme, _, text = request.headers.get(HEADER, "").partition(" ")
-    return api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
+    return services.api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
 
 def channel_of(request: HttpRequest) -> str:
@@ -129,27 +149,75 @@ def channel_of(request: HttpRequest) -> str:
     return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
+def entry_for(path: str, methods: Sequence[str]) -> Entry:
+    """Return the notes on an operation of the router, by which tokens it may be used."""
+    return Entry(scopes_for(path, methods), any((method, path) in VISITORS for method in methods))
+
+
+def require_password(request: HttpRequest, approval: Approval) -> None:
+    """Raise Problem (403) where a call of high risk takes a fresh password; a token cannot give one."""
+    is_token = isinstance(getattr(request, "auth", None), ApiToken)
+    if services.reauth.is_needed(request, approval, has_session=not is_token):
+        raise Problem.named(
+            "reauthentication-needed",
+            "The risk of this call is high. Approve it in the console, which asks for your password, or give "
+            "it there first; a token cannot.",
+        )
+
+
 def scopes_for(path: str, methods: Sequence[str]) -> list[str]:
     """Return the scopes of which a token needs one for an operation of the router."""
     reads = set(methods) <= {"GET", "HEAD"}
     if path.startswith("/approvals"):
         decide = ApiToken.Scope.APPROVALS_DECIDE.value
-        return [ApiToken.Scope.RUNS_READ.value, decide] if reads else [decide]
+        # Which of the two a decision takes depends on the approval.
+        other = ApiToken.Scope.RUNS_READ if reads else ApiToken.Scope.APPROVALS_OWN
+        return [other.value, decide] if reads else [decide, other.value]
     return [ApiToken.Scope.RUNS_READ.value if reads else ApiToken.Scope.RUNS_WRITE.value]
 
 
-def _entry(request: HttpRequest) -> Entry:
+def entry_of(request: HttpRequest) -> Entry:
+    """Return the router's notes on a request."""
     return getattr(request, MARK, None) or Entry()  # a host may use these classes on routes of its own
 
 
+def require_token_scope(request: HttpRequest, scope: str) -> None:
+    """Raise Problem (403) if the request came with a token that lacks a scope; a Django session has all."""
+    if not has_token_scope(request, scope):
+        raise _lacking(request.auth, [scope])  # type: ignore[attr-defined]
+
+
+def has_token_scope(request: HttpRequest, scope: str) -> bool:
+    """Tell whether the request's token has a scope; a Django session has all."""
+    token = getattr(request, "auth", None)
+    return not isinstance(token, ApiToken) or scope in token.scopes
+
+
+def behalf_of(request: HttpRequest, behalf: Behalf) -> Behalf:
+    """Return for whom a request acts; Problem (403) where its token lacks the scope to name others."""
+    if behalf.owner is not None or behalf.scope is not None:
+        require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+    return behalf
+
+
 def _require_scope(request: HttpRequest, token: ApiToken) -> None:
-    scopes = _entry(request).scopes
-    if not scopes or not set(scopes).isdisjoint(token.scopes):
-        return
-    raise Problem(
-        403,
-        URN + "scope",
-        "The token lacks a scope",
+    entry = entry_of(request)
+    if token.session_id is not None:
+        if not entry.lets_visitors_in:  # nor do routes of a host that use these classes
+            raise Problem(
+                403,
+                URN + "scope",
+                "The token is for one session",
+                "A session token reads its session, starts runs in it and confirms its calls, nothing else.",
+                scopes=list(entry.scopes),
+            )
+    elif entry.scopes and set(entry.scopes).isdisjoint(token.scopes):
+        raise _lacking(token, entry.scopes)
+
+
+def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:
+    return Problem.named(
+        "scope",
         f"Token {token.prefix} has {', '.join(token.scopes)}; this takes {' or '.join(scopes)}. Make a token "
         "that has it.",
         scopes=list(scopes),
@@ -158,7 +226,7 @@ def _require_scope(request: HttpRequest, token: ApiToken) -> None:
 
 def _throttle(request: HttpRequest, user: Any = None) -> None:
     """Count the request under AGENTRUNS_API_THROTTLE; raise Problem (429) if it is one too many."""
-    entry = _entry(request)
+    entry = entry_of(request)
     rate = settings.api_throttle.get("user" if user is not None else "anonymous")
     if rate is None or entry.is_counted:
         return
@@ -174,7 +242,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     entry.headers[429] = {"Retry-After": str(seconds)}
     limit = f"At most {throttle.num_requests} requests in {throttle.duration} s."
     detail = f"{limit} Send the next one in {seconds} s."
-    raise Problem(429, URN + "throttled", "Too many requests", detail, retry_after=seconds)
+    raise Problem.named("throttled", detail, retry_after=seconds)
 
 
 def _act_as(request: HttpRequest, user: Any) -> None:
@@ -189,50 +257,73 @@ def _act_as(request: HttpRequest, user: Any) -> None:
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
-    """Return the user's own runs; all of them, unowned ones too, with the view permission."""
-    return Run.objects.using(settings.DATABASE).for_user(user).select_related("session")
+    """Return the runs that a user may see, with their session."""
+    return journal.policy.visible_runs(user).select_related("session")
 
 
-def visible_approvals(user: Any) -> ApprovalQuerySet:
-    """Return the approvals of visible runs; all of them for those who decide."""
-    return Approval.objects.using(settings.DATABASE).for_user(user)
-
-
-def find_run(user: Any, run_id: str, *related: str) -> Run:
-    """Return a run the user may see, read together with `related`, or raise DurableRunNotFoundError."""
+def find_run(user: Any, run_id: str) -> Run:
+    """Return a run the user may see, with its session, or raise DurableRunNotFoundError."""
     try:
-        return visible_runs(user).select_related("session", *related).get(pk=UUID(run_id))
+        return readable(user, visible_runs(user).get(pk=UUID(run_id)))
     except (Run.DoesNotExist, ValueError):
         raise DurableRunNotFoundError(f"There is no run {run_id[:SHOWN]}.") from None
 
 
-def run_of_key(user: Any, key: str | None) -> Run | None:
-    """Return the user's own run of an idempotency key, if there is one."""
-    return visible_runs(user).filter(owner_id=user.pk, idempotency_key=key).first() if key else None
+def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
+    """Return a run for the answer to the request that starts it, or writes to it; DurableRunNotFoundError.
+
+    One found by its key is shown as any other; without what came of it to who may act for another `owner`
+    and not see it.
+    """
+    if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
+        if owner in (None, str(user.pk)):
+            raise DurableRunNotFoundError(str(services.permissions.KEY_UNSEEN))
+        run.output, run.error, run.blocked_reason = None, "", ""
+    return readable(user, run)
+
+
+def readable(user: Any, run: Run) -> Run:
+    """Return a run as somebody may have it: a visitor is not shown what the project said of the task."""
+    if isinstance(user, SessionBearer):
+        run.context = {}
+    return run
+
+
+def run_named(user: Any, error: RunStateError) -> dict[str, Any]:
+    """Return the state of the run that an error names, if the user may see it."""
+    run = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
+    return run_facts(run) if run else {}
 
 
 def find_approval(user: Any, approval_id: str) -> Approval:
     """Return an approval the user may see, or raise NotFoundError."""
     try:
-        return visible_approvals(user).get(pk=UUID(approval_id))
+        return journal.policy.visible_approvals(user).select_related("run").get(pk=UUID(approval_id))
     except (Approval.DoesNotExist, ValueError):
         raise NotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
 
 
-def find_session(user: Any, key: str) -> Session:
-    """Return a session the user may see, or raise SessionAccessDeniedError."""
-    # Databases disagree about texts that no key can be, so they are not asked.
-    if len(key) <= NAME_LENGTH and key.isprintable():
-        sessions = Session.objects.using(settings.DATABASE).filter(key=key)
-        if not user.has_perm("agentruns.view_run"):
-            sessions = sessions.filter(owner_id=user.pk)
-        if session := sessions.first():
-            return session
-    raise SessionAccessDeniedError(f"There is no session {key[:NAME_LENGTH]!r}.")
+def find_session(user: Any, key: str, scope: str | None = None) -> Session:
+    """Return a session the user may see; raise SessionAccessDeniedError, AmbiguousSessionError."""
+    among = Session.objects.using(settings.DATABASE)
+    if isinstance(user, SessionBearer):
+        among = among.filter(pk=user.session_id)
+    else:
+        among = among.filter(pk__in=visible_runs(user).filter(session__key=key).values("session_id"))
+    return services.sessions.find_session(key, scope, among)
 
 
-def require_call(run: Run, call_id: str) -> None:
+def row_for(user: Any, row: Row) -> Row:
+    """Return a row as somebody may have it: a visitor is not shown what the agent was told beforehand."""
+    if not isinstance(user, SessionBearer):
+        return row
+    hidden = {"instructions", "stored"} if "instructions" in row.payload else set()
+    hidden |= {"context"} if row.kind == journal.events.RUN_STARTED else set()
+    return row._replace(payload={name: each for name, each in row.payload.items() if name not in hidden})
+
+
+def require_call(run_id: UUID, call_id: str) -> None:
     """Raise NotFoundError unless the run has such a call."""
-    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
     if not call_id.isprintable() or not rows.exclude(call_id="").exists():
-        raise NotFoundError(f"Run {run.pk} has no call {call_id[:SHOWN]}.")
+        raise NotFoundError(f"Run {run_id} has no call {call_id[:SHOWN]}.")

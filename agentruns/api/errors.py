@@ -16,14 +16,14 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from agentruns import exceptions as core
-from agentruns.api.schemas import Problem as Body
-from agentruns.api.schemas import utc
+from agentruns import journal
+from agentruns.agents.content import AS_BLOCKS, AS_TEXT
 from agentruns.conf import settings
-from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
 from agentruns.models.querysets import MessageQuerySet
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
+from agentruns.utils.clock import utc
 from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
@@ -35,7 +35,12 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
     core.PermissionDeniedError: (403, "permission-denied", "Not allowed"),
+    core.AmbiguousSessionError: (409, "ambiguous-session", "Several scopes have a session of that key"),
+    core.QuotaExceededError: (429, "quota-exceeded", "Too many runs"),
     core.UnknownAgentError: (422, "unknown-agent", "Unknown agent"),
+    core.ContentTooLargeError: (413, "content-too-large", "A file is too large"),
+    core.ContentTypeError: (415, "content-type", "A file is of a type that is not taken"),
+    core.ContentError: (422, "content", "A block of the input is none"),
     InvalidArguments: (422, "invalid-arguments", "The arguments do not fit the tool"),
     core.ApprovalStateError: (409, "approval-state", "The approval is not what was decided on"),
     core.RunStateError: (409, "run-state", "The run's state does not allow this"),
@@ -50,8 +55,25 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.NotDurableError: (422, "not-durable", "Nothing can be made durable here"),
     core.MemoryStoreNotDurableError: (422, "memory-store-not-durable", "The store forgets everything"),
     core.JournalUnreadableError: (500, "journal-unreadable", "The journal is damaged"),
+    core.RenderingError: (500, "rendering", "A function of the agent failed"),
     core.PayloadError: (500, "payload", "What the journal points at is missing or was altered"),
     core.AgentRunsError: (500, "error", "The request failed"),
+}
+# By type: what the API itself says, beside what exceptions do.
+TITLES: dict[str, tuple[int, str]] = {
+    **{name: (status, title) for status, name, title in PROBLEMS.values()},
+    "malformed": (400, "The request cannot be read"),
+    "bad-cursor": (400, "Bad cursor"),
+    "not-authenticated": (401, "Not authenticated"),
+    "csrf": (403, "The CSRF token is missing or wrong"),
+    "reauthentication-needed": (403, "A fresh password is needed"),
+    "scope": (403, "The token lacks a scope"),
+    "idempotency-key": (409, "The idempotency key belongs to another request"),
+    "too-large": (413, "The request is too large"),
+    "validation": (422, "The request is not valid"),
+    "throttled": (429, "Too many requests"),
+    "streams": (429, "Too many event streams"),
+    "unavailable": (503, "Unavailable"),
 }
 
 # An answer is never much larger than its request.
@@ -59,7 +81,7 @@ MOST_ERRORS = 20
 LONGEST_NAME = 100
 
 # Attributes of exceptions that become members.
-FACTS = ("run_id", "lease_expires_at", "parts")
+FACTS = ("run_id", "lease_expires_at", "parts", "scopes", "retry_after")
 
 
 class Problem(HttpError):
@@ -72,14 +94,20 @@ class Problem(HttpError):
         self.extras = extras
 
     @classmethod
+    def named(cls, name: str, detail: str, **extras: Any) -> Problem:
+        """Return the problem of a type of TITLES."""
+        status, title = TITLES[name]
+        return cls(status, URN + name, title, detail, **extras)
+
+    @classmethod
     def of(cls, error: Exception, **extras: Any) -> Problem:
         """Return the problem of an exception of agentruns, with its attributes and `extras` as members."""
-        if isinstance(error.__cause__, InvalidArguments):  # an edit that does not fit is no conflict
-            error = error.__cause__
-        status, name, title = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
-        known = {name: getattr(error, name, None) for name in FACTS}
-        facts = {name: value for name, value in known.items() if value}
-        return cls(status, URN + name, title, str(error), **{**facts, **extras})
+        cause = error.__cause__ if isinstance(error, core.ApprovalStateError) else None
+        of = cause if isinstance(cause, InvalidArguments) else error  # a misfit of an edit is no conflict
+        name = next(PROBLEMS[kind][1] for kind in type(of).__mro__ if kind in PROBLEMS)
+        known = {fact: getattr(error, fact, None) for fact in FACTS}
+        facts = {fact: value for fact, value in known.items() if value}
+        return cls.named(name, str(error), **{**facts, **extras})
 
     def response(self) -> HttpResponse:
         """Return the problem as a response."""
@@ -87,8 +115,12 @@ class Problem(HttpError):
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
         }
+        seconds = self.extras.get("retry_after")
         return JsonResponse(
-            canonical.legal({**extras, **body}), status=self.status_code, content_type=CONTENT_TYPE
+            canonical.legal({**extras, **body}),
+            status=self.status_code,
+            content_type=CONTENT_TYPE,
+            headers={"Retry-After": str(seconds)} if seconds else None,
         )
 
 
@@ -103,7 +135,7 @@ def register_errors(api: NinjaAPI) -> None:
     kinds: dict[type[Exception], Callable[[Any], Problem]] = {
         HttpError: _of_http_error,
         ValidationError: _of_validation_error,
-        Http404: lambda error: Problem(404, URN + "not-found", "Not found", str(error) or "Not found."),
+        Http404: lambda error: Problem.named("not-found", str(error) or "Not found."),
         SuspiciousOperation: _of_bad_request,
         MultiPartParserError: _of_bad_request,
         RawPostDataException: _of_bad_request,
@@ -134,9 +166,7 @@ def _of_http_error(error: HttpError) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, AuthenticationError):
-        return Problem(
-            401, URN + "not-authenticated", "Not authenticated", "Sign in, or send a bearer token."
-        )
+        return Problem.named("not-authenticated", "Sign in, or send a bearer token.")
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return _of_bad_request(error)
     title = responses.get(error.status_code, "Error")  # a host's own code may have no name
@@ -144,7 +174,7 @@ def _of_http_error(error: HttpError) -> Problem:
 
 
 def _of_bad_request(error: Exception) -> Problem:
-    return Problem(400, URN + "malformed", "The request cannot be read", f"{error}. Send JSON in UTF-8.")
+    return Problem.named("malformed", f"{error}. Send JSON in UTF-8.")
 
 
 def _of_validation_error(error: ValidationError) -> Problem:
@@ -153,17 +183,20 @@ def _of_validation_error(error: ValidationError) -> Problem:
         for each in error.errors[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
-    return Problem(422, URN + "validation", "The request is not valid", detail, errors=redacted(errors))
+    return Problem.named("validation", detail, errors=redacted(errors))
 
 
 def _where(loc: tuple[Any, ...]) -> list[Any]:
     """Return the location of an error without the name of our parameter, which the client does not know."""
     place = [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
+    place = [each for each in place if each not in (AS_TEXT, AS_BLOCKS)]
     return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
 def documented(*statuses: int) -> dict[str, Any]:
     """Return the OpenAPI responses of an operation's errors; ninja itself supports one media type only."""
+    from agentruns.api.schemas import Problem as Body  # with the endpoints, not with the URLs
+
     content = {CONTENT_TYPE: {"schema": Body.model_json_schema()}}
     return {
         "responses": {
@@ -176,11 +209,11 @@ def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
     """Return a run's state for a 409: who ended or paused it, who resolved the call in doubt, and when."""
     rows = _rows(run.pk).own()
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
-    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
+    facts |= _who_and_when("ended", rows.filter(kind__in=journal.events.CLOSING).first())
     if run.status == Run.Status.PAUSED:
-        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
+        facts |= _who_and_when("paused", rows.filter(kind=journal.events.RUN_PAUSED).first())
     if call_id:
-        verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
+        verdicts = rows.filter(kind=journal.events.ORPHAN_RESOLVED, call_id=call_id)
         facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
     return facts
 
@@ -189,9 +222,9 @@ def approval_facts(approval: Approval) -> dict[str, Any]:
     """Return an approval's state for a 409: who decided, edited or cancelled it last, and when."""
     rows = _rows(approval.run_id)
     if approval.status == Approval.Status.CANCELLED:
-        last = rows.filter(kind__in=events.CLOSING).first()
+        last = rows.filter(kind__in=journal.events.CLOSING).first()
     else:
-        last = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id).first()
+        last = rows.filter(kind=journal.events.APPROVAL_DECIDED, call_id=approval.call_id).first()
     return {
         "approval_id": str(approval.pk),
         "approval_status": approval.status,

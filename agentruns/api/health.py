@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import Error, connections
-from django.db.models import Max
+from django.db.models import Max, Min
+from django.db.models.functions import Coalesce, Greatest
 from django.http import HttpRequest
 
 from agentruns.api.auth import HEADER, token_of
-from agentruns.api.errors import URN, Problem, documented
+from agentruns.api.errors import Problem, documented
 from agentruns.api.routing import router
 from agentruns.api.schemas import Health
 from agentruns.conf import settings
+from agentruns.journal import policy
 from agentruns.models import ApiToken, Control, Run
+from agentruns.services import permissions
 from agentruns.services.sweep import sweeper
 
 
-@router.get("/health", auth=None, response=Health, exclude_unset=True, openapi_extra=documented(503))
+@router.get("/health", response=Health, exclude_unset=True, openapi_extra=documented(503))
 def health(request: HttpRequest) -> Health:
     """Return whether the database can be reached.
 
@@ -26,25 +29,30 @@ def health(request: HttpRequest) -> Health:
     try:
         with connections[settings.DATABASE].cursor() as cursor:
             cursor.execute("SELECT 1")
-        return _details(settings.DATABASE) if _may_see(request) else Health(status="ok")
+        reader = _reader(request)
+        return _details(settings.DATABASE, reader) if reader else Health(status="ok")
     except Error:
-        raise Problem(503, URN + "unavailable", "Unavailable", "The database cannot be reached.") from None
+        raise Problem.named("unavailable", "The database cannot be reached.") from None
 
 
-def _may_see(request: HttpRequest) -> bool:
+def _reader(request: HttpRequest) -> Any:
+    """Return the user who may know of the workers, or None."""
     token = token_of(request)
     if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
-        return False  # with that header no session counts, as everywhere
+        return None  # with that header no session counts, as everywhere
     user: Any = token.owner if token else getattr(request, "user", None)
-    return bool(user and user.is_active and user.has_perm("agentruns.view_run"))
+    return user if policy.is_somebody(user) and permissions.may(user, "monitor") else None
 
 
-def _details(alias: str) -> Health:
-    waiting = Run.objects.using(alias).runnable().filter(status=Run.Status.QUEUED)
+def _details(alias: str, reader: Any) -> Health:
+    runs: Any = policy.visible_runs(reader)
+    waiting = runs.runnable().filter(status=Run.Status.QUEUED, blocked_reason="")
     return Health(
         status="ok",
         database=connections[alias].vendor,
         sweeper=sweeper(alias),
         sweeper_seen_at=Control.objects.using(alias).sweepers().aggregate(seen=Max("seen_at"))["seen"],
-        oldest_queued_at=waiting.order_by("updated_at").values_list("updated_at", flat=True).first(),
+        oldest_queued_at=waiting.aggregate(
+            since=Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
+        )["since"],
     )

@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.models import CharField, Model, Q, QuerySet, Value
 from django.db.models.functions import Cast
 
-from agentruns.api.errors import URN, Problem
+from agentruns.api.errors import Problem
 
 PAGE = 50
 
@@ -62,6 +62,5 @@ def _decode(cursor: str) -> tuple[str, UUID]:
         _aware(at)
         return at, UUID(pk)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise Problem(
-            400, URN + "bad-cursor", "Bad cursor", "Pass `next` of the page before, unchanged, as `cursor`."
-        ) from None
+        detail = "Pass `next` of the page before, unchanged, as `cursor`."
+        raise Problem.named("bad-cursor", detail) from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -11,20 +12,28 @@ from django.conf import settings as django_settings
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException
 from ninja import Router
-from ninja.constants import NOT_SET
 from ninja.decorators import decorate_view
+from ninja.operation import Operation, PathView
 
-from agentruns.api.auth import BearerAuth, Entry, SessionAuth, scopes_for
+from agentruns.api.auth import BearerAuth, Entry, SessionAuth, entry_for
 from agentruns.api.docs import illustrated
-from agentruns.api.errors import MARK, URN, Problem, documented
+from agentruns.api.errors import MARK, Problem, documented
+from agentruns.api.operations import ENDPOINTS, OPEN, LateOperation, declare
+from agentruns.api.uploads import TAKING, is_upload, require_small
 from agentruns.exceptions import AgentRunsError
 
 
 class ScopedRouter(Router):
-    """Gives every operation its scopes, by path and method so that none is forgotten, and documents refusals.
+    """Gives every operation its scopes, by path and method so that none is forgotten; documents refusals."""
 
-    `auth=None` opens an operation to everybody.
-    """
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for method, path in ENDPOINTS:
+            operation = LateOperation(method, path)
+            entry = Entry() if path in OPEN else entry_for(path, [method])
+            operation.view_func._ninja_operation = operation  # type: ignore[attr-defined]
+            decorate_view(_entering(entry))(operation.view_func)
+            self.path_operations.setdefault(path, PathView()).operations.append(operation)
 
     def add_api_operation(
         self,
@@ -32,21 +41,18 @@ class ScopedRouter(Router):
         methods: list[str],
         view_func: Callable[..., Any],
         *,
-        auth: Any = NOT_SET,
         openapi_extra: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Add an operation."""
+        """Declare an operation."""
         extra = dict(openapi_extra or {})
-        if auth is not None:
+        if path not in OPEN:
             extra["responses"] = documented(403, 429)["responses"] | extra.get("responses", {})
-        options["operation_id"] = options.get("operation_id") or view_func.__name__
         extra = illustrated(view_func.__name__, methods[0], extra)
-        super().add_api_operation(path, methods, view_func, auth=auth, openapi_extra=extra, **options)
-        decorate_view(_entering(scopes_for(path, methods) if auth is not None else ()))(view_func)
+        declare(Operation(path, methods, view_func, openapi_extra=extra, **options))
 
 
-def _entering(scopes: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _entering(made: Entry) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the view decorator of an operation: it checks the body's size, and completes the headers."""
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,10 +60,13 @@ def _entering(scopes: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[
 
         @wraps(run)
         def enter(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            entry = Entry(scopes)
+            entry = replace(made, headers={})
             setattr(request, MARK, entry)
             try:
-                _read_body(request)
+                if is_upload(request) and operation.__self__.operation_id in TAKING:
+                    require_small(request)
+                else:
+                    _read_body(request)
             except (Problem, RawPostDataException) as error:
                 response = operation.__self__.api.on_exception(request, error)
             else:
@@ -79,10 +88,10 @@ def _read_body(request: HttpRequest) -> None:
     except RequestDataTooBig:
         most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         detail = f"The body has more than {most} bytes. Send less, or ask the operator to raise the limit."
-        raise Problem(413, URN + "too-large", "The request is too large", detail, max_bytes=most) from None
+        raise Problem.named("too-large", detail, max_bytes=most) from None
     except ValueError:
         detail = "Content-Length is not a number of bytes. Send JSON in UTF-8."
-        raise Problem(400, URN + "malformed", "The request cannot be read", detail) from None
+        raise Problem.named("malformed", detail) from None
 
 
 def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
+from django.utils.crypto import salted_hmac
 from django.utils.http import parse_etags
 from ninja import Status
+from ninja.params.functions import Body
 
 import agentruns
-from agentruns.api import pagination
-from agentruns.api.auth import channel_of, find_run, require_call, run_of_key, user_of, visible_runs
+from agentruns.agents.content import IMAGES, PDF, PLAIN
+from agentruns.api import pagination, uploads
+from agentruns.api.auth import (
+    behalf_of,
+    channel_of,
+    find_run,
+    readable,
+    require_call,
+    row_for,
+    run_named,
+    shown,
+    user_of,
+    visible_runs,
+)
 from agentruns.api.errors import Problem, documented, run_facts
 from agentruns.api.idempotency import KEY, key_of, once
 from agentruns.api.routing import router
@@ -21,11 +37,15 @@ from agentruns.api.schemas import (
     CallId,
     CancelRun,
     Cursor,
+    EraseRow,
     Key,
+    Keyed,
     MessageOut,
     MessagePage,
     OfAgent,
+    OfContext,
     OfRunStatus,
+    OfScope,
     OfSession,
     PauseRun,
     Resolve,
@@ -35,24 +55,31 @@ from agentruns.api.schemas import (
     RunOut,
     RunPage,
     Seq,
+    Sha256,
     StartRun,
     legal,
-    utc,
 )
+from agentruns.api.uploads import blocks_of
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
-from agentruns.journal.masking import sensitive_in
+from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.models import Message, Run
-from agentruns.services import control
+from agentruns.services import control, permissions, starting
 from agentruns.services import runs as services
+from agentruns.services.erasure import erase_payload
 from agentruns.services.history import record, state_at
-from agentruns.services.runs import get_or_start
-from agentruns.services.transfer import download, find_content, read_content
+from agentruns.services.transfer import download, find_content, find_file, read_content
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import said
+from agentruns.utils.clock import utc
 
 REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
+# Not "or null": generators of clients would send what stands for nothing.
+ABSENT: Any = Body(None)
 CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
+START = documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 500)
+START["requestBody"] = uploads.documented('{"agent": "support", "input": "It came broken."}')
 ONE = documented(401, 404)
 ONE["responses"][304] = {"description": "Not modified"}
 _BYTES = {"type": "string", "format": "binary"}
@@ -61,23 +88,36 @@ CONTENT["responses"][200] = {
     "description": "The bytes",
     "content": {kind: {"schema": _BYTES} for kind in ("text/plain", "application/json")},
 }
+FILE = documented(401, 403, 404, 422, 500)
+FILE["responses"][200] = {
+    "description": "The bytes",
+    "content": {kind: {"schema": _BYTES} for kind in (*IMAGES, PDF, PLAIN)},
+}
 
 
-@router.post("/runs", response={201: RunOut, 200: RunOut}, openapi_extra=CONTROL)
+@router.post("/runs", response={201: RunOut, 200: RunOut}, openapi_extra=START)
 def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run (201), or return the one that the same request started before (200).
 
     The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has
-    not ended is that run. 409 if the session is busy with another run or the key belongs to another task or
-    session, 422 if there is no such agent, 404 if the session is somebody else's.
+    not ended is that run. 403 if you may not start the agent, or not for that `owner`, in that `scope` or
+    with that `context`; 409 if the session is busy with another run or the key belongs to another task or
+    session, 422 if there is no such agent, 404 if the session is somebody else's, 429 if your quota is used.
     """
     user, key = user_of(request), key_of(key, body)
     try:
-        run, created = get_or_start(body.agent, body.input, body.session, actor=user, idempotency_key=key)
+        run, created = starting.start_run(
+            user,
+            body.agent,
+            blocks_of(request, body.input),
+            body.session,
+            behalf_of(request, body.behalf()),
+            key,
+            body.not_before,
+        )
     except RunStateError as error:
-        owned = run_of_key(user, key)
-        raise Problem.of(error, **(run_facts(owned) if owned else {})) from error
-    return Status(201 if created else 200, RunOut.of(run))
+        raise Problem.of(error, **run_named(user, error)) from error
+    return Status(201 if created else 200, RunOut.of(shown(user, run, created, body.owner)))
 
 
 @router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))
@@ -86,15 +126,22 @@ def list_runs(
     status: OfRunStatus = None,
     agent: OfAgent = None,
     session: OfSession = None,
+    scope: OfScope = None,
+    context: OfContext = None,
     cursor: Cursor = None,
 ) -> RunPage:
-    """List the runs you may see, the one that changed last first."""
-    wanted = {"status": status, "agent": agent, "session__key": session}
-    runs = visible_runs(user_of(request)).filter(
-        **{name: value for name, value in wanted.items() if value is not None}
-    )
+    """List the runs you may see, the one that changed last first; a page may be short, or empty."""
+    wanted = {"status": status, "agent": agent, "session__key": session, "scope": scope}
+    user = user_of(request)
+    runs = visible_runs(user).filter(**{name: value for name, value in wanted.items() if value is not None})
+    name, _, value = (context or "").partition(":")
+    if context is not None:
+        runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
     found, following = pagination.page(runs, "updated_at", cursor)
-    return RunPage(items=[RunOut.of(run) for run in found], next=following)
+    items = RunOut.all(readable(user, run) for run in found)
+    if context is not None:  # what is masked is not found by trying either
+        items = [run for run in items if said(run.context.get(name)) == value]
+    return RunPage(items=items, next=following)
 
 
 @router.get("/runs/{run_id}", response=RunOut, openapi_extra=ONE)
@@ -112,10 +159,11 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
 @router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
 def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
-    run = find_run(user_of(request), run_id, "definition")
+    user = user_of(request)
+    run = find_run(user, run_id)
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
-    sensitive = sensitive_in(run)
-    items = [MessageOut.of(row, run.session.key, sensitive) for row in rows[: pagination.PAGE]]
+    mask = mask_of(run)
+    items = [MessageOut.of(row_for(user, row), run.session.key, mask) for row in rows[: pagination.PAGE]]
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
 
 
@@ -127,76 +175,59 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     hold sensitive values; 500 if the file is missing or was altered.
     """
     user = user_of(request)
-    content = find_content(find_run(user, run_id, "definition"), seq)
-    return download(request, content, read_content(content, user))
+    content = find_content(find_run(user, run_id), seq)
+    return download(request, content, read_content(content, user, door=channel_of(request)))
+
+
+@router.get("/runs/{run_id}/files/{sha256}", openapi_extra=FILE)
+def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHttpResponse:
+    """Stream a picture or document that a block of a row names by its `sha256`: pictures to be shown inline.
+
+    404 if no row of the run names it; 403 without agentruns.reveal_arguments if it is, or may hold what is,
+    sensitive; 500 if the file is missing or was altered.
+    """
+    user = user_of(request)
+    content = find_file(find_run(user, run_id), sha256)
+    return download(request, content, read_content(content, user, door=channel_of(request)))
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
     """Return the run's state right after the row `at`, or its current one. 409 if it has no such row."""
-    run = find_run(user_of(request), run_id, "definition")
+    run = find_run(user_of(request), run_id)
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
-    state: dict[str, Any] = legal(record(state_at(run.pk, seq), sensitive_in(run)))
+    state: dict[str, Any] = legal(record(state_at(run.pk, seq), mask_of(run)))
     return state
 
 
 @router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=CONTROL)
-def resume_run(
-    request: HttpRequest,
-    response: HttpResponse,
-    run_id: RunId,
-    body: ResumeRun | None = None,
-    key: Key | None = KEY,
-) -> Any:
+def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: Key | None = KEY) -> Any:
     """Let a run go on: unpause it, and tell the model about calls in doubt. A worker drives it."""
-
-    def act(run: Run, user: Any) -> object:
-        return services.resume_run(run.pk, user, drive=False)
-
-    return once(request, response, key, body, lambda: _change(request, run_id, act))
+    act = partial(services.resume_run, drive=False)
+    return _change(request, run_id, "resume", act, key, body)
 
 
 @router.post("/runs/{run_id}/cancel", response=RunOut, openapi_extra=CONTROL)
-def cancel_run(
-    request: HttpRequest,
-    response: HttpResponse,
-    run_id: RunId,
-    body: CancelRun | None = None,
-    key: Key | None = KEY,
-) -> Any:
+def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: Key | None = KEY) -> Any:
     """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
-
-    def act(run: Run, user: Any) -> object:
-        return control.cancel_run(run.pk, user, reason=body.reason if body else "")
-
-    return once(request, response, key, body, lambda: _change(request, run_id, act))
+    act = partial(control.cancel_run, reason=body.reason if body else "")
+    return _change(request, run_id, "cancel", act, key, body)
 
 
 @router.post("/runs/{run_id}/pause", response=RunOut, openapi_extra=CONTROL)
-def pause_run(
-    request: HttpRequest,
-    response: HttpResponse,
-    run_id: RunId,
-    body: PauseRun | None = None,
-    key: Key | None = KEY,
-) -> Any:
-    """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool."""
+def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key: Key | None = KEY) -> Any:
+    """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool.
 
-    def act(run: Run, user: Any) -> object:
-        return control.pause_run(run.pk, user, reason=body.reason if body else "")
-
-    return once(request, response, key, body, lambda: _change(request, run_id, act))
+    A reply that is being written is stopped; `/resume` asks for it again.
+    """
+    act = partial(control.pause_run, reason=body.reason if body else "")
+    return _change(request, run_id, "pause", act, key, body)
 
 
 @router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut, openapi_extra=CONTROL)
 def resolve_orphan(
-    request: HttpRequest,
-    response: HttpResponse,
-    run_id: RunId,
-    call_id: CallId,
-    body: Resolve,
-    key: Key | None = KEY,
+    request: HttpRequest, run_id: RunId, call_id: CallId, body: Resolve, key: Key | None = KEY
 ) -> Any:
     """Record the verdict on a call in doubt.
 
@@ -204,24 +235,53 @@ def resolve_orphan(
     409, with who and when, if it is not in doubt or the evidence says otherwise.
     """
 
-    def act(run: Run, user: Any) -> object:
-        require_call(run, call_id)
+    def act(run_id: UUID, user: Any) -> object:
+        require_call(run_id, call_id)
         given = {"result": body.result, "evidence": body.evidence, "channel": channel_of(request)}
-        return control.resolve_orphan(run.pk, call_id, body.verdict, user, **given)
+        return control.resolve_orphan(run_id, call_id, body.verdict, user, **given)
 
-    return once(request, response, key, body, lambda: _change(request, run_id, act, call_id))
+    return _change(request, run_id, "resolve", act, key, body, call_id)
+
+
+@router.post("/runs/{run_id}/rows/{seq}/erase", response=RunOut, openapi_extra=CONTROL)
+def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, key: Key | None = KEY) -> Any:
+    """Destroy the content of a row for good, with every row, copy and file that repeats it.
+
+    That the row was there, who acted and when stays. 409 if there is no such row, or a run that reads it has
+    not ended. Backups, exports and what was sent before are not reached.
+    """
+
+    def act(run_id: UUID, user: Any) -> object:
+        return erase_payload(run_id, seq, user, body.reason)
+
+    return _change(request, run_id, "erase", act, key, body)
 
 
 def _change(
-    request: HttpRequest, run_id: str, act: Callable[[Run, Any], object], call_id: str = ""
-) -> RunOut:
+    request: HttpRequest,
+    run_id: str,
+    action: str,
+    act: Callable[[UUID, Any], object],
+    key: Key | None,
+    body: Keyed | None,
+    call_id: str = "",
+) -> Any:
     user = user_of(request)
-    run = find_run(user, run_id)
-    try:
-        act(run, user)
-    except RunStateError as error:
-        raise Problem.of(error, **run_facts(find_run(user, run_id), call_id)) from error
-    return RunOut.of(find_run(user, run_id))
+
+    def change() -> RunOut:
+        run = find_run(user, run_id)
+        try:
+            act(run.pk, user)
+        except RunStateError as error:
+            raise Problem.of(error, **run_facts(find_run(user, run_id), call_id)) from error
+        return RunOut.of(find_run(user, run_id))
+
+    def again() -> RunOut:
+        run = find_run(user, run_id)
+        permissions.require(user, action, run)
+        return RunOut.of(run)
+
+    return once(request, key, body, change, again)
 
 
 def tag_of(run: Run) -> str:
@@ -238,7 +298,8 @@ def tag_of(run: Run) -> str:
         run.blocked_reason,
         *(moment and utc(moment) for moment in moments),
     ]
-    return f'W/"{canonical.digest(about)[:32]}"'
+    tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256")
+    return f'W/"{tag.hexdigest()[:32]}"'
 
 
 def is_known(request: HttpRequest, tag: str) -> bool:

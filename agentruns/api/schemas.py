@@ -6,27 +6,43 @@ Text by a model, a tool or a person goes through `legal`; ids, digests, hashes, 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from ninja import Header, Path, Query
 from ninja.params import models as parameters
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    WithJsonSchema,
+)
 
 from agentruns.agents.agent import Agent
+from agentruns.agents.content import AS_BLOCKS, AS_TEXT
+from agentruns.agents.prices import amount
+from agentruns.conf import settings
+from agentruns.journal.copies import happened_at, said_in
 from agentruns.journal.events import Row
-from agentruns.journal.masking import Sensitive, masked
+from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
+from agentruns.services import starting, waiting
+from agentruns.services.requests import checked_time
+from agentruns.services.sessions import checked_context
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
-from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, is_deeper
+from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper
+from agentruns.utils.characters import escaped
+from agentruns.utils.clock import utc
 from agentruns.utils.redaction import redacted
-
-
-def utc(moment: datetime) -> str:
-    """Return a time as ISO 8601 in UTC with six digits, as the journal hashes it."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def _printable(text: str) -> str:
@@ -36,10 +52,26 @@ def _printable(text: str) -> str:
     return text
 
 
+def _dated(text: Any) -> Any:
+    if not (isinstance(text, str) and text[4:5] == "-"):  # pydantic would take a number for seconds
+        raise ValueError("must be a date and a time, such as 2026-12-01T09:00:00+01:00")
+    return text
+
+
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be blank")
     return text
+
+
+def _at_most(length: int) -> AfterValidator:
+    # Not pydantic's own check, which refuses lone surrogates.
+    def check(text: str) -> str:
+        if len(text) > length:
+            raise ValueError(f"must be at most {length} characters, not {len(text)}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _plain(value: Any) -> Any:
@@ -54,15 +86,38 @@ def legal(value: Any) -> Any:
     return canonical.legal(redacted(value))
 
 
+Legal = BeforeValidator(legal)
+LegalText = Annotated[str, Legal]
+LegalDict = Annotated[dict[str, Any], Legal]
+Id = Annotated[str, BeforeValidator(str)]
 Moment = Annotated[
     datetime,
     PlainSerializer(utc, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
+Time = Annotated[AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), AfterValidator(_printable)]
-Text = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
+Task = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
+Text = Annotated[
+    str,
+    _at_most(TEXT_LENGTH),
+    AfterValidator(_not_blank),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": TEXT_LENGTH}),
+]
+Reason = Annotated[
+    str, _at_most(REASON_LENGTH), WithJsonSchema({"type": "string", "maxLength": REASON_LENGTH})
+]
+GivenReason = Annotated[
+    str,
+    _at_most(REASON_LENGTH),
+    AfterValidator(_not_blank),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": REASON_LENGTH}),
+]
 Plain = Annotated[Any, AfterValidator(_plain)]
+Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(checked_context)]
+Name = Annotated[str, Field(max_length=NAME_LENGTH), AfterValidator(_printable)]
+Scope = Name  # "" is one
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
@@ -82,14 +137,21 @@ RunId = Annotated[_Id, Path(description="`id` of a run")]
 ApprovalId = Annotated[_Id, Path(description="`id` of an approval")]
 CallId = Annotated[str, Path(description="`call_id` of a row or an approval")]
 SessionKey = Annotated[str, Path(description="the caller's own key, percent-encoded; it may hold slashes")]
+Sha256 = Annotated[str, Path(description="`sha256` of a block")]
 RowSeq = Annotated[Seq, Path(description="`seq` of the row")]
 
 Cursor = Annotated[str | None, Query(description="`next` of the page before; without it the first page")]
 At = Annotated[Seq | None, Query(description="`seq` of the row; without it the current state")]
 OfRunStatus = Annotated[RunStatus | None, Query(description="only runs of this status")]
 OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals of this status")]
+Reveal = Annotated[bool, Query(description="with the values of sensitive arguments; this is logged")]
 OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
+OfScope = Annotated[Scope | None, Query(description="only of this scope, where several have the key")]
 OfSession = Annotated[Key | None, Query(description="only runs of the session of this key")]
+_Pair = Annotated[str, Field(pattern="^[^:]+:", max_length=2 * NAME_LENGTH + 1), AfterValidator(_printable)]
+OfContext = Annotated[
+    _Pair | None, Query(description="only runs that show this value in their context, as `tenant:7`")
+]
 LastEventId = Annotated[
     Seq | None,
     Header(
@@ -112,16 +174,57 @@ class Keyed(Request):
     )
 
 
-class StartRun(Keyed):
+class Behalf(Keyed):
+    owner: Name | None = Field(None, description="id of the user for whom you act; takes `act_for`")
+    scope: Scope | None = Field(None, description="another scope of the session than yours; takes `act_for`")
+    context: Context | None = Field(
+        None, description="said about the task to its tools; the project says who may send what"
+    )
+
+    def behalf(self) -> starting.Behalf:
+        """Return these members as the service takes them."""
+        return starting.Behalf(self.owner, self.scope, self.context)
+
+
+class TextBlock(Request):
+    type: Literal["text"]
+    text: Task
+
+
+class FileBlock(Request):
+    type: Literal["image", "document"]
+    media_type: Annotated[str, Field(max_length=100)] = Field(
+        description="what its content is: JPEG, PNG, GIF or WebP; PDF, or text/plain in UTF-8"
+    )
+    data: str = Field(description="the file in base64")
+    name: Annotated[str, _at_most(NAME_LENGTH)] = ""
+
+
+Blocks = list[Annotated[TextBlock | FileBlock, Field(discriminator="type")]]
+Input = Annotated[
+    Annotated[Task, Tag(AS_TEXT)] | Annotated[Blocks, Tag(AS_BLOCKS)],
+    Discriminator(lambda given: AS_TEXT if isinstance(given, str) else AS_BLOCKS),
+]
+
+
+class StartRun(Behalf):
     agent: AgentName
-    input: Text
+    input: Input = Field(description="a text, or blocks of text, pictures and documents")
     session: Key | None = Field(None, description="the caller's own key; without it one is generated")
     idempotency_key: Key | None = Field(None, description="the same key is the same run, also after it ended")
+    not_before: Time | None = Field(None, description="no worker drives it before; with its time zone")
 
 
-class ForkRun(Keyed):
+class SendMessage(Keyed):
+    content: Input = Field(description="what is said, as the `input` of a run")
+    agent: AgentName | None = Field(None, description="else that of the session's last run")
+    scope: Scope | None = Field(None, description="of the session; needed where you see its key in several")
+    idempotency_key: Key | None = Field(None, description="the same key is the same message")
+
+
+class ForkRun(Behalf):
     at: Seq = Field(description="`seq` of the last row to copy")
-    text: Text | None = Field(
+    text: Task | None = Field(
         None, description="next message to the agent; required if nothing is left to do"
     )
     agent: AgentName | None = Field(None, description="go on with another agent")
@@ -136,28 +239,32 @@ class ResumeRun(Keyed):
 
 
 class CancelRun(Keyed):
-    reason: str = ""
+    reason: Reason = ""
+
+
+class EraseRow(Keyed):
+    reason: Text = Field(description="kept in the journal, with who erased it")
 
 
 class PauseRun(Keyed):
-    reason: str = ""
+    reason: Reason = ""
 
 
 class Resolve(Keyed):
     verdict: Literal["occurred", "not_occurred", "unknown"]
     result: Plain = Field(None, description="result of the call, if it occurred")
-    evidence: str = Field("", description="how you know")
+    evidence: Reason = Field("", description="how you know")
 
 
 class Approve(Keyed):
     digest: Digest
     arguments: Arguments | None = Field(None, description="other arguments to run the call with")
-    reason: str = ""
+    reason: Reason = ""
 
 
 class Deny(Keyed):
     digest: Digest
-    reason: Text = Field(description="reason for the model, so that it does not repeat the call")
+    reason: GivenReason = Field(description="reason for the model, so that it does not repeat the call")
 
 
 class Answer(Keyed):
@@ -191,58 +298,67 @@ class Health(BaseModel):
     )
 
 
-class RunOut(BaseModel):
-    id: str
-    session: str = Field(description="the session's key")
-    owner: str | None
-    owner_name: str
+class Out(BaseModel):
+    """An answer: each member is the attribute of its name, but for those that are given."""
+
+    @classmethod
+    def made(cls, source: Any, /, **given: Any) -> Self:
+        """Return what is shown of an object."""
+        names = cls.model_fields.keys() - given.keys()
+        return cls(**{name: getattr(source, name) for name in names}, **given)
+
+
+class RunOut(Out):
+    id: Id
+    session: LegalText = Field(description="the session's key")
+    scope: LegalText = Field(description="that of the session")
+    owner: Id | None
+    owner_name: LegalText
     agent: str
     version: str
     definition: str
-    idempotency_key: str
+    idempotency_key: LegalText
     status: ShownRunStatus
-    input: str
-    origin: str | None = Field(description="run that this one repeats or was forked from")
+    title: LegalText = Field(description="first line of `input`")
+    input: LegalText
+    context: LegalDict
+    origin: Id | None = Field(description="run that this one repeats or was forked from")
     origin_seq: int | None = Field(description="`seq` of the row that it was forked at")
     step: int
     usage: dict[str, Any]
-    output: str | None
-    error: str
+    tokens: int = Field(description="read and written, of all kinds")
+    cost: str | None = Field(description="null where no price of the model is known")
+    output: LegalText | None
+    error: LegalText
     lease_expires_at: Moment | None
     not_before: Moment | None
     attempts: int
-    blocked_reason: str
+    blocked_reason: LegalText
     imported_at: Moment | None = Field(description="then it is a record, whose decisions were made elsewhere")
     created_at: Moment
-    updated_at: Moment
+    updated_at: Moment = Field(description="to the minute while it is at work")
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
         """Return a run, read together with its session, as it is shown."""
-        return cls(
-            id=str(run.pk),
-            session=legal(run.session.key),
-            owner=_id(run.owner_id),
-            owner_name=legal(run.owner_name),
-            agent=run.agent,
-            version=run.version,
+        return cls._of(mask_of(run).run(run))
+
+    @classmethod
+    def all(cls, runs: Iterable[Run]) -> list[RunOut]:
+        """Return several runs as they are shown."""
+        return [cls._of(run) for run in masked_runs(runs)]
+
+    @classmethod
+    def _of(cls, run: Run) -> RunOut:
+        return cls.made(
+            run,
+            session=run.session.key,
+            owner=run.owner_id,
             definition=run.definition_id,
-            idempotency_key=legal(run.idempotency_key),
-            status=run.status,
-            input=legal(run.input),
-            origin=_id(run.origin_id),
-            origin_seq=run.origin_seq,
-            step=run.step,
+            origin=run.origin_id,
             usage=canonical.legal(run.usage),
-            output=legal(run.output),
-            error=legal(run.error),
-            lease_expires_at=run.lease_expires_at,
-            not_before=run.not_before,
-            attempts=run.attempts,
-            blocked_reason=legal(run.blocked_reason),
+            cost=None if run.cost is None else amount(run.cost),
             imported_at=run.session.imported_at,
-            created_at=run.created_at,
-            updated_at=run.updated_at,
         )
 
 
@@ -251,57 +367,97 @@ class RunPage(BaseModel):
     next: str | None = Field(description="`cursor` of the next page")
 
 
-class SessionOut(BaseModel):
-    key: str
-    owner: str | None
-    owner_name: str
+class SessionOut(Out):
+    key: LegalText
+    scope: LegalText
+    title: LegalText = Field(description="first line of its first task, if you may see that run")
+    owner: Id | None
+    owner_name: LegalText
     created_at: Moment
     runs: RunPage
 
     @classmethod
-    def of(cls, session: Session, runs: RunPage) -> SessionOut:
+    def of(cls, session: Session, mask: Mask, runs: RunPage) -> SessionOut:
         """Return a session as it is shown, with some of its runs."""
-        return cls(
-            key=legal(session.key),
-            owner=_id(session.owner_id),
-            owner_name=legal(session.owner_name),
-            created_at=session.created_at,
-            runs=runs,
-        )
+        title = mask.said(session.title)
+        return cls.made(session, title=title, owner=session.owner_id, runs=runs)
 
 
-class MessageOut(BaseModel):
-    session: str = Field(description="the session's key")
-    run: str
+class ListedSession(Out):
+    key: LegalText
+    scope: LegalText
+    title: LegalText = Field(description="first line of its first task, if you may see that run")
+    owner: Id | None
+    owner_name: LegalText
+    run: Id = Field(description="its last run that you may see")
+    agent: str = Field(description="of that run, as the status is")
+    status: ShownRunStatus
+    created_at: Moment
+    updated_at: Moment = Field(description="when that run changed last")
+
+    @classmethod
+    def all(cls, runs: list[Run], titled: Collection[UUID]) -> list[ListedSession]:
+        """Return the sessions of these runs, the last ones of each, as they are shown; some with a title."""
+        for run in runs:
+            run.session.title = run.session.title if run.session_id in titled else ""
+        masks = masks_of(runs, size=MOST_READ)
+        return [
+            cls.made(
+                run.session, title=masks[run.session_id].said(run.session.title), owner=run.session.owner_id,
+                run=run.pk, agent=run.agent, status=run.status, updated_at=run.updated_at,
+            )
+            for run in runs
+        ]  # fmt: skip
+
+
+class SessionPage(BaseModel):
+    items: list[ListedSession]
+    next: str | None = Field(description="`cursor` of the next page")
+
+
+class SaidOut(Out):
+    seq: int
+    run: Id
+    kind: str = Field(description="that of the journal's row: user, assistant, run_failed or run_cancelled")
+    role: Literal["user", "assistant", "program"]
+    text: LegalText = Field(description="of a text stored in a file only the beginning")
+    created_at: Moment = Field(description="in a fork that of the original")
+
+    @classmethod
+    def of(cls, row: Row, mask: Mask) -> SaidOut | None:
+        """Return what a row adds to the conversation as people read it; None if that is nothing."""
+        row = mask.row(row)
+        text = said_in(row)
+        if not text:
+            return None
+        role = row.kind if row.kind in ("user", "assistant") else "program"
+        created_at = happened_at(row.payload, row.created_at)
+        return cls.made(row, run=row.run_id, role=role, text=text, created_at=created_at)
+
+
+class Conversation(BaseModel):
+    items: list[SaidOut]
+    next: str | None = Field(description="`after` of the next page")
+
+
+class MessageOut(Out):
+    session: LegalText = Field(description="the session's key")
+    run: Id
     seq: int
     kind: str
     call_id: str
-    tool_name: str
+    tool_name: LegalText
     attempt: int
     epoch: int
-    payload: dict[str, Any] = Field(description="redacted and masked; `hash` is that of the stored payload")
+    payload: LegalDict = Field(description="redacted and masked; `hash` is made from the stored one")
     prev_hash: str
     hash: str
     created_at: Moment
 
     @classmethod
-    def of(cls, row: Row, session: str, sensitive: Sensitive) -> MessageOut:
-        """Return a journal row as it is shown: outside an approval, without sensitive arguments."""
-        row = masked(row, sensitive)
-        return cls(
-            session=legal(session),
-            run=str(row.run_id),
-            seq=row.seq,
-            kind=row.kind,
-            call_id=row.call_id,
-            tool_name=legal(row.tool_name),
-            attempt=row.attempt,
-            epoch=row.epoch,
-            payload=legal(row.payload),
-            prev_hash=row.prev_hash,
-            hash=row.hash,
-            created_at=row.created_at,
-        )
+    def of(cls, row: Row, session: str, mask: Mask) -> MessageOut:
+        """Return a journal row as it is shown: without what is sensitive."""
+        return cls.made(mask.row(row), session=session, run=row.run_id)
 
 
 class MessagePage(BaseModel):
@@ -309,15 +465,48 @@ class MessagePage(BaseModel):
     next: str | None = Field(description="`after` of the next page")
 
 
-class ApprovalOut(BaseModel):
-    id: str
-    run: str
-    call_id: str
+class ShownArgument(BaseModel):
+    name: str
+    text: str
+
+
+class Shown(BaseModel):
+    """An approval for people to read: every digit of a number, hidden characters as escapes."""
+
     tool_name: str
-    arguments: dict[str, Any] = Field(description="the effective arguments: what runs if it is approved")
-    digest: str = Field(description="binds a decision to these arguments")
     title: str
     why: str
+    arguments: list[ShownArgument]
+
+    @classmethod
+    def of(cls, approval: Approval) -> Shown:
+        """Return an approval as people read it; a browser would round a number beyond 2**53."""
+        arguments = legal(approval.arguments)
+        return cls(
+            **{name: escaped(legal(getattr(approval, name))) for name in ("tool_name", "title", "why")},
+            arguments=[
+                ShownArgument(name=escaped(name), text=escaped(_readable(value)))
+                for name, value in arguments.items()
+            ],
+        )
+
+
+def _readable(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+class ApprovalOut(Out):
+    id: Id
+    run: Id
+    call_id: str
+    tool_name: LegalText
+    arguments: LegalDict = Field(
+        description="the effective arguments: what runs if it is approved; sensitive ones are masked"
+    )
+    shown: Shown = Field(description="the same for people to read")
+    digest: str = Field(description="binds a decision to these arguments")
+    title: LegalText
+    why: LegalText
     risk: str
     status: ShownApprovalStatus
     approvers: str
@@ -326,34 +515,37 @@ class ApprovalOut(BaseModel):
     requested_at: Moment
     expires_at: Moment | None
     decided_at: Moment | None
-    decided_by: str | None
-    decided_by_name: str
-    reason: str
+    decided_by: Id | None
+    decided_by_name: LegalText
+    reason: LegalText
+    unread: list[Moment] = Field(description="messages that came since the model asked; of a pending one")
 
     @classmethod
     def of(cls, approval: Approval) -> ApprovalOut:
-        """Return an approval as it is shown."""
-        return cls(
-            id=str(approval.pk),
-            run=str(approval.run_id),
-            call_id=approval.call_id,
-            tool_name=legal(approval.tool_name),
-            arguments=legal(approval.arguments),
-            digest=approval.digest,
-            title=legal(approval.title),
-            why=legal(approval.why),
-            risk=approval.risk,
-            status=approval.status,
-            approvers=approval.approvers,
-            required=approval.required,
-            approved_count=approval.approved_count,
-            requested_at=approval.requested_at,
-            expires_at=approval.expires_at,
-            decided_at=approval.decided_at,
-            decided_by=_id(approval.decided_by_id),
-            decided_by_name=legal(approval.decided_by_name),
-            reason=legal(approval.reason),
-        )
+        """Return an approval, read together with its run, as it is shown to everybody."""
+        return cls.all([approval])[0]
+
+    @classmethod
+    def all(cls, approvals: Iterable[Approval]) -> list[ApprovalOut]:
+        """Return several approvals as they are shown to everybody."""
+        return cls._all(masked_approvals(approvals))
+
+    @classmethod
+    def revealed(cls, approval: Approval) -> ApprovalOut:
+        """Return an approval with the arguments it has: only for who may see them, and asked to."""
+        return cls._all([approval])[0]
+
+    @classmethod
+    def _all(cls, approvals: list[Approval]) -> list[ApprovalOut]:
+        pending = {one.pk: one.run_id for one in approvals if one.status == Approval.Status.PENDING}
+        unread = waiting.unread(settings.DATABASE, {*pending.values()})
+        return [
+            cls.made(
+                one, run=one.run_id, shown=Shown.of(one), decided_by=one.decided_by_id,
+                unread=[at for _seq, at in unread.get(pending.get(one.pk), [])],
+            )
+            for one in approvals
+        ]  # fmt: skip
 
 
 class ApprovalPage(BaseModel):
@@ -361,11 +553,15 @@ class ApprovalPage(BaseModel):
     next: str | None = Field(description="`cursor` of the next page")
 
 
-class ToolOut(BaseModel):
+# An enum of one: generators of clients take a const for the type of both.
+ByArguments = Annotated[Literal["predicate"], WithJsonSchema({"type": "string", "enum": ["predicate"]})]
+
+
+class ToolOut(Out):
     name: str
-    description: str
-    input_schema: dict[str, Any] = Field(description="JSON Schema of the arguments")
-    requires_approval: bool | Literal["predicate"] = Field(
+    description: LegalText
+    input_schema: LegalDict = Field(description="JSON Schema of the arguments")
+    requires_approval: bool | ByArguments = Field(
         description="whether its calls need an approval; a predicate decides by their arguments"
     )
 
@@ -373,15 +569,10 @@ class ToolOut(BaseModel):
     def of(cls, tool: Tool) -> ToolOut:
         """Return a tool as it is shown."""
         asks = tool.requires_approval
-        return cls(
-            name=tool.name,
-            description=legal(tool.description),
-            input_schema=legal(tool.input_schema),
-            requires_approval=asks if isinstance(asks, bool) else "predicate",
-        )
+        return cls.made(tool, requires_approval=asks if isinstance(asks, bool) else "predicate")
 
 
-class AgentOut(BaseModel):
+class AgentOut(Out):
     name: str
     version: str
     tools: list[ToolOut]
@@ -389,14 +580,9 @@ class AgentOut(BaseModel):
     @classmethod
     def of(cls, agent: Agent) -> AgentOut:
         """Return an agent as it is shown: without its instructions."""
-        tools = [ToolOut.of(tool) for tool in agent.tools.values()]
-        return cls(name=agent.name, version=agent.version, tools=tools)
+        return cls.made(agent, tools=[ToolOut.of(tool) for tool in agent.tools.values()])
 
 
 class AgentPage(BaseModel):
     items: list[AgentOut]
     next: str | None = Field(description="always null: all of them are here")
-
-
-def _id(value: int | str | UUID | None) -> str | None:
-    return None if value is None else str(value)

@@ -1,24 +1,129 @@
-"""The endpoint of sessions: a conversation, found by the caller's own key, with its runs."""
+"""The endpoints of sessions: conversations, one found by the caller's own key, its runs and what was said."""
 
 from __future__ import annotations
 
+from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
+from ninja import Status
 
-from agentruns.api.auth import find_session, user_of, visible_runs
-from agentruns.api.errors import documented
-from agentruns.api.pagination import page
+from agentruns.api import pagination, uploads
+from agentruns.api.auth import (
+    find_session,
+    has_token_scope,
+    readable,
+    run_named,
+    shown,
+    user_of,
+    visible_runs,
+)
+from agentruns.api.errors import Problem, documented
+from agentruns.api.idempotency import KEY, key_of
 from agentruns.api.routing import router
-from agentruns.api.schemas import Cursor, RunOut, RunPage, SessionKey, SessionOut
+from agentruns.api.schemas import (
+    AFTER,
+    Conversation,
+    Cursor,
+    Key,
+    ListedSession,
+    OfScope,
+    RunOut,
+    RunPage,
+    SaidOut,
+    SendMessage,
+    Seq,
+    SessionKey,
+    SessionOut,
+    SessionPage,
+)
+from agentruns.api.uploads import blocks_of
+from agentruns.conf import settings
+from agentruns.exceptions import RunStateError
+from agentruns.journal.copies import SAID
+from agentruns.journal.masking import NOTHING, mask_of
+from agentruns.journal.read import read_rows
+from agentruns.models import ApiToken, Message
+from agentruns.services import permissions, starting
+
+ACTS_FOR = ApiToken.Scope.RUNS_ACT_FOR.value
+SEND = documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 500)
+SEND["requestBody"] = uploads.documented('{"content": "Here is the photo."}')
 
 
-@router.get("/sessions/{path:key}", response=SessionOut, openapi_extra=documented(400, 401, 403, 404, 422))
-def get_session(request: HttpRequest, key: SessionKey, cursor: Cursor = None) -> SessionOut:
-    """Return a session and its runs, the one changed last first; `cursor` is `next` of its runs.
+@router.get("/sessions", response=SessionPage, openapi_extra=documented(400, 401, 422))
+def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
+    """List the sessions of which you may see a run, the one whose last run changed last first."""
+    user = user_of(request)
+    runs = visible_runs(user)
+    if scope is not None:
+        runs = runs.filter(scope=scope)
+    # Ids of runs are in the order of their start.
+    later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
+    found, following = pagination.page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
+    titled = permissions.titled(user, {run.session_id for run in found})
+    return SessionPage(items=ListedSession.all(found, titled), next=following)
 
-    The key is percent-encoded and may hold slashes.
+
+@router.get(
+    "/sessions/{path:key}/messages",
+    response=Conversation,
+    openapi_extra=documented(400, 401, 403, 404, 409, 422),
+)
+def list_conversation(
+    request: HttpRequest, key: SessionKey, scope: OfScope = None, after: Seq = AFTER
+) -> Conversation:
+    """Return the conversation of a session in order, as people read it: tasks, replies, why a run ended.
+
+    Only what is in rows with a greater `seq` than `after`, of runs that you may see. A page may be short, or
+    empty, while there is a `next`. 404 and 409 as for the session.
     """
     user = user_of(request)
-    session = find_session(user, key)
-    found, following = page(visible_runs(user).filter(session=session), "updated_at", cursor)
-    runs = RunPage(items=[RunOut.of(run) for run in found], next=following)
-    return SessionOut.of(session, runs)
+    runs = visible_runs(user).filter(session=find_session(user, key, scope))
+    rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
+    found = read_rows(rows.filter(seq__gt=after).order_by("seq")[: pagination.PAGE + 1])
+    first = runs.first()
+    mask = mask_of(first) if first else NOTHING
+    said = (SaidOut.of(row, mask) for row in found[: pagination.PAGE])
+    following = str(found[pagination.PAGE - 1].seq) if len(found) > pagination.PAGE else None
+    return Conversation(items=[each for each in said if each is not None], next=following)
+
+
+@router.get(
+    "/sessions/{path:key}", response=SessionOut, openapi_extra=documented(400, 401, 403, 404, 409, 422)
+)
+def get_session(
+    request: HttpRequest, key: SessionKey, scope: OfScope = None, cursor: Cursor = None
+) -> SessionOut:
+    """Return a session and its runs, the one changed last first; `cursor` is `next` of its runs.
+
+    The key is percent-encoded and may hold slashes. 409, with the `scopes`, if you may see sessions of that
+    key in several and name none.
+    """
+    user = user_of(request)
+    session = find_session(user, key, scope)
+    found, following = pagination.page(visible_runs(user).filter(session=session), "updated_at", cursor)
+    runs = RunPage(items=RunOut.all(readable(user, run) for run in found), next=following)
+    first = visible_runs(user).filter(session=session).first()
+    if not permissions.titled(user, {session.pk}):
+        session.title = ""
+    return SessionOut.of(session, mask_of(first) if first else NOTHING, runs)
+
+
+@router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut}, openapi_extra=SEND)
+def send_message(
+    request: HttpRequest, key: SessionKey, body: SendMessage, idempotency_key: Key | None = KEY
+) -> Status[RunOut]:
+    """Say something in a session (201); the same `idempotency_key` is the same message (200).
+
+    The open run reads it before it ends; without one it is the task of the next run. 409 if another agent's
+    run is open, or the run is being cancelled or has 32 messages that it has not read; 403 if you may not
+    write there, 404 if the session is not yours to see, 429 if your quota is used.
+    """
+    user = user_of(request)
+    session = find_session(user, key, body.scope)
+    try:
+        given = (session, blocks_of(request, body.content), body.agent, key_of(idempotency_key, body))
+        run, is_new = starting.send_message(user, *given, acts_for=has_token_scope(request, ACTS_FOR))
+        run = shown(user, run, is_new, None)
+    except RunStateError as error:
+        raise Problem.of(error, **run_named(user, error)) from error
+    return Status(201 if is_new else 200, RunOut.of(run))

@@ -1,8 +1,8 @@
 """The journal of a run as it grows, as Server-Sent Events.
 
-A stream polls: this works with any database and any server, and holds neither a connection nor, under ASGI, a
-thread between two polls. Rows of a session become visible in the order of their `seq`, so a query for those
-after the last one sent misses none.
+All streams of a process share a poll: this works with any database and any server, and holds neither a
+connection nor, under ASGI, a thread between two polls. Rows of a session become visible in the order of their
+`seq`, so a query for those after the last one sent misses none.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import asyncio
 import inspect
 import json
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
+from itertools import count
+from threading import Event, RLock
 from typing import Any
 from uuid import UUID
 
@@ -25,18 +28,23 @@ from django.http import HttpRequest, StreamingHttpResponse
 from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError
 
-from agentruns.api.auth import find_run, user_of, visible_runs
-from agentruns.api.errors import documented
+from agentruns.api.auth import entry_of, find_run, row_for, user_of
+from agentruns.api.errors import Problem, documented
 from agentruns.api.pagination import PAGE
+from agentruns.api.poller import WAITS_FOR, Head, poller, turns
 from agentruns.api.routing import router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError
-from agentruns.journal.masking import sensitive_in
-from agentruns.journal.read import run_rows
+from agentruns.journal import policy
+from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.read import NAMING, run_rows
+from agentruns.models import SessionBearer
 from agentruns.models.querysets import ENDED
+from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
+AGAIN = 5  # seconds until a client that has too many streams asks again
 RETRY = 2_000  # milliseconds until a client that was cut off comes back
 NOTHING = ":\n"  # a comment
 PING = ": ping\n\n"
@@ -53,12 +61,16 @@ EVENT = {
     "type": "object",
     "required": ["event", "data"],
     "properties": {
-        "id": {"type": "string", "description": "`seq` of the row; `end` has none"},
-        "event": {"type": "string", "description": "kind of the row, or `end`"},
-        "data": {**_JSON, "description": "the row as /messages has it; of `end` the run's status"},
+        "id": {"type": "string", "description": "`seq` of the row; `draft`, `waits_for` and `end` have none"},
+        "event": {"type": "string", "description": "kind of the row, or `draft`, `waits_for` or `end`"},
+        "data": {
+            **_JSON,
+            "description": "the row as /messages has it; of `draft` the `text` so far of the reply being "
+            "written, until the next row; of `waits_for` what it waits for, or null; of `end` the status",
+        },
     },
 }
-STREAM = documented(401, 404, 422)
+STREAM = documented(401, 404, 422, 429)
 STREAM["responses"][200] = {
     "description": "The rows, one event each, until the run has ended",
     "content": {
@@ -139,74 +151,209 @@ def stream_events(
     """Send the run's journal rows as Server-Sent Events, present and future ones, until the run has ended.
 
     `id` is the row's `seq`, `event` its kind, `data` the row as in /messages. The header `Last-Event-ID`, or
-    `after` for clients that cannot send it, continues right after that row. The last event is `end`: close
-    the stream then. A stream that stops without it can be requested again.
+    `after` for clients that cannot send it, continues right after that row. While a reply is written, `draft`
+    has its whole text so far; it ends with the next row. `waits_for` tells when the run begins to wait for
+    people (`approval`, `verdict` or `resume`), and with null that it no longer does. The last event is `end`:
+    close the stream then. A stream that stops without it can be requested again.
     """
     user = user_of(request)
     run = find_run(user, run_id)
-    feed = Feed(getattr(request, _ENTRANCE), user, run.pk, after if last_event_id is None else last_event_id)
+    place = _place(request, user, run.pk)
+    after = after if last_event_id is None else last_event_id
+    feed = Feed(getattr(request, _ENTRANCE), user, run.pk, after, place.over)
     body = _asynchronous(feed) if isinstance(request, ASGIRequest) else _synchronous(feed)
-    return StreamingHttpResponse(body, headers=HEADERS)
+    return EventStream(body, place)
+
+
+class EventStream(StreamingHttpResponse):
+    """The response of a stream; servers close it however it ends."""
+
+    def __init__(self, body: Any, place: Place) -> None:
+        super().__init__(body, headers=HEADERS)
+        self._place = place
+
+    def close(self) -> None:
+        """Give back the place of the stream."""
+        try:
+            super().close()
+        finally:
+            self._place.close()
+
+
+def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
+    try:
+        return places.take(_key_of(user), run_id, policy.limits_of(user, None).streams)
+    except Problem:
+        entry_of(request).headers[429] = {"Retry-After": str(AGAIN)}
+        raise
+
+
+def _key_of(user: Any) -> Any:
+    """Return whose streams are counted together: a user's, or those with tokens of one session."""
+    return user.session_id if isinstance(user, SessionBearer) else user.pk
+
+
+class Places:
+    """The event streams that each user has open in this process: each keeps a thread of a WSGI server."""
+
+    def __init__(self) -> None:
+        self._open: dict[Any, dict[int, tuple[UUID, Event]]] = {}  # oldest first
+        self._numbers = count()
+        self._lock = RLock()  # the collector may give back a place in the thread that takes one
+
+    def take(self, key: Any, run_id: UUID, most: int | None) -> Place:
+        """Return a place for one more stream; raises Problem (429) where `most` are open, all of other runs.
+
+        Where some are of this run, the oldest of them ends: a client that was cut off comes back before the
+        server has noticed, and browsers never try again after a 429.
+        """
+        number, over = next(self._numbers), Event()
+        with self._lock:
+            mine = self._open.get(key, {})
+            if most is not None and len(mine) >= most:
+                same = next((one for one, (of, _over) in tuple(mine.items()) if of == run_id), None)
+                if same is None:
+                    raise _too_many(most)
+                mine.pop(same)[1].set()
+            self._open.setdefault(key, mine)[number] = run_id, over
+        return Place(self, key, number, over)
+
+    def give_back(self, key: Any, number: int) -> None:
+        """Forget a stream, unless another has taken its place."""
+        with self._lock:
+            mine = self._open.get(key, {})
+            mine.pop(number, None)
+            if not mine:
+                self._open.pop(key, None)
+
+
+def _too_many(most: int) -> Problem:
+    return Problem.named(
+        "streams",
+        f"You may have {most} streams open at once, not more. Close one, or poll /messages.",
+        retry_after=AGAIN,
+    )
+
+
+class Place:
+    """One open stream, given back once: when its response is closed, or when nothing holds it any more.
+
+    `over` is set when a newer stream of the same run has taken the place.
+    """
+
+    def __init__(self, places: Places, key: Any, number: int, over: Event) -> None:
+        self.over = over
+        self._end = weakref.finalize(self, places.give_back, key, number)
+
+    def close(self) -> None:
+        """Give it back; a response calls this however it ends."""
+        self._end()
+
+
+places = Places()
 
 
 class Feed:
-    """The rows that one listener has not had yet, from poll to poll."""
+    """The events that one listener has not had yet, from poll to poll."""
 
-    FIRST_PAUSE = 0.5
-    LONGEST_PAUSE = 2.0
-
-    def __init__(self, entrance: Entrance, user: Any, run_id: UUID, after: int) -> None:
-        self.is_over = False
+    def __init__(self, entrance: Entrance, user: Any, run_id: UUID, after: int, over: Event) -> None:
+        self.over = over
         self._entrance = entrance
         self._user = user
         self._run_id = run_id
         self._after = after
-        self._pause = self.FIRST_PAUSE
+        self._seen = -1  # the session's last row when all the run's had been read
+        self._is_behind = self._claims = False
+        self._draft = ""
+        self._waits_for: str | None = None
+        self._mask: Mask | None = None
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
+
+    def asks(self) -> bool:
+        """Tell whether the next poll asks the database, for this listener or for all of them."""
+        head = poller.head(self._run_id) if self._seen >= 0 else None
+        self._claims = head is not None and poller.claim()
+        is_news = head is None or head.seq != self._seen
+        return self._claims or is_news or time.monotonic() >= self._ping_at
 
     def poll(self) -> str:
         """Return the text of new events, or ""; no connection of this thread stays open."""
         try:
-            return self._ping() + self._news()
+            # First, and one of them: who waits for the poller has no connection, which it may wait for.
+            if self._claims:
+                poller.look(self._run_id)
+            head = poller.head(self._run_id) if self._seen >= 0 else None
+            if head is None and not self._claims:
+                head = poller.join(self._run_id)
+            if head is None:
+                raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
+            return self._ping() + self._news(head)
         except (AuthenticationError, DurableRunNotFoundError):
             logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
             logger.warning("The stream of run=%s ends and can be requested again: %s", self._run_id, error)
         finally:
             _let_go_of_connections()
-        self.is_over = True
+        self.over.set()
         return ""
+
+    def pass_on(self) -> str:
+        """Return the text of events that others' polls have found; asks nothing."""
+        head = poller.head(self._run_id)
+        return self._live(head) if head is not None else ""
 
     def pause(self) -> float:
         """Return how many seconds to wait until the next poll."""
-        return min(self._pause, max(self.FIRST_PAUSE, self._ping_at - time.monotonic()))
+        if self._is_behind:
+            return 0.0
+        return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
 
     def _ping(self) -> str:
         if time.monotonic() < self._ping_at:
             return ""
         self._user = self._entrance.recheck_auth()
+        find_run(self._user, str(self._run_id))
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
         return PING
 
-    def _news(self) -> str:
-        # The status is read first: if the run has ended by then, its closing row is among the rows.
-        status = visible_runs(self._user).filter(pk=self._run_id).values_list("status", flat=True).first()
-        if status is None:
-            raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
-        rows = run_rows(settings.DATABASE, self._run_id, self._after, limit=PAGE)
+    def _news(self, head: Head) -> str:
+        text = self._rows(head) if head.seq != self._seen else ""
+        if self._is_behind:
+            return text
+        if head.status in ENDED:
+            self.over.set()
+            return text + _note("end", status=head.status)
+        return text + self._live(head)
+
+    def _rows(self, head: Head) -> str:
+        """Return the rows up to a head, or as many as fit on a page, to who may still see the run."""
+        run = find_run(self._user, str(self._run_id))
+        rows = poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
+        if rows is None:
+            rows = run_rows(settings.DATABASE, self._run_id, self._after, limit=PAGE)
+        self._is_behind = len(rows) >= PAGE
+        if not self._is_behind:
+            self._seen = head.seq
+        if not rows:
+            return ""
+        if self._mask is None or any(row.kind in NAMING for row in rows):
+            self._mask = mask_of(run)  # from then on it learns from the rows that are sent
+        shown = (row_for(self._user, row) for row in rows)
+        text = "".join(_event(MessageOut.of(each, run.session.key, self._mask)) for each in shown)
+        self._after, self._draft = rows[-1].seq, ""
+        return text
+
+    def _live(self, head: Head) -> str:
+        """Return what is no row: whom the run waits for, and the words of the reply that is written."""
+        if self._after > head.seq:  # rows that came since may say otherwise
+            return ""
         text = ""
-        if rows:
-            run = find_run(self._user, str(self._run_id), "definition")
-            sensitive = sensitive_in(run)
-            text = "".join(_event(MessageOut.of(row, run.session.key, sensitive)) for row in rows)
-            self._after, self._pause = rows[-1].seq, self.FIRST_PAUSE
-        else:
-            self._pause = min(self._pause * 1.5, self.LONGEST_PAUSE)
-        if len(rows) == PAGE:
-            self._pause = 0.0
-        elif status in ENDED:
-            self.is_over = True
-            text += f"event: end\ndata: {json.dumps({'status': status})}\n\n"
+        if (waits_for := WAITS_FOR.get(head.status)) != self._waits_for:
+            self._waits_for = waits_for
+            text = _note("waits_for", run=str(self._run_id), status=head.status, waits_for=waits_for)
+        if head.draft and head.draft != self._draft:
+            self._draft = head.draft
+            text += _note("draft", run=str(self._run_id), step=head.step, text=legal(head.draft))
         return text
 
 
@@ -215,24 +362,43 @@ def _event(message: MessageOut) -> str:
     return f"id: {message.seq}\nevent: {message.kind}\ndata: {data}\n\n"
 
 
+def _note(name: str, **data: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
 def _synchronous(feed: Feed) -> Iterator[str]:
+    _let_go_of_connections()
     yield f"retry: {RETRY}\n\n"
-    while not feed.is_over:
+    while not feed.over.is_set():
         # A WSGI server learns only by writing that its client is gone.
-        yield feed.poll() or NOTHING
-        if not feed.is_over:
-            time.sleep(feed.pause())
+        if feed.asks():
+            with turns:
+                text = feed.poll()
+        else:
+            text = feed.pass_on()
+        yield text or NOTHING
+        feed.over.wait(feed.pause())
 
 
 async def _asynchronous(feed: Feed) -> AsyncIterator[str]:
+    await sync_to_async(_let_go_of_connections)()
     yield f"retry: {RETRY}\n\n"
-    while not feed.is_over:
-        text = await sync_to_async(feed.poll)()
-        _let_go_of_the_thread()
+    while not feed.over.is_set():
+        text = await _polled(feed) if feed.asks() else feed.pass_on()
         if text:
             yield text
-        if not feed.is_over:
+        if not feed.over.is_set():
             await asyncio.sleep(feed.pause())
+
+
+async def _polled(feed: Feed) -> str:
+    while not turns.acquire(blocking=False):
+        await asyncio.sleep(0.01)
+    try:
+        return await sync_to_async(feed.poll)()
+    finally:
+        turns.release()
+        _let_go_of_the_thread()
 
 
 def _let_go_of_connections() -> None:

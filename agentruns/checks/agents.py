@@ -17,6 +17,7 @@ from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
 from agentruns.conf import settings
 from agentruns.engine import budgets
+from agentruns.tools.options import REQUESTER
 
 DECIDE = "agentruns.decide_approval"
 # With any other backend, rows do not say who has a permission.
@@ -126,7 +127,7 @@ def _gated() -> dict[str, str]:
     gated: dict[str, set[str]] = {}
     for agent in registered():
         for tool in agent.tools.values():
-            if tool.requires_approval is not False:
+            if tool.requires_approval is not False and tool.approvers != REQUESTER:
                 gated.setdefault(tool.approvers or "", set()).add(tool.name)
     return {approvers: ", ".join(sorted(tools)) for approvers, tools in gated.items()}
 

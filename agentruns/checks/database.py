@@ -10,6 +10,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.conf import settings
+from agentruns.models import triggers
 
 OPTIONS = (
     "OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
@@ -47,7 +48,13 @@ def check_database(
         found += _sqlite(connection)
     if connection.vendor == "postgresql":
         found += _hanging(connection)
-    return [*found, *_forgetful(connection)]
+    return [*found, *_forgetful(connection), *_unprotected(connection)]
+
+
+def _unprotected(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Find triggers of the journal that are gone or others; a warning, as `migrate` installs them again."""
+    hint = "Find out who changed the database. `manage.py verify_journal --repair` restores our triggers."
+    return [Warning(text, hint=hint, id="agentruns.W017") for text in triggers.differences(connection)]
 
 
 def _sqlite(connection: BaseDatabaseWrapper) -> list[CheckMessage]:

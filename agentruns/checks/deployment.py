@@ -1,4 +1,4 @@
-"""Checks of the surroundings: web requests, routers, the dispatcher, Celery, telemetry, the sweep."""
+"""Checks of the surroundings: web requests, routers, the dispatcher, Celery, the sweep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.utils.module_loading import import_string
 
+from agentruns import services
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.models import Control, Run, Session
-from agentruns.services.sweep import LATE, sweeper
 from agentruns.utils.db import later
 
 LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
@@ -59,24 +59,20 @@ def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     except Exception as error:  # a module may raise anything while it is imported
         text = f"AGENTRUNS_DISPATCHER names {path!r}, which cannot be used: {error}"
         hint = (
-            "'agentruns.engine.wakeup.SweepDispatcher'; or 'agentruns.tasks.CeleryDispatcher', which needs "
+            "'agentruns.engine.wakeup.SweepDispatcher'; 'agentruns.tasks.CeleryDispatcher', which needs `pip "
+            "install agentruns[celery]`; or 'agentruns.contrib.django_tasks.TasksDispatcher'."
         )
-        return [Error(text, hint=hint + "`pip install agentruns[celery]`.", id="agentruns.E014")]
+        return [Error(text, hint=hint, id="agentruns.E014")]
+    if getattr(dispatcher, "is_immediate", lambda: False)():
+        return [
+            Warning(
+                "The backend of TASKS runs tasks at once, so workers are not notified: no model and no tool "
+                "may run inside a web request. Runs wait for the next sweep.",
+                hint="Name a backend with workers of its own in TASKS, or leave AGENTRUNS_DISPATCHER out.",
+                id="agentruns.W009",
+            )
+        ]
     return _celery(dispatcher)
-
-
-@register("agentruns")
-def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
-    """Check that AGENTRUNS_TELEMETRY can be loaded."""
-    path = settings.TELEMETRY
-    try:
-        if path:
-            import_string(path)
-    except Exception as error:  # a module may raise anything while it is imported
-        text = f"AGENTRUNS_TELEMETRY names {path!r}, which cannot be used: {error}"
-        hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
-        return [Error(text, hint=hint, id="agentruns.E016")]
-    return []
 
 
 def _read_from(alias: str) -> str:
@@ -140,11 +136,11 @@ def check_sweeper(
     connection = connections[alias]
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
         return []  # before the first migrate
-    state = sweeper(alias)
-    waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-LATE))
+    state, late = services.sweep.sweeper(alias), services.sweep.LATE
+    waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-late))
     if state == "ok" or not waiting.exists():
         return []
-    seen = "No sweep was ever seen" if state == "never" else f"No sweep was seen for {LATE // 60} minutes"
+    seen = "No sweep was ever seen" if state == "never" else f"No sweep was seen for {late // 60} minutes"
     return [
         Warning(
             f"{seen}, and runs that can go on wait for one.",

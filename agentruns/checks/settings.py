@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
+from django.utils.module_loading import import_string
 
+from agentruns import journal
 from agentruns.agents.prices import mistakes
-from agentruns.conf import settings, unknown_names
-from agentruns.journal import payloads
-from agentruns.journal.outbox import load_notifier
+from agentruns.conf import DEFAULTS, settings, unknown_names
 from agentruns.tools.refusals import mistake
 
 
@@ -62,6 +62,16 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     return found
 
 
+def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> list[CheckMessage]:
+    """Return the error of a setting, if `wrong` returns a text that says why it is one, or raises."""
+    try:
+        why = found if isinstance(found := wrong(), str) else ""
+    except Exception as error:  # a module may raise anything while it is imported
+        why = str(error)
+    text = f"AGENTRUNS_{name} = {getattr(settings, name)!r} cannot be used: {why}."
+    return [Error(text, hint=hint, id=id)] if why else []
+
+
 @register("agentruns")
 def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check that the notifiers of AGENTRUNS_NOTIFIERS can be loaded, and run their own checks."""
@@ -72,7 +82,7 @@ def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         return [Error("AGENTRUNS_NOTIFIERS is not a list.", hint=hint, id="agentruns.E009")]
     for path in paths:
         try:
-            notifier = load_notifier(path)
+            notifier = journal.outbox.load_notifier(path)
         except Exception as error:  # a module may raise anything while it is imported
             text = f"AGENTRUNS_NOTIFIERS names {path!r}, which cannot be used: {error}"
             found.append(Error(text, hint=hint, id="agentruns.E009"))
@@ -82,44 +92,99 @@ def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
 
 
 @register("agentruns")
+def check_anchor(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_ANCHOR names a function, and has a file if it is the ready-made one."""
+
+    def wrong() -> str:
+        if settings.ANCHOR is None:
+            return ""
+        if not callable(settings.anchor):
+            return "it cannot be called"
+        lacks_file = settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE
+        return "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else ""
+
+    hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
+    return unusable("ANCHOR", wrong, hint, id="agentruns.E019")
+
+
+@register("agentruns")
+def check_policy(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_POLICY names a subclass of Policy, and that all its public methods are asked."""
+    if DEFAULTS["POLICY"] == settings.POLICY:
+        return []  # before it is imported
+
+    def wrong() -> str:
+        made = settings.policy
+        is_policy = isinstance(made, type) and issubclass(made, journal.policy.Policy)
+        return "" if is_policy else "it is no subclass of Policy"
+
+    hint = "AGENTRUNS_POLICY = 'shop.policy.Policy', a subclass of agentruns.Policy."
+    return unusable("POLICY", wrong, hint, id="agentruns.E018") or [
+        Warning(
+            f"{settings.POLICY}.{name} is a rule that nobody asks: agentruns.Policy has no such method.",
+            hint="Correct the name; begin a helper's with an underscore.",
+            id="agentruns.W015",
+        )
+        for name in sorted(set(dir(settings.policy)) - set(dir(journal.policy.Policy)))
+        if not name.startswith("_") and callable(getattr(settings.policy, name))
+    ]
+
+
+@register("agentruns")
 def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check the form of AGENTRUNS_API_THROTTLE."""
-    try:
-        settings.api_throttle  # noqa: B018 - raises
-    except ValueError as error:
-        hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
-        return [Error(f"AGENTRUNS_API_THROTTLE cannot be used: {error}.", hint=hint, id="agentruns.E013")]
-    return []
+    hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
+    return unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
 
 
 @register("agentruns")
 def check_refusals(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check that AGENTRUNS_REFUSALS names exceptions, or functions of one."""
-    try:
-        wrong = next(filter(None, map(mistake, settings.refusals)), "")
-    except Exception as error:  # a module may raise anything while it is imported
-        wrong = str(error)
-    if not wrong:
-        return []
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    return [Error(f"AGENTRUNS_REFUSALS cannot be used: {wrong}.", hint=hint, id="agentruns.E017")]
+    return unusable(
+        "REFUSALS", lambda: next(filter(None, map(mistake, settings.refusals)), ""), hint, id="agentruns.E017"
+    )
+
+
+@register("agentruns")
+def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_TELEMETRY can be loaded."""
+    hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
+    path = settings.TELEMETRY
+    return unusable("TELEMETRY", lambda: import_string(path) if path else None, hint, id="agentruns.E016")
 
 
 @register("agentruns")
 def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check that AGENTRUNS_PAYLOAD_INLINE_MAX is a number of bytes."""
-    limit = settings.PAYLOAD_INLINE_MAX
-    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
+    return _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
+
+
+@register("agentruns")
+def check_files(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+    """Check that AGENTRUNS_SCANNER names a function, and AGENTRUNS_FILE_MAX is a number of bytes."""
+
+    def wrong() -> str:
+        return "" if settings.SCANNER is None or callable(settings.scanner) else "it cannot be called"
+
+    hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
+    found = unusable("SCANNER", wrong, hint, id="agentruns.E020")
+    return found or _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
+
+
+def _no_bytes(name: str, least: int, usual: str, id: str) -> list[CheckMessage]:
+    value = getattr(settings, name)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return []
-    text = f"AGENTRUNS_PAYLOAD_INLINE_MAX is {limit!r}, not a number of bytes."
-    return [Error(text, hint="AGENTRUNS_PAYLOAD_INLINE_MAX = 65_536", id="agentruns.E012")]
+    text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
+    return [Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)]
 
 
 @register("agentruns", deploy=True)
 def check_payload_storage(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
     """Check, before a deployment, that large results have a storage outside the database."""
     name = settings.PAYLOAD_STORAGE
-    if not name or payloads.is_configured():
+    if not name or journal.payloads.is_configured():
         return []
     return [
         Warning(

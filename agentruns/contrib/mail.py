@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import send_mail
-from django.db.models import TextChoices
+from django.db.models import QuerySet, TextChoices
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.journal.outbox import Notice
+from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
+from agentruns.utils.lanes import Lane
 
+# Seconds for a whole delivery: the time limit of a socket begins anew with each byte.
+TIMEOUT = 8
+THREADS = 8  # at most so many deliveries of a process, or servers that it has given up, at once
 MISSING = "AGENTRUNS_NOTIFY_EMAILS has no address."
+
+_lane = Lane("agentruns-mail", THREADS)
 
 
 class MailNotifier:
@@ -26,13 +35,16 @@ class MailNotifier:
     events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
 
     def __call__(self, notice: Notice) -> None:
-        """Send one e-mail. Raises ImproperlyConfigured, and what the mail backend raises."""
+        """Send one e-mail. Raises ImproperlyConfigured, TimeoutError, and what the mail backend raises."""
         people = settings.NOTIFY_EMAILS
         if not people:
             raise ImproperlyConfigured(MISSING)
         if notice.type == "approval.requested" and notice.status != "pending":
             return  # decided meanwhile
-        send_mail(_subject(notice), _body(notice), None, list(people))
+        readers = [address for address in people if _may_read(address, notice)]
+        if readers:
+            subject, body = _subject(notice), _body(notice)  # here, in the language of this thread
+            _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
     def check(self) -> list[CheckMessage]:
         """Find settings with which no e-mail can be sent, or with which a worker may hang."""
@@ -50,6 +62,20 @@ class MailNotifier:
                 )
             )
         return found
+
+
+def _may_read(address: str, notice: Notice) -> bool:
+    """Tell whether an address is nobody's here, or that of a user who may see what the notice is about."""
+    users = get_user_model()
+    names = {f"{users.get_email_field_name()}__iexact": address}
+    owners = list(users._default_manager.filter(**names)) if hasattr(users, "get_email_field_name") else []
+    if notice.approval_id is not None:
+        return not owners or any(_sees(visible_approvals(one), notice.approval_id) for one in owners)
+    return not owners or any(_sees(visible_runs(one), notice.run_id) for one in owners)
+
+
+def _sees(visible: QuerySet[Any], key: UUID) -> bool:
+    return visible.filter(pk=key).exists()
 
 
 def _subject(notice: Notice) -> str:

@@ -10,10 +10,20 @@ import binascii
 import hashlib
 import hmac
 import json
+import socket
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
@@ -22,12 +32,16 @@ import agentruns
 from agentruns.conf import settings
 from agentruns.journal.outbox import Notice, UndeliverableError
 from agentruns.utils import clock
+from agentruns.utils.lanes import Lane
 
-TIMEOUT = 5  # seconds of silence
+TIMEOUT = 5  # seconds for a whole delivery
+THREADS = 8  # at most so many deliveries of a process, or receivers that it has given up, at once
 GONE = 410
 PREFIX = "whsec_"
 SHORTEST = 24  # bytes; the specification asks for at least 192 bits
 LOCAL = ("localhost", "127.0.0.1", "::1")
+
+_lane = Lane("agentruns-webhook", THREADS)
 
 
 class WebhookNotifier:
@@ -48,14 +62,11 @@ class WebhookNotifier:
             "webhook-signature": sign(secret, str(notice.id), moment, body),
         }
         request = Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
-        try:
-            with _opener(url).open(request, timeout=TIMEOUT):
-                pass  # only the status counts
-        except HTTPError as error:
-            with error:
-                if error.code == GONE:
-                    raise UndeliverableError("The receiver answered 410 Gone.") from None
-                raise OSError(f"The receiver answered {error.code}.") from None
+        status = _post(request)
+        if status == GONE:
+            raise UndeliverableError("The receiver answered 410 Gone.")
+        if not 200 <= status < 300:
+            raise OSError(f"The receiver answered {status}.")
 
     def check(self) -> list[CheckMessage]:
         """Find settings with which no webhook can be sent."""
@@ -116,7 +127,49 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _opener(url: str) -> OpenerDirector:
+class _Watched(HTTPHandler, HTTPSHandler):
+    """Opens connections, and can end them while another thread waits for the receiver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: list[HTTPConnection] = []
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
+        def opened(*args: Any, **kwargs: Any) -> HTTPConnection:
+            self._opened.append(http_class(*args, **kwargs))
+            return self._opened[-1]
+
+        return super().do_open(opened, req, **options)
+
+    def end(self) -> None:
+        for connection in self._opened:
+            sock = connection.sock
+            if sock is not None:
+                with suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _post(request: Request) -> int:
+    """Return the status of the answer, of which only the head is read. Raises OSError.
+
+    A time limit of a socket begins anew with each byte; this one is for the whole delivery.
+    """
+    watched = _Watched()
     # The environment's proxy is not for localhost.
-    direct = [ProxyHandler({})] if urlsplit(url).hostname in LOCAL else []
-    return build_opener(_NoRedirects, *direct)
+    direct = [ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
+    opener = build_opener(_NoRedirects, watched, *direct)
+
+    def post() -> int:
+        try:
+            with opener.open(request, timeout=TIMEOUT) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+    try:
+        return _lane(post, TIMEOUT)
+    except HTTPException as error:
+        raise OSError(f"The receiver's answer is not HTTP: {type(error).__name__}.") from None
+    finally:
+        watched.end()

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentruns.agents import prices
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.journal.fold import RunState
 from agentruns.providers.base import model_identity
 
-TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+if TYPE_CHECKING:
+    from agentruns.journal.fold import RunState
 
 
-def exceeded(agent: Agent, run: RunState, now: datetime) -> str:
+def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
     """Return the budget that is used up, with the figures, or ""."""
     if run.step >= agent.max_steps:
         return f"max_steps: {run.step} of {agent.max_steps} replies used."
-    tokens = sum(run.usage.get(kind, 0) for kind in TOKENS)
-    if agent.token_budget is not None and tokens >= agent.token_budget:
-        return f"token_budget: {tokens} of {agent.token_budget} tokens used."
+    if agent.token_budget is not None and run.tokens >= agent.token_budget:
+        return f"token_budget: {run.tokens} of {agent.token_budget} tokens used."
     spent = Decimal(run.usage.get("cost", "0"))
     if agent.cost_budget is not None and spent >= agent.cost_budget:
         return f"cost_budget: {spent:f} of {agent.cost_budget:f} used."
-    elapsed = run.elapsed(now)
-    if agent.deadline is not None and elapsed >= agent.deadline:
+    if agent.deadline is not None and (elapsed := run.elapsed(now())) >= agent.deadline:
         return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
     return ""
 

@@ -6,20 +6,24 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import deepcopy
 from datetime import datetime
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine.leases import Lease
-from agentruns.exceptions import JournalConflictError, LeaseLostError
+from agentruns.exceptions import JournalConflictError, LeaseLostError, NotFoundError
 from agentruns.journal import events, telemetry
 from agentruns.journal.connection import journal_alias, mend_connection
+from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.payloads import Offload
+from agentruns.journal.payloads import Offload, instructions_of
 from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
@@ -49,7 +53,6 @@ class Driver:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.agent = agent
-        self.tool_schemas = [tool.provider_schema() for tool in agent.tools.values()]
         self.store = store
         self.state = state
         self.lease = lease
@@ -67,6 +70,23 @@ class Driver:
     def run(self) -> RunState:
         """The fold of the run's journal, as of the last commit."""
         return self.state.run
+
+    @cached_property
+    def tools(self) -> dict[str, Tool]:
+        """The agent's tools, or those of them that were chosen for the run."""
+        chosen = self.agent.tools if self.agent.tools_for is None else self.run.tools or ()
+        return {name: tool for name, tool in self.agent.tools.items() if name in chosen}
+
+    @cached_property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """The tools as the model is told of them."""
+        return [tool.provider_schema() for tool in self.tools.values()]
+
+    @cached_property
+    def instructions(self) -> str:
+        """The agent's instructions, or those that were made for the run; PayloadError."""
+        declared = self.agent.instructions
+        return declared if isinstance(declared, str) else instructions_of(self.run)
 
     @property
     def alias(self) -> str:
@@ -118,8 +138,11 @@ class Driver:
             tool_name=tool_name,
             attempt=attempt,
             idempotency_key=key,
+            scope=self.run.scope,
+            context=deepcopy(self.run.context),
             actor=self.run.actor,
             approved_by=approved_by,
+            _user=cache(partial(user_of, self.run.owner)),
             _is_cancelled=partial(self.is_cancelled, call_id, attempt),
             _heartbeat=partial(self.heartbeat, call_id, attempt),
         )
@@ -247,3 +270,14 @@ class Driver:
         if self.lease is None:
             raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
         return self.lease
+
+
+def user_of(owner: Actor | None) -> Any:
+    """Return the user whose run it is, as of now; NotFoundError for one who is gone and no program."""
+    if owner is None:
+        return None
+    users = get_user_model()
+    try:
+        return users._default_manager.get(pk=owner["id"])
+    except (users.DoesNotExist, ValueError, ValidationError):  # or of another user model
+        raise NotFoundError(f"The user {owner['name']!r} whose run it is, is not there any more.") from None

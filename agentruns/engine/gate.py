@@ -12,12 +12,14 @@ from agentruns.engine.driver import Driver
 from agentruns.journal import events
 from agentruns.journal.read import started_since
 from agentruns.journal.store import Batch
+from agentruns.models.parts import keyed
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH, is_deeper
 from agentruns.utils.ids import uuid7
+from agentruns.utils.redaction import conceal
 
 DENIED = (
     "Not executed. This is not a failure: a person decided against it. "
@@ -70,9 +72,14 @@ class Intent:
         self.refusal = {"content": content, "outcome": outcome, "is_error": is_error}
 
 
-def call_digest(tool: str, arguments: dict[str, Any]) -> str:
-    """Return the digest that an approval is bound to: of the tool and its exact effective arguments."""
-    return canonical.digest({"tool": tool, "arguments": arguments})
+def call_digest(secret: str, tool: str, arguments: dict[str, Any]) -> str:
+    """Return the digest that an approval is bound to: of the tool and its exact effective arguments.
+
+    Keyed by the session's secret: nobody else finds the arguments by trying.
+    """
+    if not secret:
+        raise AssertionError("A state that is only looked at has no key for digests.")
+    return keyed(secret, canonical.dumps({"tool": tool, "arguments": arguments}))
 
 
 def judge(
@@ -88,7 +95,7 @@ def judge(
     intents: list[Intent] = []
     left_out: list[dict[str, Any]] = []
     count = sum(block.get("type") == "tool_use" for block in reply.content)
-    seen = set(driver.state.conversation.tool_use_ids)
+    earlier, seen = driver.state.conversation.tool_use_ids, set[str]()
     for block in reply.content:
         if block.get("type") != "tool_use":
             content.append(block)
@@ -96,7 +103,7 @@ def judge(
         if len(intents) > MAX_CALLS:
             left_out.append({**block, "input": _storable(block.get("input"))})
             continue
-        mended = _mend(block, seen)
+        mended = _mend(block, earlier, seen)
         seen.add(mended["id"])
         intent = Intent(str(uuid7()), mended["id"], mended["name"])
         intent.original = {key: _storable(block.get(key)) for key in mended if block.get(key) != mended[key]}
@@ -109,9 +116,10 @@ def judge(
     return content, intents, left_out
 
 
-def _mend(block: dict[str, Any], seen: set[str]) -> dict[str, Any]:
+def _mend(block: dict[str, Any], *seen: set[str]) -> dict[str, Any]:
     provider_id, name, given = block.get("id"), block.get("name"), block.get("input")
-    if not isinstance(provider_id, str) or not _ID.fullmatch(provider_id) or provider_id in seen:
+    is_id = isinstance(provider_id, str) and _ID.fullmatch(provider_id)
+    if not is_id or any(provider_id in ids for ids in seen):
         provider_id = f"toolu_{uuid7().hex}"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
@@ -144,9 +152,9 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
         return
     # By the name as given: a mended one may be that of another tool.
-    tool = driver.agent.tools.get(name) if isinstance(name, str) else None
+    tool = driver.tools.get(name) if isinstance(name, str) else None
     if tool is None:
-        known = ", ".join(sorted(driver.agent.tools)) or "none"
+        known = ", ".join(sorted(driver.tools)) or "none"
         text = f"Not executed: there is no tool {one_line(repr(name))}. Tools: {known}."
         intent.refuse(text, "error", is_error=True)
         return
@@ -155,7 +163,8 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     except InvalidArguments as error:
         intent.refuse(f"Not executed: {error}", "error", is_error=True)
         return
-    intent.digest = call_digest(tool.name, intent.arguments)
+    conceal([intent.arguments.get(each) for each in tool.sensitive])
+    intent.digest = call_digest(driver.state.secret, tool.name, intent.arguments)
     intent.parallel = tool.parallel
     earlier = driver.run.refusals.get((tool.name, intent.digest))
     if earlier is not None:
@@ -177,8 +186,10 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
         return IN_DOUBT.format(tool=tool.name, calls=calls)
     if since := run_since(driver, tool):
         return since
-    context = driver.context(intent.id, tool.name)
-    return f"{tool.name} requires approval." if tool.asks(intent.arguments, context) else ""
+    asks = tool.requires_approval
+    if not isinstance(asks, bool):
+        asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
+    return f"{tool.name} requires approval." if asks else ""
 
 
 def run_since(driver: Driver, tool: Tool) -> str:

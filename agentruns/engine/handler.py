@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import threading
@@ -18,22 +19,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
-from agentruns.journal import events, telemetry
+from agentruns.journal import events, masking, telemetry
 from agentruns.journal.connection import mend_connection, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Batch
 from agentruns.models import CommitFence
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
+from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.db import read_committed, uptime
 from agentruns.utils.failpoints import reached
-from agentruns.utils.redaction import driven, get_logger
+from agentruns.utils.redaction import conceal, driven, get_logger
 
 logger = get_logger("agentruns.executor")
 
-MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
-NOTHING_HAPPENED = " Nothing happened."
-ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
 ENDED_BY_HANDLER = (
     "The handler ended its transaction by itself; what it wrote may or may not have been committed."
 )
@@ -111,8 +110,13 @@ def _invoke(
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
         seconds = time.perf_counter() - began
         attributes["error"] = type(error).__name__
-        logger.info("Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
-        return _failed(tool, error, seconds)
+        failed = _failed(tool, error, seconds)
+        if tool.sensitive_results:  # it may name what the handler worked with, as may what caused it
+            conceal([words(each) for each in _causes(error)])
+        level = logging.INFO if tool.refused(error) else logging.ERROR  # what a tool refuses is no surprise
+        logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
+        return failed
+    conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
     return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
 
 
@@ -126,6 +130,15 @@ def _failed(tool: Tool, error: Exception, seconds: float) -> Observation:
     elif not failed.in_doubt and tool.recovery in ("nothing", "reconcile"):
         failed.content += NOTHING_HAPPENED
     return failed
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def described(error: BaseException) -> str:
@@ -203,10 +216,21 @@ def run_transactional(
 
     Returns the error to store when the handler failed and everything was rolled back.
     """
+    entered: list[bool] = []
     committed: list[bool] = []
+
+    def attempt() -> None:
+        _run_transactional(driver, tool, context, call, record, entered, committed)
+
     try:
         try:
-            _run_transactional(driver, tool, context, call, record, committed)
+            attempt()
+        except (DatabaseError, InterfaceError):
+            shared = connections[driver.alias]
+            if entered or shared.in_atomic_block:
+                raise
+            shared.close()  # an earlier handler may have left it read-only
+            attempt()
         finally:
             mend_connection(driver.alias)
     except _RollBack as rolled_back:
@@ -231,6 +255,7 @@ def _run_transactional(
     context: ToolContext,
     call: Call,
     record: Callable[[Observation], None],
+    entered: list[bool],
     committed: list[bool],
 ) -> None:
     alias = driver.alias
@@ -242,10 +267,12 @@ def _run_transactional(
         blocks = list(connection.atomic_blocks)
         with fenced(alias):
             with contained(alias):
+                entered.append(True)
                 try:
                     observation = enter(tool, context, call.arguments)
                 except Interrupted as interruption:
                     observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
+            reached("after_tool")
             require_same_transaction(connection)
             if observation.is_error:
                 raise _RollBack(observation)

@@ -12,16 +12,17 @@ from typing import Any, Self
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.models import Case, Exists, F, IntegerField, Q, When
+from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events
 from agentruns.journal.connection import own_alias, own_connection
+from agentruns.journal.statements import Claimed, claim_one
 from agentruns.models import Control, Message, Run
 from agentruns.utils import clock
-from agentruns.utils.db import database_now, in_transaction, later, uptime
+from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import bound, get_logger
 
@@ -98,56 +99,59 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
     An expired lease is taken over, which counts as an attempt.
     """
-    owner, before, tries = uuid7().hex, uptime(), itertools.count()
-    own = own_alias(alias)
-    taken = in_transaction(own, lambda: _claim(own, run_id, owner, again=next(tries) > 0))
+    owner, before, own = uuid7().hex, uptime(), own_alias(alias)
+    is_one = connections[own].vendor == "postgresql" and not connections[own].in_atomic_block
+    tries = itertools.count(int(is_one))
+    taken, is_known = _claim_at_once(own, run_id, owner) if is_one else (None, False)
+    if not is_known:
+        taken = in_transaction(own, lambda: _claim(own, run_id, owner, again=next(tries) > 0))
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
     return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + settings.LEASE_SECONDS)
 
 
-def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> tuple[UUID, int, int, bool] | None:
+def _claim_at_once(alias: str, run_id: UUID, owner: str) -> tuple[Claimed | None, bool]:
+    """Claim by one statement, a transaction by itself; return also whether it is known what became of it."""
+    runs = Run.objects.using(alias).runnable().filter(~Exists(drain_requests(alias)), pk=run_id)
+    try:
+        return claim_one(connections[alias], runs, owner, settings.LEASE_SECONDS), True
+    except RACES:
+        close_stale(alias)
+        return None, False
+
+
+def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | None:
     runs = Run.objects.using(alias)
     if again:  # the try before may still be open on the server: wait for what becomes of it
         list(runs.filter(pk=run_id).select_for_update().values_list("pk"))
-    mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
-    for session_id, epoch, attempts in mine:  # the commit went through, only its acknowledgement was lost
-        return session_id, epoch, attempts, True
+        mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
+        for session_id, epoch, attempts in mine:  # its commit went through, only the acknowledgement was lost
+            return session_id, epoch, attempts, True
     # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
     seen = (
         runs.runnable()
         .filter(pk=run_id)
         .select_for_update(skip_locked=True)
-        .values_list("lease_expires_at", flat=True)
+        .values_list("session_id", "lease_epoch", "attempts", "lease_expires_at")
     )
-    expiries = list(seen)
-    if not expiries:
-        return None
-    expired = Q(lease_expires_at__isnull=False)
-    taken = (
-        runs.runnable()
-        .filter(~drain_requested(alias), pk=run_id)
-        .update(
-            status="running",
-            lease_owner=owner,
-            lease_epoch=F("lease_epoch") + 1,
-            lease_expires_at=later(settings.LEASE_SECONDS),
-            attempts=Case(
-                When(expired, then=F("attempts") + 1),
-                default=F("attempts"),
-                output_field=IntegerField(),
-            ),
-            not_before=None,
-            blocked_reason="",
+    for session_id, epoch, attempts, expired_at in seen:
+        took_over = expired_at is not None
+        taken = (
+            runs.runnable()
+            .filter(~Exists(drain_requests(alias)), pk=run_id, lease_epoch=epoch)
+            .update(
+                status="running",
+                lease_owner=owner,
+                lease_epoch=epoch + 1,
+                lease_expires_at=later(settings.LEASE_SECONDS),
+                attempts=attempts + took_over,
+                not_before=None,
+                blocked_reason="",
+            )
         )
-    )
-    if taken != 1:
-        return None
-    session_id, epoch, attempts = runs.values_list("session_id", "lease_epoch", "attempts").get(
-        pk=run_id, lease_owner=owner
-    )
-    return session_id, epoch, attempts, expiries[0] is not None
+        return (session_id, epoch + 1, attempts + took_over, took_over) if taken == 1 else None
+    return None
 
 
 def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
@@ -250,16 +254,14 @@ def driven_runs(alias: str) -> dict[UUID, int]:
     return dict(live.values_list("pk", "lease_epoch"))
 
 
-def drain_requested(alias: str) -> Exists:
-    """Return the condition that this process was asked to drain."""
-    stamp = Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
-    return Exists(stamp)
+def drain_requests(alias: str) -> QuerySet[Control]:
+    """Return the stamp that asks this process to drain, if there is one."""
+    return Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
 
 
 def is_draining(alias: str) -> bool:
     """Tell whether this process was asked to drain."""
-    stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
-    return any(stamp >= process_started_at(alias) for stamp in stamps)
+    return drain_requests(alias).exists()
 
 
 class DrainCheck:

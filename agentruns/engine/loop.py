@@ -14,6 +14,7 @@ from agentruns.agents import output
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls
+from agentruns.engine.drafts import Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import JournalUnreadableError, LeaseLostError, PayloadError
@@ -21,7 +22,7 @@ from agentruns.journal import events, telemetry
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import text_of
 from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
-from agentruns.models import Run, Session
+from agentruns.models import Run
 from agentruns.providers.base import (
     ModelReply,
     ModelRequest,
@@ -117,7 +118,8 @@ def _driver(
 ) -> Driver | None:
     """Return the driver of a run just claimed; None if it goes on under another definition by now."""
     try:
-        state, session_key = (state, run.session.key) if state else _read(store, lease)
+        if state is None:
+            state = reading(own_alias(lease.alias), lambda: store.load(lease.session_id, lease.run_id))
     except BaseException as error:
         exhausted = isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
         with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
@@ -130,25 +132,13 @@ def _driver(
         lease.release()
         return None
     drains = DrainCheck(lease.alias, should_stop)
-    return Driver(agent, store, state, lease=lease, session_key=session_key, should_stop=drains)
-
-
-def _read(store: Store, lease: Lease) -> tuple[SessionState, str]:
-    """Return the state of a run just claimed, and its session's key."""
-
-    alias = own_alias(lease.alias)
-
-    def read() -> tuple[SessionState, str]:
-        keys = Session.objects.using(alias).values_list("key", flat=True)
-        return store.load(lease.session_id, lease.run_id), keys.get(pk=lease.session_id)
-
-    return reading(alias, read)
+    return Driver(agent, store, state, lease=lease, session_key=run.session.key, should_stop=drains)
 
 
 def _advance(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
-        close_stale(driver.alias)
-        close_stale(own_alias(driver.alias))
+        for alias in {driver.alias, own_alias(driver.alias)}:
+            close_stale(alias)
         run, entering = driver.run, driver.is_entering
         if run.cancel_requested and not entering:
             driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
@@ -225,7 +215,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _model_step(driver: Driver) -> None:
-    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now())
+    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now)
     if exceeded:
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
         return
@@ -233,8 +223,13 @@ def _model_step(driver: Driver) -> None:
     if unpriced:
         _hold_unpriced(driver, unpriced)
         return
+    with drafting(driver) as draft:
+        _ask(driver, draft)
+
+
+def _ask(driver: Driver, draft: Reply | None) -> None:
     try:
-        request, sent = _request(driver), driver.state.fingerprint()
+        request, sent, read = _request(driver, draft), driver.state.fingerprint(), driver.state.read()
     except PayloadError as error:  # to ask with anything else would be to ask another question
         reason = f"payload: {error}"
         driver.commit(lambda batch: _pause(batch, reason))
@@ -256,7 +251,8 @@ def _model_step(driver: Driver) -> None:
 
     def build(batch: Batch) -> None:
         payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
-        payload |= {"model": reply.model, "request_id": reply.request_id, "sent": sent}
+        payload |= {"model": reply.model, "request_id": reply.request_id}
+        payload |= {"read": read, "sent": sent}
         payload["calls"] = [intent.record() for intent in intents]
         payload |= {"left_out": left_out} if left_out else {}
         batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
@@ -297,6 +293,8 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
     if stop == "pause_turn":  # the provider wants its own turn back, unchanged
         if batch.state.run.pauses >= MAX_PAUSE_TURNS:
             in_doubt.close_failed(batch, "pause_turn", f"{MAX_PAUSE_TURNS} replies paused in a row.")
+    elif stop in FINAL and batch.state.unread:  # the next reply answers these
+        return
     elif stop in FINAL:
         payload: events.RunCompleted = {"output": text_of(reply.content)}
         output_type = driver.agent.output_type
@@ -322,17 +320,18 @@ def _send_back(batch: Batch, problem: str) -> None:
     batch.add(events.USER, row)
 
 
-def _request(driver: Driver) -> ModelRequest:
+def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
     agent = driver.agent
     return ModelRequest(
         model=model_identity(agent.model),
-        system=agent.instructions,
+        system=driver.instructions,
         messages=driver.state.messages(),
         tools=list(driver.tool_schemas),
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),
         step=driver.run.inherited + driver.run.step,
         output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
+        on_text=draft,
     )
 
 
@@ -354,7 +353,8 @@ def _provider_failed(driver: Driver, error: ProviderError) -> None:
         failed |= budgets.used(driver.agent, usage) if usage else {}
         if error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
-            _pause(batch, _reason(error))
+            if not batch.state.run.cancel_requested:  # then it is closed
+                _pause(batch, _reason(error))
         elif error.disposition == "retry" and driver.store.durable:
             delay = _delay(driver, batch, error.retry_after)
             batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})

@@ -13,9 +13,12 @@ from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.connection import replace_broken
+from agentruns.journal.deciders import lapsed, void
 from agentruns.journal.fold import Call
 from agentruns.journal.store import Batch
+from agentruns.models import Approval
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
+from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
 
@@ -53,6 +56,8 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     group = [call]
     if call.parallel:
         group = [one for one in ready if one.parallel and _may_run(driver, one)]
+    if _void(driver, group):
+        return
     _start(driver, group)
     if driver.released or driver.run.ended:
         return
@@ -113,7 +118,7 @@ def _refusal(driver: Driver, call: Call) -> str:
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
     entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
-    misfit = "" if entered else _misfit(tool, call)
+    misfit = "" if entered else _misfit(driver.state.secret, tool, call)
     if misfit:
         return misfit
     if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
@@ -130,16 +135,40 @@ def _refusal(driver: Driver, call: Call) -> str:
     return ""
 
 
-def _misfit(tool: Tool, call: Call) -> str:
+def _misfit(secret: str, tool: Tool, call: Call) -> str:
     """Return the reason why today's tool does not take the recorded arguments, or ""."""
     try:
         arguments = tool.revalidated(call.arguments)
-        same = gate.call_digest(tool.name, arguments) == call.digest
+        same = gate.call_digest(secret, tool.name, arguments) == call.digest
     except InvalidArguments as error:
         return str(error)
     except (TypeError, ValueError, RecursionError):
         same = False
     return "" if same else "the arguments are not the ones that were recorded"
+
+
+def _void(driver: Driver, group: list[Call]) -> bool:
+    """Ask again whether those who approved still may; where not, the card is pending again.
+
+    Users' code, and so before the transaction that consumes the approval, on the shared connection.
+    """
+    found = {}
+    for call in group:
+        if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):
+            continue
+        approval = Approval.objects.using(driver.alias).select_related("run").get(pk=call.approval.id)
+        if lost := lapsed(approval, call.approval.given, call.arguments):
+            found[call.id] = lost
+        driver.mend()
+    if not found:
+        return False
+
+    def build(batch: Batch) -> None:
+        for call_id, lost in found.items():
+            void(batch, batch.state.run.calls[call_id], lost)
+
+    driver.commit(build)
+    return True
 
 
 def _start(driver: Driver, group: list[Call]) -> None:
@@ -360,10 +389,12 @@ def _reconcile(driver: Driver, call: Call) -> None:
             facts = events.ResultFacts(reconciled=True)
             if again.raised:
                 facts["raised"] = again.raised
+            if verdict._stored is not None:
+                facts["stored"] = verdict._stored  # type: ignore[typeddict-item]
             batch.result(again, verdict.result, "ok", offload=offload, **facts)
             start_next(driver, batch)
         elif again.raised:  # not entered again: an error that comes each time would go on for ever
-            text = again.raised + handler.NOTHING_HAPPENED
+            text = again.raised + NOTHING_HAPPENED
             batch.result(again, text, "error", is_error=True, reconciled=True)
             start_next(driver, batch)
 

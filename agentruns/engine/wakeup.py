@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
+from typing import Any, Protocol, Self
 from uuid import UUID
 
-from django.db import transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.utils.module_loading import import_string
 
 from agentruns.conf import settings
+from agentruns.journal.connection import separate_connection
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.wakeup")
+
+CHANNEL = "agentruns"  # of PostgreSQL; each database has its own
 
 
 class Dispatcher(Protocol):
@@ -19,7 +26,7 @@ class Dispatcher(Protocol):
 
 
 class SweepDispatcher:
-    """Notifies nobody: `resume_runs`, once or with --watch, finds the run in the database."""
+    """Notifies nobody else: `resume_runs`, once or with --watch, finds the run in the database."""
 
     def notify(self, run_id: UUID) -> None:
         """Leave the run to the next sweep."""
@@ -32,4 +39,91 @@ def notify_on_commit(alias: str, run_id: UUID) -> None:
     def notify() -> None:  # not functools.partial: Django logs the name of what failed
         dispatcher.notify(run_id)
 
+    connection = connections[alias]
+    if connection.vendor == "postgresql" and connection.in_atomic_block:
+        with connection.cursor() as cursor:
+            cursor.execute(f"NOTIFY {CHANNEL}")  # rings at the commit
     transaction.on_commit(notify, using=alias, robust=True)
+
+
+class Listener:
+    """A worker's ear for the doorbell, on a connection of its own that is in no transaction.
+
+    PostgreSQL says that a run can go on, SQLite only that somebody has committed. Where neither can be heard
+    (`why_deaf`) every wait lasts as long as it may, as the sweeps find everything by themselves.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self.why_deaf = ""
+        self._alias = alias
+        self._connection: Any = None
+        self._version: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close()
+
+    def listen(self) -> None:
+        """Listen from now on, and forget what was heard: for right before a sweep."""
+        if self.why_deaf:
+            return
+        try:
+            if self._connection is None:
+                self._open()
+            if self._connection is not None:
+                while self._hear(0):
+                    pass
+        except (DatabaseError, InterfaceError) as error:
+            self._lose(error)
+
+    def rang(self, seconds: float) -> bool:
+        """Wait so many seconds at most for the doorbell; return whether it rang."""
+        if self._connection is not None:
+            try:
+                return self._hear(seconds)
+            except (DatabaseError, InterfaceError) as error:
+                self._lose(error)
+                time.sleep(seconds)
+                return True  # it may have rung meanwhile
+        time.sleep(seconds)
+        return False
+
+    def _hear(self, seconds: float) -> bool:
+        if self._connection.vendor == "sqlite":
+            time.sleep(seconds)
+            version, self._version = self._version, self._ask("PRAGMA data_version")
+            return version != self._version
+        with self._connection.wrap_database_errors:
+            return bool(list(self._connection.connection.notifies(timeout=seconds, stop_after=1)))
+
+    def _open(self) -> None:
+        connection = self._connection = separate_connection(self._alias)
+        if connection is None or connection.vendor not in ("postgresql", "sqlite"):
+            self.why_deaf = "No doorbell on this database"
+        elif connection.vendor == "postgresql":
+            # A pooler invents the number of the process that it connects its clients to.
+            if self._ask("SELECT pg_backend_pid()") != connection.connection.info.backend_pid:
+                self.why_deaf = "No doorbell behind a pooler such as pgbouncer"
+            elif not callable(connection.connection.notifies):
+                self.why_deaf = "No doorbell with psycopg2"
+            else:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"LISTEN {CHANNEL}")
+        if self.why_deaf:
+            self._close()
+
+    def _ask(self, sql: str) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            return int(cursor.fetchone()[0])
+
+    def _lose(self, error: Exception) -> None:
+        logger.warning("The connection that listens for runs broke; it is made anew: %s", error)
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

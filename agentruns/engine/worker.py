@@ -1,4 +1,4 @@
-"""Claim one run and drive it, for the sweep, a Celery task and a caller who waits."""
+"""Claim one run and drive it, for the sweep, a task of a queue and a caller who waits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from django.db.models.functions import Now
 
 from agentruns.agents.agent import Agent, definition_difference, get_agent
+from agentruns.conf import settings
 from agentruns.engine.leases import claim
 from agentruns.engine.loop import drive_run
 from agentruns.exceptions import DurableConfigMismatchError, UnknownAgentError
 from agentruns.journal.connection import own_connection, require_no_transaction
+from agentruns.journal.read import definition_body
 from agentruns.journal.store import Store
 from agentruns.models import Run
-from agentruns.models.definition import definition_body
-from agentruns.utils.db import database_now, in_transaction, readable
+from agentruns.utils.db import close_stale, database_now, in_transaction, readable
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.worker")
@@ -64,6 +65,22 @@ def advance(
             return False
         drive_run(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
     return True
+
+
+def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Drive a run that a queue names until it ends or waits; do nothing if it cannot be claimed now."""
+    alias = settings.DATABASE
+    close_stale(alias)
+    run = Run.objects.using(alias).runnable().select_related("session").filter(pk=run_id).first()
+    if run is None:
+        logger.info("Nothing to do run=%s", run_id)
+        return
+    try:
+        advance(run, alias, should_stop=should_stop)
+    except DurableConfigMismatchError:
+        block(run, alias)
+    except Exception:  # the run is released, and a sweep tries again; so no retry by the queue
+        logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
 
 
 def block(run: Run, alias: str) -> int:

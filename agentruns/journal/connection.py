@@ -9,20 +9,28 @@ that `django.db.connections` does not list.
 from __future__ import annotations
 
 import copy
+import math
+import os
+import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.exceptions import NotDurableError
+from agentruns.utils.db import uptime
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.connection")
 
 _opened = threading.local()  # the names of the own connections of this thread, by alias
+TRUSTED = 5.0  # seconds for which a connection that the server answered on is taken to be alive
+_asked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the driver's connection -> when
+IDLE = "agentruns_idle"  # attribute of the thread's connection: the journal's, between two drives
 _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
 
 
@@ -30,6 +38,7 @@ _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays 
 def own_connection(alias: str) -> Iterator[None]:
     """Open the journal's own connection of this thread, until the end of the outermost such block.
 
+    CONN_MAX_AGE keeps it for the next block, at most until the thread's connection is closed.
     Inside a TestCase's transaction, and on a SQLite database that is in memory or not in WAL mode, a second
     connection would see nothing or wait for the first: there the thread's own one serves.
     """
@@ -37,7 +46,7 @@ def own_connection(alias: str) -> Iterator[None]:
     if alias in names or connections[alias].in_atomic_block:
         yield
         return
-    connection = _connect(alias)
+    connection = _idle(connections[alias]) or separate_connection(alias)
     if connection is None:
         yield
         return
@@ -47,19 +56,50 @@ def own_connection(alias: str) -> Iterator[None]:
         yield
     finally:
         del names[alias], connections[connection.alias]
-        connection.close()
+        _keep(connections[alias], connection)
 
 
-def _connect(alias: str) -> BaseDatabaseWrapper | None:
+def _keep(shared: BaseDatabaseWrapper, connection: BaseDatabaseWrapper) -> None:
+    connection.close_if_unusable_or_obsolete()
+    if connection.connection is None:
+        return
+    if "close" not in shared.__dict__:  # nothing else in Django tells of `close_all` and the like
+        close = shared.close
+
+        def close_both() -> None:
+            if (idle := _taken(shared)) is not None:
+                idle.close()
+            close()
+
+        shared.close = close_both  # type: ignore[method-assign]
+    shared.__dict__[IDLE] = os.getpid(), connection
+
+
+def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
+    """Take what was kept, unless by the process that this one was forked from: its socket is in use there."""
+    pid, connection = shared.__dict__.pop(IDLE, (0, None))
+    return connection if pid == os.getpid() else None
+
+
+def _idle(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
+    """Return the connection that was kept for this thread, if it is good for another block."""
+    connection = _taken(shared)
+    if connection is not None:
+        connection.close_if_unusable_or_obsolete()
+    return connection if connection is not None and connection.connection is not None else None
+
+
+def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
+    """Return a connection like the thread's, unpooled and not open yet; None where there can be no other."""
     shared: Any = connections[alias]
+    if shared.vendor == "sqlite" and shared.is_in_memory_db():
+        return None
     settings = copy.deepcopy(shared.settings_dict)
     settings["AUTOCOMMIT"] = True
     settings["OPTIONS"].pop("pool", None)  # another thread's handler may have used what a pool hands out
     connection: BaseDatabaseWrapper = type(shared)(settings, f"{alias} of the journal")
     if connection.vendor != "sqlite":
         return connection
-    if shared.is_in_memory_db():
-        return None
     file = str(settings["NAME"])
     if file not in _wal:
         with connection.cursor() as cursor:
@@ -88,7 +128,7 @@ def require_no_transaction(alias: str) -> None:
     A TestCase's own transaction is let through, as `atomic(durable=True)` does.
     """
     connection = connections[alias]
-    if _foreign_blocks(connection):
+    if has_foreign_blocks(connection):
         raise NotDurableError(
             f"A run cannot be driven inside transaction.atomic() on {alias!r}: a journal row that can "
             "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
@@ -124,15 +164,32 @@ def mend_connection(alias: str) -> None:
 
 
 def replace_broken(alias: str) -> None:
-    """Close the thread's connection if the server has dropped it, as it may while a model answers."""
+    """Close the thread's connection if the server has dropped it, as it may while a model answers.
+
+    Asking costs a round trip: it is done where the server has sent something, which may be its farewell, and
+    after `TRUSTED` seconds, when a firewall may have forgotten the connection.
+    """
     connection = connections[alias]
-    if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
+    raw = connection.connection
+    if raw is None or connection.in_atomic_block or connection.vendor == "sqlite":
+        return
+    if uptime() - _asked.get(raw, -math.inf) < TRUSTED and not _has_news(raw):
+        return
+    if connection.is_usable():
+        _asked[raw] = uptime()
+    else:
         connection.close()
 
 
-def _foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not all(_is_of_test_case(block) for block in blocks)
+def _has_news(raw: Any) -> bool:
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def has_foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether an `atomic` of somebody else is open; those of a test case do not count."""
+    return not all(_is_of_test_case(block) for block in connection.atomic_blocks)
 
 
 def _is_of_test_case(block: object) -> bool:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+from agentruns.agents.content import placeholder
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
-from agentruns.journal.payloads import Stored
+from agentruns.providers import attachments
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
 MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"
 KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
-Blocks = list[dict[str, Any]]
+Block = dict[str, Any]
+Blocks = list[Block]
+Previews = dict[tuple[int, int], "_Whole"]  # message, block in it -> what it previews
 
 
 class Conversation:
@@ -22,9 +26,11 @@ class Conversation:
 
     def __init__(self) -> None:
         self.tool_use_ids: set[str] = set()
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []  # up to the last reply
+        self._unread: list[_Said] = []  # what no reply has read yet
+        self._is_cut = False  # the last reply goes on in the next one
         self._digests = [""]  # of the messages up to each one but the last, which may still grow
-        self._previews: dict[tuple[int, int], _Whole] = {}  # message, block in it -> what it previews
+        self._previews: Previews = {}
         self._stored: dict[str, _Whole] = {}  # the same by call, for results not yet in a message
         self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
@@ -35,50 +41,80 @@ class Conversation:
         if row.kind in _APPLY:
             _APPLY[row.kind](self, row, row.payload)
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the messages to send. Every call of the last reply must be settled.
+    def messages(self, read: int | None = None) -> list[dict[str, Any]]:
+        """Return the messages to send, or of a request that had read the rows up to `read`.
 
-        Reads contents from their files; raises PayloadError for a file that is missing or was altered.
+        Every call of the last reply must be settled. Reads contents from their files; raises PayloadError for
+        a file that is missing or was altered. Of more files than a request may have the oldest stay previews.
         """
         if len(self._results) < len(self._open):
             missing = sorted(self._open.keys() - self._results.keys())
             raise AssertionError(f"Calls {missing} have no result; no request may be built.")
-        messages = self.settled_messages()
-        for (number, place), whole in reversed(self._previews.items()):  # so that earlier places stay
+        messages, previews = self._so_far(read)
+        room = attachments.Room()
+        for (number, place), whole in reversed(previews.items()):  # the newest first
+            if not room.take(whole.attached):
+                continue
             content = list(messages[number]["content"])
-            content[place : place + 1] = self._load(whole)
+            content[place] = self._load(whole)
             messages[number] = {**messages[number], "content": content}
         return messages
 
-    def settled_messages(self) -> list[dict[str, Any]]:
-        """Return the messages so far; the results of a reply appear once all of them are there.
+    def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
+        """Return the messages so far; the results of a reply, and what was said since, come with the last.
 
-        Reads no file: a content stored in one appears as its preview.
+        Reads no file: a content stored in one appears as its preview. `read` as in `messages`.
         """
-        self._flush()
-        return list(self._messages)
+        return self._so_far(read)[0]
 
-    def fingerprint(self) -> str:
-        """Return a digest of the messages so far, computed once for each message."""
-        self._flush()
+    def fingerprint(self, read: int | None = None) -> str:
+        """Return a digest of the messages so far, computed once for each message; `read` as in `messages`."""
+        messages = self.settled_messages(read)
         for message in self._messages[len(self._digests) - 1 : -1]:
             self._digests.append(canonical.digest([self._digests[-1], message]))
-        return canonical.digest([self._digests[-1], self._messages[-1:]])
+        digest = self._digests[-1]
+        for message in messages[len(self._digests) - 1 : -1]:
+            digest = canonical.digest([digest, message])
+        return canonical.digest([digest, messages[-1:]])
+
+    def held_back(self) -> int | None:
+        """Return the first row that a request made now leaves unread, or None.
+
+        A reply that the provider cut is to be sent back as it is: what is said meanwhile comes after the rest
+        of it. A new task is not held back: then nobody wants the rest.
+        """
+        holds = self._is_cut and all(said.is_message for said in self._unread)
+        return self._unread[0].seq if holds and self._unread else None
+
+    def _so_far(self, read: int | None) -> tuple[list[dict[str, Any]], Previews]:
+        self._flush()
+        messages, previews = list(self._messages), dict(self._previews)
+        self._add_unread(messages, previews, read)
+        return messages, previews
+
+    def _add_unread(self, messages: Blocks, previews: Previews, read: int | None) -> None:
+        if not self._open and self.held_back() is None:
+            for said in self._unread:
+                if read is None or said.seq <= read:
+                    said.add(messages, previews)
 
     def _user(self, row: Row, payload: events.User) -> None:
-        self._flush()
-        content = canonical.legal(payload["content"])
-        joins = bool(self._messages) and self._messages[-1]["role"] == "user"
-        whole = _whole(row, _user_blocks)
-        if whole is not None:
-            number = len(self._messages) - joins
-            self._previews[number, len(self._messages[-1]["content"]) if joins else 0] = whole
-        if joins:
-            content = [*self._messages.pop()["content"], *content]
-        self._messages.append({"role": "user", "content": content})
+        is_message = payload.get("reason") == events.MESSAGE
+        blocks, wholes = [*map(_preview, payload["content"])], dict[int, _Whole]()
+        for place, block in enumerate(payload["content"]):
+            if "sha256" in block:
+                wholes[place] = _Whole([block], block["size"], partial(_loaded, row, block))
+        stored = payload.get("stored")
+        if isinstance(stored, dict):
+            wholes[0] = _Whole([], stored["size"], partial(_text_of_file, row))
+        self._unread.append(_Said(row.seq, is_message, canonical.legal(blocks), wholes))
 
     def _assistant(self, row: Row, payload: events.Assistant) -> None:
         self._flush()
+        read = payload.get("read", row.seq)
+        self._add_unread(self._messages, self._previews, read)
+        self._unread = [said for said in self._unread if said.seq > read]
+        self._is_cut = payload.get("stop_reason") == "pause_turn"
         content = _text_first([block for block in payload["content"] if not _is_empty_text(block)])
         if content:  # the provider refuses an assistant turn that says nothing
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
@@ -90,9 +126,11 @@ class Conversation:
         if provider_id is None:
             return
         self._results[row.call_id] = result_block(provider_id, payload)
-        whole = _whole(row, lambda payload: [result_block(provider_id, payload)])
-        if whole is not None:
-            self._stored[row.call_id] = whole
+        if stored := payload.get("stored"):
+            is_list = isinstance(stored, list)
+            named = [block for block in payload["content"] if "sha256" in block] if is_list else []
+            size = sum(file["size"] for file in (stored if isinstance(stored, list) else [stored]))
+            self._stored[row.call_id] = _Whole(named, size, partial(_whole_result, row, provider_id))
 
     def _flush(self) -> None:
         """Put the results of the last reply, in emission order, at the front of the next user message."""
@@ -105,14 +143,14 @@ class Conversation:
             )
             self._open, self._results, self._stored = {}, {}, {}
 
-    def _load(self, whole: _Whole) -> Blocks:
-        if whole.blocks is not None:
-            return whole.blocks
-        stored, blocks = whole.read()
-        if self._kept + stored.size <= KEPT:
-            self._kept += stored.size
-            whole.blocks = blocks
-        return blocks
+    def _load(self, whole: _Whole) -> Block:
+        if whole.block is not None:
+            return whole.block
+        block = whole.read(whole.attached)
+        if self._kept + whole.size <= KEPT:
+            self._kept += whole.size
+            whole.block = block
+        return block
 
 
 _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
@@ -122,45 +160,87 @@ _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
 }
 
 
+KINDS = frozenset(_APPLY)  # of the rows that the model sees
+
+
+class _Said(NamedTuple):
+    """The words of a `user` row."""
+
+    seq: int
+    is_message: bool
+    blocks: Blocks
+    wholes: dict[int, _Whole]  # by the place of their preview
+
+    def add(self, messages: list[dict[str, Any]], previews: Previews) -> None:
+        """Add it to the messages: to the last one, if that is the user's too."""
+        before = messages.pop()["content"] if messages and messages[-1]["role"] == "user" else []
+        for place, whole in self.wholes.items():
+            previews[len(messages), len(before) + place] = whole
+        messages.append({"role": "user", "content": [*before, *self.blocks]})
+
+
 class _Whole:
-    """The whole content that a preview in the conversation stands for."""
+    """The whole that a preview in the conversation stands for; `named`: its blocks that name a file."""
 
-    def __init__(self, row: Row, make: Callable[[Any], Blocks]) -> None:
-        self.row = row
-        self.make = make
-        self.blocks: Blocks | None = None  # once they are read
-
-    def read(self) -> tuple[Stored, Blocks]:
-        """Return the file and the blocks in it; raises PayloadError."""
-        row = self.row
-        stored = payloads.of(row.run_id, row.seq, row.payload)
-        if stored is None:
-            raise AssertionError(f"Row {row.seq} of run {row.run_id} has no file.")
-        return stored, self.make({**row.payload, "content": payloads.content_of(stored)})
+    def __init__(self, named: Blocks, size: int, read: Callable[[Blocks], Block]) -> None:
+        self.attached = attachments.fitting(block for block in named if block["type"] != "text")
+        self.size = size
+        self.read = read  # with those of its files that are sent; raises PayloadError
+        self.block: Block | None = None  # once it is read
 
 
-def _whole(row: Row, make: Callable[[Any], Blocks]) -> _Whole | None:
-    return _Whole(row, make) if row.payload.get("stored") else None
+def _preview(block: Block) -> Block:
+    """Return a block of a row as a text, which says what its file is."""
+    if block.get("type") == "text" or "sha256" not in block:
+        return {name: value for name, value in block.items() if name not in ("sha256", "size")}
+    return {"type": "text", "text": placeholder(block, block["sha256"])}
 
 
-def _user_blocks(payload: dict[str, Any]) -> Blocks:  # the content of a file: a text, not blocks
-    text: Blocks = canonical.legal([{"type": "text", "text": payload["content"]}])
-    return text
+def _loaded(row: Row, block: Block, attached: Blocks) -> Block:
+    """Return a block of a row as the provider takes it, its file read; raises PayloadError."""
+    is_sent = block["type"] == "text" or any(block is one for one in attached)
+    if "sha256" not in block or not is_sent:
+        return _preview(block)
+    stored = payloads.file_of(row.run_id, row.seq, row.payload, block["sha256"])
+    if block["type"] == "text":
+        text: Block = canonical.legal({"type": "text", "text": payloads.content_of(stored)})
+        return text
+    return attachments.block_of(block, b"".join(payloads.chunks(stored)))
 
 
-def result_block(provider_id: str, payload: events.ToolResult) -> dict[str, Any]:
-    """Return the provider's `tool_result` block for a row's payload."""
-    content = payload["content"]
-    text = content if isinstance(content, str) else canonical.legal_text(content)
-    if payload.get("misfit"):
-        text = MISFIT.format(misfit=payload["misfit"]) + text
+def _text_of_file(row: Row, attached: Blocks) -> Block:
+    text = payloads.said_in(row.run_id, row.seq, row.payload)
+    block: Block = canonical.legal({"type": "text", "text": text})
+    return block
+
+
+def _whole_result(row: Row, provider_id: str, attached: Blocks) -> Block:
+    if payloads.has_blocks(row.payload):
+        return result_block(provider_id, row.payload, lambda block: _loaded(row, block, attached))
+    stored = payloads.of(row.run_id, row.seq, row.payload)
+    if stored is None:
+        raise AssertionError(f"Row {row.seq} of run {row.run_id} has no file.")
+    payload: events.ToolResult = {**row.payload, "content": payloads.content_of(stored)}  # type: ignore
+    return result_block(provider_id, payload)
+
+
+def result_block(
+    provider_id: str, payload: events.ToolResult, show: Callable[[Block], Block] = _preview
+) -> Block:
+    """Return the provider's `tool_result` block for a row's payload; `show` makes its inner ones."""
+    content, note = payload["content"], ""
     if payload.get("edited") is not None:
-        text = EDITED.format(arguments=canonical.legal_text(payload["edited"])) + text
-    block = {
-        "type": "tool_result",
-        "tool_use_id": provider_id,
-        "content": canonical.legal(text) or "(no output)",
-    }
+        note = EDITED.format(arguments=canonical.legal_text(payload["edited"]))
+    if payload.get("misfit"):
+        note += MISFIT.format(misfit=payload["misfit"])
+    told: Any
+    if payloads.has_blocks(payload):
+        first = [{"type": "text", "text": note}] if note else []
+        told = canonical.legal([*first, *map(show, content)])
+    else:
+        text = content if isinstance(content, str) else canonical.legal_text(content)
+        told = canonical.legal(note + text)
+    block = {"type": "tool_result", "tool_use_id": provider_id, "content": told or "(no output)"}
     return {**block, "is_error": True} if payload["is_error"] else block
 
 

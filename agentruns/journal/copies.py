@@ -1,29 +1,39 @@
-"""The rows that a fork copied from its origin, and their comparison with the origin's journal."""
+"""The rows that a fork copied from its origin, their comparison with its journal, and who else has them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db.models import Exists, OuterRef
+
+from agentruns.agents.content import described
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.journal.read import stored_rows
-from agentruns.models import Message, Run
+from agentruns.journal.read import Parts, stored_rows
+from agentruns.models import Message, Run, Session
+from agentruns.models.parts import split
 from agentruns.utils import json as canonical
 
 
 class Copy(NamedTuple):
-    """A copied row: its own digest, and the run, number and hash of the row it claims to copy."""
+    """A copied row, and the run, number and hash of the row it claims to copy."""
 
     seq: int
     kind: str
     source: UUID
     source_seq: int  # another than its own for the result of a call that was open at the cut
     source_hash: str
-    digest: str
+    row: Row
+
+    def is_of(self, source: Row) -> bool:
+        """Return whether it says what this row says, as far as both still say it."""
+        if self.row.is_erased or source.is_erased:
+            return _facts(self.row) == _facts(source) and self.row.content_hash == source.content_hash
+        return _says(self.row) == _says(source)
 
 
 def original(row: Row) -> Row:
@@ -31,22 +41,49 @@ def original(row: Row) -> Row:
     return row._replace(payload={name: value for name, value in row.payload.items() if name != events.COPIED})
 
 
-def digest_of(row: Row) -> str:
-    """Return a digest of a row's content, without its writer, time and origin."""
-    return canonical.digest([row.kind, row.call_id, row.tool_name, row.attempt, original(row).payload])
+def _says(row: Row) -> list[Any]:
+    """Return what a row says, without its writer, time and origin."""
+    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(original(row).payload)]
+
+
+def _facts(row: Row) -> list[Any]:
+    return [*_says(row)[:-1], canonical.dumps(split(row.kind, original(row).payload)[0])]
 
 
 def task_of(rows: Iterable[Row]) -> str:
     """Return the last task in these rows; raises PayloadError."""
-    asked = None
-    for row in rows:
-        if row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID:
-            asked = row
+    asked = last_task(rows)
     if asked is None:
         return ""
-    payload: events.User = asked.payload
-    stored = payloads.of(asked.run_id, asked.seq, payload)
-    return text_of(payload["content"]) if stored is None else str(payloads.content_of(stored))
+    return payloads.said_in(asked.run_id, asked.seq, asked.payload)
+
+
+def last_task(rows: Iterable[Row]) -> Row | None:
+    """Return the row of the last task in these rows."""
+    return next(iter([row for row in rows if is_task(row)][-1:]), None)
+
+
+def tasks_of(rows: Iterable[Row]) -> dict[UUID, Row]:
+    """Return the row of each run's task: its own, or for a fork without one the last that it copied."""
+    return {row.run_id: row for row in rows if is_task(row)}
+
+
+def is_task(row: Row) -> bool:
+    """Return whether a row is a task, and neither a later message nor a request to mend an answer."""
+    return row.kind == events.USER and "reason" not in row.payload
+
+
+SAID = (events.USER, events.ASSISTANT, events.RUN_FAILED, events.RUN_CANCELLED)
+
+
+def said_in(row: Row) -> str:
+    """Return what a row of `SAID` tells people: a task, a reply's text, why a run ended; "" for nothing."""
+    payload = row.payload
+    if row.kind == events.USER:
+        return "" if payload.get("reason") == events.OUTPUT_INVALID else described(payload["content"])
+    if row.kind == events.ASSISTANT:
+        return text_of(payload["content"])
+    return str(payload["error"]["text"] if row.kind == events.RUN_FAILED else payload["reason"])
 
 
 def copy_of(row: Row) -> Copy | None:
@@ -55,7 +92,7 @@ def copy_of(row: Row) -> Copy | None:
     if "hash" not in source:
         return None
     source_seq = int(source["seq"])
-    return Copy(row.seq, row.kind, UUID(source["run"]), source_seq, source["hash"], digest_of(row))
+    return Copy(row.seq, row.kind, UUID(source["run"]), source_seq, source["hash"], row)
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
@@ -67,22 +104,39 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
         session_id__in=sessions.values("session_id"), seq__lte=max(copy.source_seq for copy in copies)
     )
     theirs = {}
-    for row in stored_rows(rows):
-        theirs[row.run_id, row.seq] = (row.hash, _digest_of_stored(row))
+    for row, parts in stored_rows(rows):
+        theirs[row.run_id, row.seq] = (row.hash, _read(row, parts))
     for copy in copies:
         there = theirs.get((copy.source, copy.source_seq))
         if there is not None and there[0] != copy.source_hash:
             yield copy, f"was copied from a row of run {copy.source} whose hash is another now."
-        elif there is not None and there[1] != copy.digest:
+        elif there is not None and (there[1] is None or not copy.is_of(there[1])):
             yield copy, f"is not what row {copy.source_seq} of run {copy.source} says."
 
 
-def _digest_of_stored(row: Row) -> str:
+def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
+    """Return sessions that share their first row with one of these, though a fork between them was pruned.
+
+    A copy has the commitment of its original. They are forks whose origin is gone, and the session that the
+    copied first row names.
+    """
+    firsts = Message.objects.using(alias).filter(seq=1)
+    mine = list(firsts.filter(session_id__in=session_ids).values_list("content_hash", "facts"))
+    same = firsts.filter(content_hash__in=[shared for shared, _ in mine])
+    origin = Run.objects.using(alias).filter(pk=OuterRef("origin_id"))
+    forks = Run.objects.using(alias).filter(~Exists(origin), origin__isnull=False, origin_seq__isnull=False)
+    named = Session.objects.using(alias).filter(
+        key__in={facts.get("session", "") for _, facts in mine if events.COPIED in facts}
+    )
+    found = same.filter(session_id__in=forks.values("session_id")).values_list("session_id", flat=True)
+    return {*found, *same.filter(session_id__in=named.values("pk")).values_list("session_id", flat=True)}
+
+
+def _read(row: Row, parts: Parts) -> Row | None:
     try:
-        payload = events.upcast(row.kind, canonical.loads(str(row.payload)))
-        return digest_of(row._replace(payload=payload))
-    except (AttributeError, TypeError, ValueError):
-        return ""
+        return row._replace(payload=parts.payload(row.kind))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:

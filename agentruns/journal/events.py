@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 from uuid import UUID
 
+from agentruns.models.token import SessionBearer
 from agentruns.utils import json as canonical
 
 VERSION = 1
@@ -17,6 +18,7 @@ ASSISTANT = "assistant"
 APPROVAL_REQUESTED = "approval_requested"
 APPROVAL_DECIDED = "approval_decided"
 APPROVAL_EXTENDED = "approval_extended"
+APPROVAL_VOIDED = "approval_voided"
 TOOL_STARTED = "tool_started"
 TOOL_RESULT = "tool_result"
 MODEL_FAILED = "model_failed"
@@ -31,12 +33,15 @@ RUN_ADOPTED = "run_adopted"
 RUN_COMPLETED = "run_completed"
 RUN_FAILED = "run_failed"
 RUN_CANCELLED = "run_cancelled"
+PAYLOAD_ERASED = "payload_erased"
 
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
 COPIED = "copied"  # key in the payload of a row that a fork copied: it is no part of the fork's own life
 
-OUTPUT_INVALID = "output_invalid"  # reason of a `user` row that no user wrote
+# Reasons of a `user` row that is no task
+OUTPUT_INVALID = "output_invalid"  # no user wrote it
+MESSAGE = "message"  # said while the run was open
 
 CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
 
@@ -58,6 +63,7 @@ class Copied(TypedDict):
     seq: int
     hash: NotRequired[str]
     at: NotRequired[str]  # time of the original row
+    erased: NotRequired[bool]  # its content was gone when it was copied
 
 
 class Payload(TypedDict):
@@ -75,12 +81,13 @@ class Error(TypedDict):
 
 
 class StoredFile(TypedDict):
-    """The file that holds a content, of which the row has a preview."""
+    """The file that holds a content, of which the row has a preview, or that one of its blocks names."""
 
-    name: str
+    name: NotRequired[str]  # in the storage
     sha256: str
     size: int  # bytes
-    form: str  # "text" or "json"
+    form: str  # "text", "json", or "bytes" of a picture or document
+    data: NotRequired[str]  # in base64, of a small picture or document, in place of a name
 
 
 class Origin(TypedDict):
@@ -113,17 +120,27 @@ class RunStarted(Payload):
     version: str
     definition: str  # hash
     session: str  # key
+    scope: str  # of the session
+    owner: Actor | None  # of the session
+    context: NotRequired[dict[str, Any]]  # what the caller says about the task
     actor: Actor | None
     idempotency_key: str
+    requesters: NotRequired[list[str]]  # ids of all who asked for it: owner, actor, those of its origin
     origin: NotRequired[Origin]
+    not_before: NotRequired[str]  # time before which it is not driven
+    tools: NotRequired[list[str]]  # those that `tools_for` chose
+    instructions: NotRequired[str]  # that the agent's function made
+    stored: NotRequired[StoredFile]  # of which `instructions` is a preview
 
 
 class User(Payload):
-    """The task, or the program's request to mend an answer that does not fit `output_type`."""
+    """The task, a message while the run was open, or the program's request to mend an answer."""
 
-    content: list[dict[str, Any]]  # blocks
-    reason: NotRequired[str]  # output_invalid
-    stored: NotRequired[StoredFile]
+    content: list[dict[str, Any]]  # blocks; those with a `sha256` name a file
+    reason: NotRequired[str]  # output_invalid | message; absent from the task
+    actor: NotRequired[Actor | None]  # of a message, as is the key below
+    idempotency_key: NotRequired[str]
+    stored: NotRequired[StoredFile | list[StoredFile]]  # a list: the files of its blocks
 
 
 class Assistant(Payload):
@@ -135,7 +152,8 @@ class Assistant(Payload):
     request_id: str
     calls: list[AskedCall]
     left_out: NotRequired[list[dict[str, Any]]]  # calls past the bound: not sent back, told as one error
-    sent: str  # fingerprint of the conversation it answers
+    read: NotRequired[int]  # last row that its request had read; absent from rows older than messages
+    sent: str  # fingerprint of the conversation it answers, keyed by the salt of this row's content
     usage: dict[str, Any]  # tokens by kind
     cost: NotRequired[str]  # exact digits; absent where no price is known
 
@@ -199,6 +217,14 @@ class ApprovalExtended(Payload, _Extended):
     channel: str
 
 
+class ApprovalVoided(Payload):
+    """Approvals count no more, because their givers may not give them any more; the card is pending again."""
+
+    approval: str
+    voided: list[str]  # ids of users
+    why: str
+
+
 class ToolStarted(Payload):
     """A tool's handler is about to be entered."""
 
@@ -211,7 +237,7 @@ class ToolStarted(Payload):
 
 
 class _Returned(Payload):
-    stored: NotRequired[StoredFile]
+    stored: NotRequired[StoredFile | list[StoredFile]]  # a list, also an empty one: the content is blocks
     misfit: NotRequired[str]  # why the content does not fit the return annotation
     stringified: NotRequired[bool]  # the content had no JSON form
     reconciled: NotRequired[bool]  # the outside system said so
@@ -301,6 +327,9 @@ class RunAdopted(_Asked):
     old: str  # hash
     new: str  # hash
     version: str
+    tools: NotRequired[list[str]]  # as of `run_started`, where the run had none before
+    instructions: NotRequired[str]
+    stored: NotRequired[StoredFile]
 
 
 class RunCompleted(Payload):
@@ -320,6 +349,15 @@ class RunCancelled(_Asked):
     """The run ended as cancelled."""
 
 
+class PayloadErased(Payload):
+    """The content of a row is destroyed; its facts and its place in the chain stay."""
+
+    seq: int  # of that row
+    actor: Actor | None
+    reason: str
+    file: NotRequired[str]  # that held the content, or several, separated by spaces
+
+
 PAYLOADS: dict[str, type] = {
     RUN_STARTED: RunStarted,
     USER: User,
@@ -327,6 +365,7 @@ PAYLOADS: dict[str, type] = {
     APPROVAL_REQUESTED: ApprovalRequested,
     APPROVAL_DECIDED: ApprovalDecided,
     APPROVAL_EXTENDED: ApprovalExtended,
+    APPROVAL_VOIDED: ApprovalVoided,
     TOOL_STARTED: ToolStarted,
     TOOL_RESULT: ToolResult,
     MODEL_FAILED: ModelFailed,
@@ -341,6 +380,7 @@ PAYLOADS: dict[str, type] = {
     RUN_COMPLETED: RunCompleted,
     RUN_FAILED: RunFailed,
     RUN_CANCELLED: RunCancelled,
+    PAYLOAD_ERASED: PayloadErased,
 }
 
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.
@@ -357,11 +397,23 @@ class Row(NamedTuple):
     tool_name: str
     attempt: int
     epoch: int
-    payload: Any  # of its kind's form in PAYLOADS; newer code may have added keys
+    payload: Any  # of its kind's form in PAYLOADS, both parts; newer code may have added keys
     created_at: datetime
     prev_hash: str
     hash: str
     consumes: UUID | None
+    facts_salt: str = ""
+    content_salt: str | None = None  # None: the content was erased
+    content_hash: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the columns that may be shown: with a salt, what is masked could be found by trying."""
+        return {name: value for name, value in self._asdict().items() if not name.endswith("_salt")}
+
+    @property
+    def is_erased(self) -> bool:
+        """Return whether the content was destroyed, so that neutral values stand for it."""
+        return bool(self.content_hash) and self.content_salt is None
 
 
 def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -382,6 +434,8 @@ def actor_ref(actor: Any) -> Actor | None:
         return cast("Actor | None", actor)
     if isinstance(actor, str):  # a named part of the program, such as `resume_runs`
         return {"id": "", "name": actor}
+    if isinstance(actor, SessionBearer):
+        return {"id": actor.actor_id, "name": actor.get_username()}
     return {"id": str(actor.pk), "name": actor.get_username()}
 
 
@@ -395,21 +449,13 @@ def moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def row_hash(session_id: UUID, row: Row, payload_text: str) -> str:
-    """Return the hash that binds a row to the row before it and to its session."""
-    return canonical.chain_hash(
-        row.prev_hash,
-        {
-            "session": str(session_id),
-            "seq": row.seq,
-            "run": str(row.run_id),
-            "kind": row.kind,
-            "call_id": row.call_id,
-            "tool_name": row.tool_name,
-            "attempt": row.attempt,
-            "epoch": row.epoch,
-            "payload": payload_text,
-            "created_at": timestamp(row.created_at),
-            "consumes": str(row.consumes) if row.consumes else None,
-        },
+def row_hash(session_id: UUID, row: Row, facts_hash: str) -> str:
+    """Return the hash that binds a row, by its parts' commitments, to its session and the row before."""
+    quoted, consumes = canonical.quoted, f'"{row.consumes}"' if row.consumes else "null"
+    # As canonical JSON, which has its keys in order.
+    return canonical.sha256(
+        f'{row.prev_hash}{{"attempt":{row.attempt},"call_id":{quoted(row.call_id)},"consumes":{consumes},'
+        f'"content_hash":{quoted(row.content_hash)},"created_at":"{timestamp(row.created_at)}",'
+        f'"epoch":{row.epoch},"facts_hash":"{facts_hash}","kind":{quoted(row.kind)},"run":"{row.run_id}",'
+        f'"seq":{row.seq},"session":"{session_id}","tool_name":{quoted(row.tool_name)}}}'
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Context, Decimal
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from agentruns.agents import prices
@@ -16,6 +18,9 @@ from agentruns.utils import json as canonical
 ACTIVE = "active"
 WAITING = ("awaiting-approval", "orphaned", "paused")
 GATE_DECISIONS = ("run", "ask", "refuse")
+TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+MOST_TOKENS = 2**63 - 1
+MOST_COST = Decimal("999999999999.999999999999")
 
 
 @dataclass(slots=True)
@@ -56,6 +61,7 @@ class Call:
     edited: bool = False
     approval: CallApproval | None = None
     attempt: int = 0
+    key: str = ""  # that its first attempt gave to the outside world
     started_at: datetime | None = None
     timeout: float | None = None  # seconds of that attempt
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
@@ -101,8 +107,8 @@ class Call:
         return ""
 
     def idempotency_key(self, run_id: UUID) -> str:
-        """Return the key by which an outside system recognises the call, the same for all attempts."""
-        return canonical.digest([str(run_id), self.step, self.ordinal, self.tool, self.digest])
+        """Return the key by which an outside system recognises the call: that of its first attempt."""
+        return self.key or canonical.digest([str(run_id), self.step, self.ordinal, self.tool, self.digest])
 
 
 @dataclass(slots=True)
@@ -115,6 +121,13 @@ class RunState:
     version: str = ""
     definition: str = ""
     actor: Actor | None = None
+    owner: Actor | None = None
+    scope: str = ""
+    context: dict[str, Any] = field(default_factory=dict)
+    requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
+    tools: list[str] | None = None  # those chosen for it, where its agent chooses
+    instructions: str | None = None  # those made for it, where its agent's are a function
+    stored: tuple[int, events.StoredFile] | None = None  # row and file of the whole of them
     started_at: datetime | None = None
     inherited: int = 0  # replies of its origin, up to the fork
     step: int = 0
@@ -123,6 +136,7 @@ class RunState:
     calls: dict[str, Call] = field(default_factory=dict)  # of the last reply, in emission order
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
     failures: int = 0  # model attempts that failed since the last reply
+    failure: str = ""  # what the last of them said
     pauses: int = 0  # consecutive `pause_turn` replies
     corrections: int = 0  # answers sent back because they did not fit
     cancel_requested: bool = False
@@ -165,7 +179,20 @@ class RunState:
         if self.started_at is None:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()
-        return now - self.started_at - self.waited - waiting
+        return max(timedelta(), now - self.started_at - self.waited - waiting)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens read and written, of all kinds that a budget counts."""
+        return sum(self.usage.get(kind, 0) for kind in TOKENS)
+
+    @property
+    def cost(self) -> Decimal | None:
+        """Return the cost of the replies as its column holds it; None if none of them had a price."""
+        if "cost" not in self.usage:
+            return None
+        exact = min(max(Decimal(self.usage["cost"]), -MOST_COST), MOST_COST)
+        return exact.quantize(Decimal("1e-12"), context=Context(prec=60))
 
     def columns(self) -> dict[str, Any]:
         """Return the folded columns of Run; `status` is "active" for both queued and running."""
@@ -173,12 +200,19 @@ class RunState:
             "status": self.status,
             "version": self.version,
             "definition_id": self.definition,
+            "requesters": f" {' '.join(map(quote, self.requesters))} " if self.requesters else "",
             "step": self.step,
             "usage": self.usage,
+            "tokens": min(max(self.tokens, 0), MOST_TOKENS),
+            "cost": self.cost,
             "pending_calls": [call.id for call in self.open_calls()],
             "output": self.output,
             "error": self.error,
         }
+
+    def given(self) -> dict[str, Any]:
+        """Return the columns of Run that its first row says once for all."""
+        return {"scope": self.scope, "context": self.context}
 
     def _judge(self, now: datetime) -> None:
         self.status = self._status()
@@ -227,19 +261,33 @@ def _add_usage(state: RunState, payload: events.Assistant | events.ModelFailed) 
 
 def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
-    state.actor = payload.get("actor")
-    state.started_at = row.created_at
+    state.actor, state.owner = payload.get("actor"), payload.get("owner")
+    state.requesters = payload.get("requesters", [])
+    state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
+    due = events.moment(payload.get("not_before"))
+    state.started_at = max(row.created_at, due) if due else row.created_at
     origin = payload.get("origin")
     state.inherited = origin.get("steps", 0) if origin else 0
+    _rendered(state, row, payload)
+
+
+def _rendered(state: RunState, row: Row, payload: events.RunStarted | events.RunAdopted) -> None:
+    state.tools = payload.get("tools", state.tools)
+    if "instructions" in payload:
+        state.instructions = payload["instructions"]
+        state.stored = (row.seq, payload["stored"]) if "stored" in payload else None
 
 
 def _user(state: RunState, row: Row, payload: events.User) -> None:
     state.corrections += payload.get("reason") == events.OUTPUT_INVALID
+    asker = (payload.get("actor") or events.PROGRAM)["id"]
+    if asker and asker not in state.requesters:
+        state.requesters = [*state.requesters, asker]
 
 
 def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
     state.step += 1
-    state.failures = 0
+    state.failures, state.failure = 0, ""
     state.stop_reason = payload.get("stop_reason")
     state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
     _add_usage(state, payload)
@@ -305,10 +353,21 @@ def _approval_extended(state: RunState, row: Row, payload: events.ApprovalExtend
         approval.expires_at = events.moment(payload["expires_at"])
 
 
+def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) -> None:
+    approval = state.calls[row.call_id].approval
+    if approval is None:
+        return
+    given = zip(approval.given, approval.names, strict=True)
+    kept = [(key, name) for key, name in given if key not in payload["voided"]]
+    approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
+    approval.status, approval.actor, approval.reason, approval.decided_at = "pending", None, "", None
+
+
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
     call = state.calls[row.call_id]
     call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
     call.declares, call.timeout = payload["declares"], payload.get("timeout")
+    call.key = call.key or payload["key"]
     if call.approval is not None:
         call.approval.status = "consumed"
 
@@ -322,6 +381,7 @@ def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
 
 def _model_failed(state: RunState, row: Row, payload: events.ModelFailed) -> None:
     state.failures += 1
+    state.failure = "{type}: {text}".format(**payload["error"])
     _add_usage(state, payload)
 
 
@@ -348,6 +408,8 @@ def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) 
 def _run_resumed(state: RunState, row: Row, payload: events.RunResumed) -> None:
     if payload.get("unpause"):
         state.paused, state.pause_requested = "", False
+    if state.started_at and row.created_at < state.started_at:  # somebody starts it before its time
+        state.started_at, state.waiting_since = row.created_at, None
 
 
 def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequested) -> None:
@@ -365,6 +427,7 @@ def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelReques
 
 def _run_adopted(state: RunState, row: Row, payload: events.RunAdopted) -> None:
     state.definition, state.version = payload["new"], payload["version"]
+    _rendered(state, row, payload)
 
 
 def _run_completed(state: RunState, row: Row, payload: events.RunCompleted) -> None:
@@ -381,6 +444,10 @@ def _run_cancelled(state: RunState, row: Row, payload: events.RunCancelled) -> N
     state.ended, state.paused = "cancelled", ""
 
 
+def _payload_erased(state: RunState, row: Row, payload: events.PayloadErased) -> None:
+    """Change nothing: the erased row folds to what is left of it."""
+
+
 _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.RUN_STARTED: _run_started,
     events.USER: _user,
@@ -388,6 +455,7 @@ _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,
     events.APPROVAL_EXTENDED: _approval_extended,
+    events.APPROVAL_VOIDED: _approval_voided,
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,
@@ -402,4 +470,5 @@ _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.RUN_COMPLETED: _run_completed,
     events.RUN_FAILED: _run_failed,
     events.RUN_CANCELLED: _run_cancelled,
+    events.PAYLOAD_ERASED: _payload_erased,
 }

@@ -1,74 +1,474 @@
-"""Masking arguments that a tool declares sensitive, and recognising a mask in an edit."""
+"""Masks of rows, runs, approvals and results for everybody who may not reveal. Every exit asks here.
+
+A tool names sensitive arguments (`sensitive`) and parts of its result (`sensitive_results`). These are masked
+wherever they stand, and so is every text and number of the session that repeats one of their values: a
+preview, a title, an answer of the model. EXITS in tests/masks/exits.py lists the exits.
+"""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import SequenceMatcher
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
+from uuid import UUID
+
+from django.db.models import QuerySet, Sum
+from django.db.models.functions import Length
 
 from agentruns.conf import settings
-from agentruns.journal import events
+from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
-from agentruns.journal.read import definitions_of
-from agentruns.models import Definition, Run
+from agentruns.journal.read import COLUMNS, NAMING, definition_bodies, definitions_in, row_of
+from agentruns.models import Approval, Message, Run
+from agentruns.models.parts import facts_of
 from agentruns.tools.card import MASK
-from agentruns.utils.redaction import FAILED, is_on, redact
+from agentruns.tools.refusals import EFFECTS
+from agentruns.utils.redaction import FAILED, Secrets, hiding, is_on, redact, secrets
 
 LEAST_MASK = 3  # characters; shorter pieces also occur in texts that carry no mask
+GENERATIONS = 10  # of forks of forks, whose origins' values are looked for
+MOST_READ = 2_000_000  # characters of rows for the masks of one list
 MOST_COMPARED = 1_000  # words and signs; comparing more would hold a decision's transaction open
 
-Sensitive = Mapping[str, Collection[str]]
+_KEPT = frozenset(("stored", "sent"))  # content that holds no text by a model, a tool or a person
+_BLOCK_FACTS = frozenset(("type", "id", "tool_use_id", "name", "is_error"))
+_RESULTS = (events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_RESOLVED)
+_WORKED = (events.ORPHAN_FOUND, *_RESULTS)  # rows about what a handler did
+_HOLDING = (events.ASSISTANT, events.APPROVAL_DECIDED, *_WORKED)  # rows that hold sensitive values
+_MADE = (
+    events.ASSISTANT, events.MODEL_FAILED, events.APPROVAL_REQUESTED, events.ORPHAN_FOUND,
+    events.RUN_COMPLETED, events.RUN_FAILED,
+)  # fmt: skip
+_TOLD = ("answered", "denied", "expired", "cancelled", "unknown")  # outcomes whose text is no tool's
 
 _WORD = re.compile(r"\w+|\W")
 
 
-def sensitive_of(definition: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the names of sensitive arguments by tool, for the tools of a definition that have any."""
-    tools = definition.get("tools", {})
-    return {name: tuple(policy["sensitive"]) for name, policy in tools.items() if policy.get("sensitive")}
+class Mask:
+    """The sensitive names of one session by tool, and the values that its rows gave them.
+
+    It learns the values of each row that it masks; `mask_of` makes one that knows the whole session.
+    """
+
+    def __init__(self, definitions: Iterable[dict[str, Any]] = ()) -> None:
+        self.arguments_of: dict[str, tuple[str, ...]] = {}
+        self.results_of: dict[str, tuple[str, ...]] = {}
+        self.taken: dict[str, set[str]] = defaultdict(set)  # names that a tool takes
+        self.secrets = Secrets()
+        for definition in definitions:
+            self.add(definition)
+
+    def add(self, definition: dict[str, Any]) -> None:
+        """Add the names of a definition: sensitive in one of a session's is sensitive."""
+        for name, policy in definition.get("tools", {}).items():
+            self.taken[name].update(policy.get("input_schema", {}).get("properties", ()))
+            for key, found in (("sensitive", self.arguments_of), ("sensitive_results", self.results_of)):
+                if policy.get(key):
+                    found[name] = tuple(dict.fromkeys((*found.get(name, ()), *policy[key])))
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments_of or self.results_of)
+
+    def names(self, tool: str) -> tuple[str, ...]:
+        """Return the names of a tool's sensitive arguments."""
+        return self.arguments_of.get(tool, ())
+
+    def hides(self, tool: str, name: str) -> bool:
+        """Tell whether an argument is sensitive: by its name, or as nobody knows what it was meant to be."""
+        names = self.names(tool)
+        return name in names or (bool(names) and name not in self.taken[tool])
+
+    def guards(self, tool: str) -> bool:
+        """Tell whether a tool's arguments or results may be sensitive."""
+        return tool in self.arguments_of or tool in self.results_of
+
+    def guards_file(self, tool: str) -> bool:
+        """Tell whether a stored file may hold what AGENTRUNS_REDACT removes, or repeat a sensitive value."""
+        return is_on() or self.guards(tool) or bool(self.secrets)
+
+    def guards_block(self, tool: str, block: dict[str, Any]) -> bool:
+        """Tell the same of a block's file; no picture holds what is redacted, or sensitive elsewhere."""
+        return self.guards(tool) if block.get("type") == "image" else self.guards_file(tool)
+
+    # What is shown
+
+    def row(self, row: Row) -> Row:
+        """Return a journal row as it may be shown."""
+        stored = row.payload.get("stored")
+        if stored is not None:
+            # From the hash of a file whose beginning is shown, the rest could be found by trying.
+            hidden = {"data", "sha256"} if self.guards_file(row.tool_name) else {"data"}
+            row = row._replace(payload={**row.payload, "stored": _without(stored, hidden)})
+            if payloads.has_blocks(row.payload):
+                row.payload["content"] = [
+                    _without(each, {"sha256"} if self.guards_block(row.tool_name, each) else set())
+                    for each in row.payload["content"]
+                ]
+        if not self:
+            return row
+        self.learn(row)
+        return row._replace(
+            payload={name: self._member(row, name, each) for name, each in row.payload.items()}
+        )
+
+    def run(self, run: Run) -> Run:
+        """Return a run as it may be shown: a copy, never to be saved."""
+        said, made = ("input", "title", "context", "blocked_reason"), ("output", "error")
+        texts: dict[str, Callable[[Any], Any]] = dict.fromkeys(said, self.said)
+        texts |= dict.fromkeys(made, self.text)
+        return self._copy(run, texts) if self else run
+
+    def approval(self, approval: Approval) -> Approval:
+        """Return an approval as it may be shown to somebody who may not reveal: a copy, never to be saved."""
+        if not self:
+            return approval
+        tool = approval.tool_name
+        shown: Approval = self._copy(
+            approval,
+            {
+                "arguments": lambda given: self.arguments(tool, given),
+                "title": lambda text: self.made(tool, text),
+                "why": self.text,
+                "reason": self.said,
+            },
+        )
+        if "run" in shown._state.fields_cache:
+            shown._state.fields_cache = {**shown._state.fields_cache, "run": self.run(approval.run)}
+        return shown
+
+    def arguments(self, tool: str, arguments: Any) -> Any:
+        """Return arguments of a tool with the sensitive ones masked, and repetitions in the others."""
+        names = self.names(tool)
+        if not isinstance(arguments, dict):
+            return MASK if names and arguments is not None else self.value(arguments)
+        return {
+            self.text(name): MASK if self.hides(tool, name) else self.value(each)
+            for name, each in arguments.items()
+        }
+
+    def made(self, tool: str, value: Any) -> Any:
+        """Return what a tool made of its arguments, a preview or a title; nothing of it if in doubt."""
+        if not self.names(tool) or value is None:
+            return self.value(value)
+        shown = self.value(self._named(value, self.names(tool)), tool)
+        return MASK if self.secrets.is_suspect(shown) else shown
+
+    def value(self, value: Any, tool: str = "") -> Any:
+        """Return a JSON value without sensitive values; of what a tool made, without short ones either."""
+        return self.secrets.walk(value, short=bool(self.names(tool))) if self else value
+
+    def said(self, value: Any, tool: str = "") -> Any:
+        """Return what a person wrote without sensitive values, nor others like them, which are guesses."""
+        return self.secrets.walk(value, short=bool(self.names(tool)), alike=True) if self else value
+
+    def text(self, text: Any) -> Any:
+        """Return a text without sensitive values; None stays None."""
+        return self.secrets.hide(text) if self and isinstance(text, str) else text
+
+    # What is known
+
+    def learn(self, row: Row) -> None:
+        """Take over the sensitive values of a row."""
+        payload = row.payload
+        for call in _dicts(payload.get("calls") if row.kind == events.ASSISTANT else None):
+            tool = str(call.get("tool"))
+            self.know(tool, call.get("arguments"))
+            for original in _dicts([call.get("original")]):
+                self.know(tool, original.get("input"))
+        for block in _dicts(payload.get("content") if row.kind == events.ASSISTANT else None):
+            if block.get("type") == "tool_use":
+                self.know(str(block.get("name")), block.get("input"))
+        for field in ("arguments", "edited"):
+            self.know(row.tool_name, payload.get(field))
+        if row.kind in _RESULTS and not _is_told(row):
+            for field in ("content", "result"):
+                self.know_result(row.tool_name, payload.get(field), payload)
+        for text in self._errors(row):
+            self.secrets.add(_words(text)[1])
+
+    def know(self, tool: str, arguments: Any) -> None:
+        """Take over the values of a call's sensitive arguments."""
+        if not self.names(tool):
+            return
+        if isinstance(arguments, dict):
+            arguments = [each for name, each in arguments.items() if self.hides(tool, name)]
+        self.secrets.add(arguments)
+
+    def know_result(self, tool: str, content: Any, payload: Mapping[str, Any] = {}) -> None:
+        """Take over the sensitive values of a result."""
+        self.secrets.add(sensitive_parts(content, payload, self.results_of.get(tool, ())))
+
+    # Its parts
+
+    def _member(self, row: Row, name: str, value: Any) -> Any:
+        if name == "calls" and isinstance(value, list):
+            return [self._call(each) if isinstance(each, dict) else each for each in value]
+        if name in ("content", "left_out") and row.kind == events.ASSISTANT and isinstance(value, list):
+            return [self._block(each) if isinstance(each, dict) else self.value(each) for each in value]
+        if name in ("arguments", "edited"):
+            return self.arguments(row.tool_name, value)
+        if name in ("content", "result") and row.kind in _RESULTS and not _is_told(row):
+            return self._result(row, value)
+        if name in ("raised", "evidence") and row.tool_name in self.results_of and row.kind in _WORKED:
+            return MASK
+        if name in ("preview", "title"):
+            return self.made(row.tool_name, value)
+        if name in _KEPT or name in facts_of(row.kind):
+            return value
+        show = self.value if row.kind in _MADE else self.said
+        return show(value, row.tool_name)
+
+    def _errors(self, row: Row) -> list[str]:
+        """Return what a handler of sensitive results raised: it may name what it worked with."""
+        if row.tool_name not in self.results_of or not row.attempt or _is_told(row):
+            return []
+        found = [row.payload.get("raised"), row.payload.get("content") if row.payload.get("is_error") else ""]
+        return [text for text in found if isinstance(text, str) and text]
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        tool = str(call.get("tool"))
+        shown = {**call, "arguments": self.arguments(tool, call.get("arguments"))}
+        if isinstance(call.get("original"), dict):
+            shown["original"] = {
+                name: MASK if self.names(tool) and name == "input" else self.value(each)
+                for name, each in call["original"].items()
+            }
+        return shown
+
+    def _block(self, block: dict[str, Any]) -> dict[str, Any]:
+        tool = str(block.get("name"))
+        return {
+            name: self.arguments(tool, each)
+            if name == "input"
+            else (each if name in _BLOCK_FACTS else self.value(each))
+            for name, each in block.items()
+        }
+
+    def _result(self, row: Row, content: Any) -> Any:
+        names = self.results_of.get(row.tool_name, ())
+        if content in self._errors(row):
+            kind, _said, effect = _words(content)
+            return f"{kind}: {MASK}{effect}"
+        if not names or row.payload.get("is_error"):
+            return self.value(content, row.tool_name)
+        # Of a stored result the row has the beginning as a text, and a text has no members.
+        if "*" in names or not _has_members(content) or payloads.has_blocks(row.payload):
+            return MASK
+        return self.value(self._named(content, names), row.tool_name)
+
+    def _named(self, value: Any, names: Collection[str]) -> Any:
+        if isinstance(value, dict):
+            return {name: MASK if name in names else self._named(each, names) for name, each in value.items()}
+        return [self._named(each, names) for each in value] if isinstance(value, list) else value
+
+    def _copy(self, shown: Any, texts: Mapping[str, Callable[[Any], Any]]) -> Any:
+        made, deferred = copy.copy(shown), shown.get_deferred_fields()
+        made._state = copy.copy(shown._state)
+        for name, mask in texts.items():
+            if name not in deferred:
+                setattr(made, name, mask(getattr(shown, name)))
+        return made
 
 
-def sensitive_of_all(definitions: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the same for several definitions: sensitive in one of them is sensitive."""
-    found: dict[str, tuple[str, ...]] = {}
-    for definition in definitions:
-        for tool, names in sensitive_of(definition).items():
-            found[tool] = tuple(dict.fromkeys((*found.get(tool, ()), *names)))
+NOTHING = Mask()
+
+
+def mask_of(run: Run) -> Mask:
+    """Return what is masked of a run: of its whole session, whose conversation it goes on with."""
+    return masks_of([run])[run.session_id]
+
+
+def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = None) -> Mapping[UUID, Mask]:
+    """Return the same for the sessions of several runs, by session: two queries, one if nothing is sensitive.
+
+    And one for definitions of which this process has no agent. The rows that a fork copied name those of its
+    origin. Of a session whose rows cannot be read only the names are known, of its runs' present
+    definitions: then all its texts are masked, as they are where there are `most` rows to read, or more. With
+    `size`, which asks once more, only so many characters are read, and the largest sessions are left out so.
+    """
+    runs = list(runs)
+    try:
+        return _masks_of(runs, most, size)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        sessions = {run.session_id for run in runs}
+        if len(sessions) > 1:  # the others are read as ever
+            return {key: masks_of(run for run in runs if run.session_id == key)[key] for key in sessions}
+        bodies = definition_bodies(settings.DATABASE, {run.definition_id for run in runs}).values()
+        return {key: Blind(bodies) if Mask(bodies) else Mask() for key in sessions}
+
+
+class Blind(Mask):
+    """The mask of a session whose values are not known, so that any text of it may hold one."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def value(self, value: Any, tool: str = "") -> Any:
+        """Return the mask for any text or number."""
+        return MASK if value not in (None, "") else value
+
+    def said(self, value: Any, tool: str = "") -> Any:
+        """Return the mask; an object of masks for an object."""
+        if isinstance(value, dict):
+            return {MASK: MASK} if value else {}
+        return self.value(value)
+
+    def text(self, text: Any) -> Any:
+        """Return the mask for any text; None stays None."""
+        return self.value(text)
+
+
+def _masks_of(
+    runs: Iterable[Run], most: int | None, size: int | None, generations: int = GENERATIONS
+) -> Mapping[UUID, Mask]:
+    named: dict[UUID, set[str]] = defaultdict(set)
+    for run in runs:
+        named[run.session_id].add(run.definition_id)
+    rows = Message.objects.using(settings.DATABASE).filter(session_id__in=named).order_by()
+    naming = list(rows.filter(kind__in=NAMING).values_list("session_id", "facts")[:most])
+    if len(naming) == most:
+        return {key: Blind() for key in named}
+    origins: dict[UUID, set[str]] = defaultdict(set)
+    for session, facts in naming:
+        named[session] |= definitions_in(facts)
+        if origin := facts.get("origin"):
+            origins[session].add(origin["run"])
+    bodies = definition_bodies(settings.DATABASE, set().union(*named.values()))
+    found = {key: Mask(bodies[one] for one in its if one in bodies) for key, its in named.items()}
+    if sensitive := [key for key, mask in found.items() if mask]:
+        held = rows.filter(kind__in=_HOLDING, session_id__in=sensitive)
+        for session in _too_large(held, size):
+            found[session] = Blind(bodies[one] for one in named[session] if one in bodies)
+            held = held.exclude(session_id=session)
+        values_of = held.values_list("session_id", *COLUMNS)
+        for count, (session, *values) in enumerate(values_of[:most].iterator(chunk_size=500), start=1):
+            if count == most:
+                return {key: Blind() for key in named}
+            found[session].learn(row_of(values))
+        of = {key: origins[key] for key in sensitive if origins[key]}
+        _learn_of_origins(found, of, most, size, generations)
     return found
 
 
-def sensitive_in(run: Run) -> dict[str, tuple[str, ...]]:
-    """Return the same for all definitions that a run's session ever had: its conversation spans them all.
+def _learn_of_origins(
+    found: dict[UUID, Mask],
+    origins: Mapping[UUID, set[str]],
+    most: int | None,
+    size: int | None,
+    generations: int,
+) -> None:
+    """Add what is known in the sessions that others were forked from, or repeat: their task is the same."""
+    named = set().union(*origins.values())
+    if not named or not generations:
+        return
+    runs = Run.objects.using(settings.DATABASE).filter(pk__in=named).only("session_id", "definition_id")
+    before = {str(run.pk): run.session_id for run in runs}
+    others = {run.session_id: run for run in runs if run.session_id not in found}
+    known = {**found, **_masks_of(others.values(), most, size, generations - 1)} if others else found
+    for key, its in sorted(origins.items()):  # the older first: it may be the origin of the next
+        for mask in (known[before[one]] for one in its if one in before):
+            if isinstance(mask, Blind):
+                found[key] = mask
+            found[key].secrets.update(mask.secrets)
 
-    The rows that a fork copied name those of its origin.
+
+@contextmanager
+def veiling(*about: Any) -> Iterator[bool]:
+    """Hide in log records what is sensitive of approvals and runs; yields whether all of it is known.
+
+    Arguments beside an approval are those of its edit.
     """
-    alias = settings.DATABASE
-    hashes = {run.definition_id, *definitions_of(alias, run.session_id)}
-    found = Definition.objects.using(alias).filter(pk__in=hashes)
-    return sensitive_of_all(found.values_list("body", flat=True))
+    hidden = Secrets()
+    try:
+        hidden.update(secrets() or hidden)
+        approvals = [one for one in about if isinstance(one, Approval)]
+        masks = masks_of([one for one in about if isinstance(one, Run)] + [one.run for one in approvals])
+        for one in approvals:
+            for arguments in _dicts([*about]):
+                masks[one.run.session_id].know(one.tool_name, arguments)
+        for mask in masks.values():
+            hidden.update(mask.secrets)
+        is_known = not any(isinstance(mask, Blind) for mask in masks.values())
+    except Exception:  # as in a transaction that the same code broke
+        is_known = False
+    with hiding(hidden):
+        yield is_known
 
 
-def masked(row: Row, sensitive: Sensitive) -> Row:
-    """Return a journal row as it may be shown outside an approval card."""
-    if not sensitive:
-        return row
-    payload = dict(row.payload)
-    if row.kind == events.ASSISTANT:
-        payload["calls"] = _each(payload.get("calls"), "tool", "arguments", sensitive)
-        payload["calls"] = _each(payload["calls"], "tool", "original", dict.fromkeys(sensitive, ("input",)))
-        payload["content"] = _each(payload.get("content"), "name", "input", sensitive)
-    for field in ("arguments", "edited"):
-        if field in payload:
-            payload[field] = hide(payload[field], sensitive.get(row.tool_name, ()))
-    return row._replace(payload=payload)
+def _too_large(rows: QuerySet[Message], size: int | None) -> list[UUID]:
+    """Return the sessions that do not fit into so many characters, the smallest taken first."""
+    if size is None:
+        return []
+    of_each = rows.values_list("session_id").annotate(size=Sum(Length("content"), default=0))
+    sums = sorted(of_each, key=itemgetter(1))
+    totals = accumulate(each for _, each in sums)
+    return [session for (session, _), total in zip(sums, totals, strict=True) if total > size]
 
 
-def hide(arguments: Any, names: Collection[str]) -> Any:
-    """Return arguments with those of these names masked."""
-    if not names or not isinstance(arguments, dict):
-        return arguments
-    return {name: MASK if name in names else value for name, value in arguments.items()}
+def masked_approvals(approvals: Iterable[Approval], most: int | None = None) -> list[Approval]:
+    """Return approvals, each read together with its run, as they may be shown; `most` as `masks_of`."""
+    approvals = list(approvals)
+    masks = masks_of((one.run for one in approvals), most)
+    return [masks[one.run.session_id].approval(one) for one in approvals]
+
+
+def masked_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs of a list as they may be shown; of large sessions all texts are masked."""
+    runs = list(runs)
+    masks = masks_of(runs, size=MOST_READ)
+    return [masks[run.session_id].run(run) for run in runs]
+
+
+def _dicts(items: Any) -> Iterator[dict[str, Any]]:
+    yield from (each for each in items if isinstance(each, dict)) if isinstance(items, list) else ()
+
+
+def _is_told(row: Row) -> bool:
+    return row.payload.get("outcome") in _TOLD
+
+
+def _words(text: str) -> tuple[str, str, str]:
+    """Return the type of an exception, its words, and what was added of its effect."""
+    effect = next((each for each in EFFECTS if text.endswith(each)), "")
+    kind, _colon, words = text.removesuffix(effect).partition(": ")
+    return kind, words, effect
+
+
+def _has_members(content: Any) -> bool:
+    return isinstance(content, dict) or (isinstance(content, list) and all(map(_has_members, content)))
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    """Return an object, or a list of some, without these members."""
+    if isinstance(value, list):
+        return [_without(each, names) for each in value]
+    return (
+        {name: each for name, each in value.items() if name not in names}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:
+    """Return what of a result is sensitive: the members of these names, or all words of blocks."""
+    if names and payloads.has_blocks(payload) and isinstance(content, list):
+        return [[block.get("text"), block.get("name")] for block in _dicts(content)]
+    return members(content, names)
+
+
+def members(content: Any, names: Collection[str]) -> Any:
+    """Return the members of a result that have one of these names, at any depth; all of it for "*"."""
+    if "*" in names:
+        return content
+    if isinstance(content, dict):
+        return [each if name in names else members(each, names) for name, each in content.items()]
+    return [members(each, names) for each in content] if isinstance(content, list) else None
 
 
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
@@ -84,24 +484,6 @@ def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
         if any(piece in text and not any(piece in one for one in kept) for piece in pieces):
             return True
     return False
-
-
-def without_values(text: str, arguments: dict[str, Any], names: Collection[str]) -> str:
-    """Return an error's text without the values of sensitive arguments that it quotes."""
-    for value in _texts([arguments.get(name) for name in names]):
-        text = text.replace(value, MASK) if len(value) >= LEAST_MASK else text
-    return text
-
-
-def _each(items: Any, tool: str, field: str, sensitive: Sensitive) -> Any:
-    if not isinstance(items, list):
-        return items
-    return [
-        {**item, field: hide(item[field], sensitive.get(str(item.get(tool)), ()))}
-        if isinstance(item, dict) and field in item
-        else item
-        for item in items
-    ]
 
 
 def _texts(value: Any) -> Iterator[str]:

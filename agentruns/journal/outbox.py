@@ -21,8 +21,10 @@ from agentruns import signals
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
+from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
 from agentruns.journal.fold import CallApproval
+from agentruns.journal.masking import Mask, mask_of
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
@@ -36,6 +38,7 @@ logger = get_logger("agentruns.notifications")
 
 EVENTS: dict[str, tuple[str, Signal]] = {
     events.APPROVAL_REQUESTED: ("approval.requested", signals.approval_requested),
+    events.APPROVAL_VOIDED: ("approval.requested", signals.approval_requested),  # people are asked again
     events.APPROVAL_DECIDED: ("approval.decided", signals.approval_decided),
     events.ORPHAN_FOUND: ("run.orphaned", signals.run_orphaned),
     events.RUN_PAUSED: ("run.paused", signals.run_paused),
@@ -48,6 +51,8 @@ CLAIM_SECONDS = 60  # after which a delivery whose process died is tried again
 FIRST_PAUSE, FACTOR = 10, 3  # seconds, growing: the tenth attempt is a day after the first
 PER_SWEEP = 50
 REST_SECONDS = 60  # after a failure this process leaves the notifier to the sweep for so long
+
+ANCHOR = "agentruns.journal.anchor.AnchorNotifier"
 
 DUE = Q(sent_at=None, attempts__lt=MAX_ATTEMPTS) & (Q(not_before=None) | Q(not_before__lte=Now()))
 
@@ -110,12 +115,15 @@ class _Event(NamedTuple):
         self.signal.send_robust(sender=Run, run_id=self.run_id, event=self.name, **about)
 
 
-def announce(alias: str, batch: Batch) -> None:
-    """Announce rows just appended: the outbox in the open transaction, signals and a first try after it.
+def is_announced(batch: Batch) -> bool:
+    """Return whether somebody may be told of a batch: else announcing it costs neither a query nor a hook."""
+    found = [] if batch.quiet else [EVENTS[row.kind][1] for row in batch.rows if row.kind in EVENTS]
+    return bool(found and (notifiers() or any(signal.receivers for signal in found)))
 
-    Without notifiers and signal receivers this costs neither a query nor a hook.
-    """
-    found = [] if batch.quiet else _events(batch)
+
+def announce(alias: str, batch: Batch) -> None:
+    """Announce rows just appended: the outbox in the open transaction, signals and a first try after it."""
+    found = _events(batch) if is_announced(batch) else []
     for event in found:
         if event.signal.has_listeners(Run):
             transaction.on_commit(event.send, using=alias, robust=True)
@@ -128,7 +136,7 @@ def announce(alias: str, batch: Batch) -> None:
             created_at=event.at,
         )
         for event in found
-        for path in settings.NOTIFIERS
+        for path in notifiers()
         if _wants(path, event.name)
     ]
     if notifications:
@@ -138,6 +146,11 @@ def announce(alias: str, batch: Batch) -> None:
             _deliver_at_once(settings.DATABASE, notifications)
 
         transaction.on_commit(deliver, using=alias, robust=True)
+
+
+def notifiers() -> list[str]:
+    """Return the dotted paths of what events are delivered to."""
+    return [*settings.NOTIFIERS, *([ANCHOR] if settings.ANCHOR else [])]
 
 
 def _events(batch: Batch) -> list[_Event]:
@@ -159,6 +172,8 @@ def _matters(row: Row, approval: CallApproval | None) -> bool:
     if row.kind == events.ORPHAN_FOUND:
         orphan: events.OrphanFound = row.payload
         return orphan["action"] == "held"
+    if row.kind == events.APPROVAL_VOIDED:
+        return approval is not None and approval.status == "pending"
     if row.kind == events.APPROVAL_DECIDED:  # else more people have to approve
         return approval is not None and approval.status != "pending"
     return True
@@ -174,7 +189,7 @@ def _wants(path: str, event: str) -> bool:
 
 
 def _deliver_at_once(alias: str, notifications: list[Notification]) -> None:
-    if any(_is_inside(connection) for connection in connections.all(initialized_only=True)):
+    if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
         return  # the network must not keep a caller's transaction open: the next sweep delivers
     for notification in notifications:
         path = notification.notifier
@@ -184,16 +199,12 @@ def _deliver_at_once(alias: str, notifications: list[Notification]) -> None:
             resting[path] = time.monotonic() + REST_SECONDS
 
 
-def _is_inside(connection: Any) -> bool:
-    return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
-
-
 def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
     """Try the due notifications, oldest first, and return how many went through.
 
     Each notifier has its share of one sweep; one that fails is left alone until the next sweep.
     """
-    sent, paths = 0, settings.NOTIFIERS
+    sent, paths = 0, notifiers()
     for path in paths:
         due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")
         for notification in due[: max(1, PER_SWEEP // len(paths))]:
@@ -255,11 +266,9 @@ def load_notifier(path: str) -> Callable[[Notice], object]:
 
 def notice_of(alias: str, notification: Notification) -> Notice:
     """Read the run, and the approval, of a notification."""
-    key, agent, status, requester = (
-        Run.objects.using(alias)
-        .values_list("session__key", "agent", "status", "owner_name")
-        .get(pk=notification.run_id)
-    )
+    runs = Run.objects.using(alias).select_related("session")
+    run = runs.defer("input", "output", "error").get(pk=notification.run_id)
+    status = run.status
     title, tool, risk, expires_at = "", "", "", None
     if notification.approval_id:
         status, title, tool, risk, expires_at = (
@@ -274,12 +283,12 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         type=notification.event,
         timestamp=notification.created_at,
         run_id=notification.run_id,
-        session=key,
-        agent=agent,
+        session=run.session.key,
+        agent=run.agent,
         status=status,
-        requester=requester,
+        requester=run.owner_name,
         approval_id=notification.approval_id,
-        title=_shown(title, tool) if notification.approval_id else "",
+        title=_shown(title, tool, mask_of(run)) if notification.approval_id else "",
         tool=tool,
         risk=risk,
         expires_at=expires_at,
@@ -289,15 +298,15 @@ def notice_of(alias: str, notification: Notification) -> Notice:
 
 def _held_tool(alias: str, run_id: UUID) -> str:
     rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ORPHAN_FOUND).order_by("-seq")
-    found: Iterable[tuple[str, events.OrphanFound]] = rows.values_list("tool_name", "payload")
-    return next((tool for tool, payload in found if payload["action"] == "held"), "")
+    found: Iterable[tuple[str, dict[str, Any]]] = rows.values_list("tool_name", "facts")
+    return next((tool for tool, facts in found if facts["action"] == "held"), "")
 
 
-def _shown(title: str, tool: str) -> str:
+def _shown(title: str, tool: str, mask: Mask) -> str:
     # The title of a tool without `describe` is its arguments, and those stay inside.
     if not title or title.startswith(f"{tool}("):
         return tool
-    return str(canonical.legal(one_line(redact(title))))
+    return str(canonical.legal(one_line(redact(mask.made(tool, title)))))
 
 
 def _url(notification: Notification) -> str:

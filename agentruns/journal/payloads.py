@@ -1,39 +1,49 @@
 """Large contents of journal rows, stored in a Django storage before their row and verified when read.
 
-Such a row has a preview as its `content`, and a StoredFile as `stored` (docs/payloads.md).
+Such a row has a preview as its `content`, and a StoredFile as `stored` (docs/payloads.md). A row of blocks
+has a list of these, which its blocks name by SHA-256; a small one has its data there, in base64.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import os
+import re
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from tempfile import TemporaryFile
 from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
-from django.db import connections
 
+from agentruns.agents import content as blocks
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
+from agentruns.journal import events
+from agentruns.journal.fold import RunState
 from agentruns.utils import json as canonical
+from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import get_logger, is_on, redact, redacted
 
 logger = get_logger("agentruns.payloads")
 
+OF_BLOCKS = (events.USER, events.TOOL_RESULT, events.LATE_RESULT)  # rows whose content may be blocks
 PREVIEW = 500  # characters
+LEAST = 4_096  # bytes of a text among blocks that is put away
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 THREADS = 8  # at most so many of a process are at a storage, or stuck in one that hangs
 
 T = TypeVar("T")
 
-_free = threading.BoundedSemaphore(THREADS)
+_lane = Lane("agentruns-payload", THREADS)
+
+FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 # Follows a preview, so that nobody takes it for the whole content.
 MARK = "\n[only the beginning of {size} bytes, which are stored as {name}]"
@@ -48,6 +58,7 @@ class Stored(NamedTuple):
     sha256: str
     size: int
     form: str
+    data: str | None = None  # in base64: of one that is in its row
 
     @property
     def is_text(self) -> bool:
@@ -56,9 +67,10 @@ class Stored(NamedTuple):
 
     def error(self, what: str) -> PayloadError:
         """Return the error for a file that is missing, altered or out of reach."""
+        file = f"file {self.name!r} of storage {settings.PAYLOAD_STORAGE!r}" if self.name else "a file in it"
         return PayloadError(
-            f"Run {self.run_id}, seq {self.seq}: file {self.name!r} of storage {settings.PAYLOAD_STORAGE!r} "
-            f"{what}. Bring it back as it was, then resume the run if it waits for it."
+            f"Run {self.run_id}, seq {self.seq}: {file} {what}. Bring it back as it was, then resume the run "
+            "if it waits for it."
         )
 
 
@@ -74,7 +86,8 @@ class Offload:
         if "content" not in payload:
             return payload
         if self.instead is None:
-            self.instead = put(self.name, payload["content"])
+            is_blocks = has_blocks(payload)
+            self.instead = put_blocks(self.name, payload) if is_blocks else put(self.name, payload["content"])
         return {**payload, **self.instead}
 
 
@@ -91,16 +104,48 @@ def put(name: str, content: Any) -> dict[str, Any]:
     a known result is never lost.
     """
     form, data = _encoded(content)
-    if len(data) <= settings.PAYLOAD_INLINE_MAX or not is_configured():
-        return {}
-    found = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
+    found = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
+    return {} if found is None else {"content": _preview(content) + MARK.format(**found), "stored": found}
+
+
+def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Store the files of a row of blocks, and its long texts, as `put`; return its members.
+
+    Small ones stay in the row, together no more than a content may have.
+    """
+    content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX
+    for file in payload["stored"]:
+        found = None
+        if "data" in file and file["size"] > room:
+            found = _put(name, file["form"], base64.b64decode(file["data"]))
+        elif "data" in file:
+            room -= file["size"]
+        stored.append(found or file)
+    for block in payload["content"]:
+        form, data = _encoded(block.get("text", ""))
+        is_large = form == "text" and len(data) > max(room, LEAST)
+        found = _put(name, form, data) if is_large else None
+        if found is None:
+            room -= len(data)
+            content.append(block)
+            continue
+        stored.append(found)
+        about = {"size": found["size"], "sha256": found["sha256"]}
+        content.append({**block, "text": _preview(block["text"]) + MARK.format(**found), **about})
+    return {"content": content, "stored": stored}
+
+
+def _put(name: str, form: str, data: bytes) -> dict[str, Any] | None:
+    if not is_configured():
+        return None
+    found: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
     new = f"{name}-{secrets.token_hex(8)}"
     try:
         found["name"] = _in_time(lambda: _write(new, ContentFile(data), len(data), str(found["sha256"])))
     except Exception:
         logger.exception("Storage %r failed; %s stays in the journal.", settings.PAYLOAD_STORAGE, name)
-        return {}
-    return {"content": _preview(content) + MARK.format(**found), "stored": found}
+        return None
+    return found
 
 
 def is_configured() -> bool:
@@ -113,26 +158,76 @@ def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
 
     Raises PayloadError if its description cannot be understood.
     """
-    found = payload.get("stored") if isinstance(payload, dict) else None
-    if found is None:
-        return None
+    return None if has_blocks(payload) else next(iter(files(run_id, seq, payload)), None)
+
+
+def has_blocks(payload: Any) -> bool:
+    """Return whether a row's content is a list of blocks with files, however small."""
+    return isinstance(payload, dict) and isinstance(payload.get("stored"), list)
+
+
+def files(run_id: UUID, seq: int, payload: Any) -> list[Stored]:
+    """Return all files of a row; raises as `of`."""
     try:
-        return Stored(run_id, seq, *(found[key] for key in ("name", "sha256", "size", "form")))
-    except (KeyError, TypeError):
+        return [
+            Stored(
+                run_id, seq, "" if "data" in each else each["name"],
+                each["sha256"], each["size"], each["form"], each.get("data"),
+            )
+            for each in _about(payload)
+        ]  # fmt: skip
+    except (AttributeError, KeyError, TypeError):
         raise PayloadError(f"Run {run_id}, seq {seq}: it does not say where its content is.") from None
+
+
+def file_of(run_id: UUID, seq: int, payload: Any, sha256: str) -> Stored:
+    """Return the file that a block names; raises PayloadError."""
+    for stored in files(run_id, seq, payload):
+        if stored.sha256 == sha256:
+            return stored
+    raise PayloadError(f"Run {run_id}, seq {seq}: a block names a file that the row does not have.")
 
 
 def names_in(payload: Any) -> list[str]:
     """Return the names of the files that a row's payload points at."""
+    names = (each.get("name") for each in _about(payload) if isinstance(each, dict))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _about(payload: Any) -> list[Any]:
     found = payload.get("stored") if isinstance(payload, dict) else None
-    name = found.get("name") if isinstance(found, dict) else None
-    return [name] if isinstance(name, str) else []
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def content_of(stored: Stored) -> Any:
     """Return the content of a file; raises PayloadError."""
     text = b"".join(chunks(stored)).decode()
     return text if stored.is_text else canonical.loads(text)
+
+
+def said_in(run_id: UUID, seq: int, payload: Any) -> str:
+    """Return the whole text of a `user` row, with what its files are; raises PayloadError."""
+    if (stored := of(run_id, seq, payload)) is not None:
+        return str(content_of(stored))
+    return blocks.described(
+        [
+            {**block, "text": content_of(file_of(run_id, seq, payload, block["sha256"]))}
+            if block.get("type") == "text" and "sha256" in block
+            else block
+            for block in payload["content"]
+        ]
+    )
+
+
+def instructions_of(run: RunState) -> str:
+    """Return the instructions that were made for a run, whole; raises PayloadError."""
+    if run.instructions is None:
+        raise PayloadError(f"Run {run.run_id} has no instructions of its own; its agent's are a function.")
+    if run.stored is None:
+        return run.instructions
+    seq, about = run.stored
+    stored = of(run.run_id, seq, {"stored": about})
+    return run.instructions if stored is None else str(content_of(stored))
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:
@@ -160,26 +255,73 @@ def check(stored: Stored) -> None:
         pass
 
 
-def restore(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Store the file of an imported row under the name that the row has, unless it exists.
+def check_name(stored: Stored, session_id: UUID | None) -> None:
+    """Raise PayloadError unless an imported row describes a file as `put` does, in its session's folder.
 
-    Raises PayloadError if the parts are not what the row describes, or no storage can take them.
+    Without a session the folder may be that of any.
     """
+    if stored.data is not None:
+        check(stored)
+        return
+    name, _, plain = stored.name.partition("/") if isinstance(stored.name, str) else ("", "", "")
+    right = FOLDER.fullmatch(name) if session_id is None else name == str(session_id)
+    if not right or not _PLAIN.fullmatch(plain):
+        raise stored.error("is not named as the files of its session are")
+    whole = (
+        type(stored.size) is int
+        and isinstance(stored.sha256, str)
+        and stored.form in ("text", "json", "bytes")
+    )
+    if not whole:
+        raise stored.error("is not described as such a file is")
+
+
+def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
+    """Raise PayloadError unless `restore` would find what the row describes, in the parts or in its place."""
+    if stored.data is not None:
+        return
     if not is_configured():
         raise stored.error("has no place: STORAGES has no such alias")
-    if not storages[settings.PAYLOAD_STORAGE].exists(stored.name):
+    if _exists(stored):
+        check(stored)
+        return
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    if digest.hexdigest() != stored.sha256:
+        raise stored.error("was altered")
+
+
+def restore(stored: Stored, parts: Iterable[bytes]) -> None:
+    """Store the file of an imported row, whose parts were checked, under the row's name, unless it exists.
+
+    Raises PayloadError if the storage does not take it.
+    """
+    if stored.data is None and not _exists(stored):
         with TemporaryFile() as whole:
-            digest = hashlib.sha256()
             for part in parts:
-                digest.update(part)
                 whole.write(part)
-            if digest.hexdigest() != stored.sha256:
-                raise stored.error("was altered")
-            _write(stored.name, File(whole), stored.size, stored.sha256)
+            try:
+                _write(stored.name, File(whole), stored.size, stored.sha256)
+            except Exception as error:  # each storage has its own
+                raise stored.error(f"cannot be stored ({type(error).__name__}: {error})") from error
     check(stored)
 
 
+def _exists(stored: Stored) -> bool:
+    try:
+        return storages[settings.PAYLOAD_STORAGE].exists(stored.name)
+    except Exception as error:  # each storage has its own
+        raise stored.error(f"cannot be looked for ({type(error).__name__}: {error})") from error
+
+
 def _read(stored: Stored) -> Iterator[bytes]:
+    if stored.data is not None:
+        try:
+            yield base64.b64decode(stored.data, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise stored.error("was altered") from None
+        return
     if not is_configured():
         raise stored.error("is out of reach: STORAGES has no such alias")
     parts = _parts(stored.name)
@@ -214,31 +356,7 @@ def _parts(name: str) -> Iterator[bytes]:
 
 
 def _in_time(work: Callable[[], T]) -> T:
-    """Do `work` in a thread of its own, which is left behind if it takes longer than the time limit.
-
-    Raises TimeoutError then, and what `work` raises.
-    """
-    late = TimeoutError(f"no answer within {settings.PAYLOAD_TIMEOUT} s")
-    if not _free.acquire(timeout=settings.PAYLOAD_TIMEOUT):
-        raise late
-    done: Future[T] = Future()
-
-    def target() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-        finally:
-            connections.close_all()
-            _free.release()
-
-    threading.Thread(target=target, name="agentruns-payload", daemon=True).start()
-    try:
-        return done.result(settings.PAYLOAD_TIMEOUT)
-    except TimeoutError:
-        if done.done():  # what `work` itself raised, or it was done in this instant
-            return done.result()
-        raise late from None
+    return _lane(work, settings.PAYLOAD_TIMEOUT)
 
 
 def _write(name: str, content: File[Any], size: int, sha256: str) -> str:

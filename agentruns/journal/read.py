@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import Max, Min, QuerySet, TextField
 from django.db.models.functions import Cast
 
+from agentruns.agents.agent import registered
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.models import Message, Run
+from agentruns.models import Definition, Message, Run, Session
+from agentruns.models.parts import merged
+from agentruns.utils import json as canonical
 
-FIELDS = Row._fields
+COLUMNS = (
+    "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch", "facts", "content", "created_at",
+    "prev_hash", "hash", "consumes", "facts_salt", "content_salt", "content_hash",
+)  # fmt: skip
 NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name definitions
 
-_TEXT = "payload_text"
+_KIND, _FACTS, _CONTENT = COLUMNS.index("kind"), COLUMNS.index("facts"), COLUMNS.index("content")
+
+
+class Parts(NamedTuple):
+    """The two parts of a row as stored texts."""
+
+    facts: str
+    content: str | None  # None: erased
+
+    def payload(self, kind: str) -> dict[str, Any]:
+        """Return both as one payload, upcast to today's form."""
+        content = None if self.content is None else canonical.loads(self.content)
+        return events.upcast(kind, merged(kind, canonical.loads(self.facts), content))
 
 
 def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
     """Return a session's rows in order, upcast to today's form."""
     return _rows(Message.objects.using(alias).filter(session_id=session_id, seq__gt=after))
+
+
+def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
+    """Return a session's rows as `session_rows`, and its secret: one query for both, unless it has no row."""
+    rows = Message.objects.using(alias).filter(session_id=session_id).order_by("seq")
+    found = list(rows.values_list(*COLUMNS, "session__secret"))
+    if not found:
+        return [], Session.objects.using(alias).values_list("secret", flat=True).get(pk=session_id)
+    return [row_of(values[:-1]) for values in found], found[-1][-1]
 
 
 def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None) -> list[Row]:
@@ -58,12 +85,13 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
     return _rows(Message.objects.using(alias).filter(session_id=run.session_id, seq__lte=seq))
 
 
-def stored_rows(messages: QuerySet[Message]) -> Iterator[Row]:
-    """Yield rows in order, each payload as its stored text: one that was tampered with may not parse."""
-    names = [_TEXT if name == "payload" else name for name in FIELDS]
-    texts = messages.annotate(**{_TEXT: Cast("payload", TextField())}).order_by("seq")
-    for values in texts.values_list(*names).iterator(chunk_size=500):
-        yield Row(*values)
+def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
+    """Yield rows in order without a payload, and its parts: a text that was tampered with may not parse."""
+    texts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
+    names = [f"{name}_text" if f"{name}_text" in texts else name for name in COLUMNS]
+    stored = messages.annotate(**texts).order_by("seq").values_list(*names)
+    for values in stored.iterator(chunk_size=500):
+        yield _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
 
 def definitions_in(payload: Any) -> set[str]:
@@ -74,14 +102,39 @@ def definitions_in(payload: Any) -> set[str]:
 def definitions_of(alias: str, session_id: UUID) -> set[str]:
     """Return the hashes of all definitions that a session's runs ever had."""
     rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
-    return set().union(*map(definitions_in, rows.values_list("payload", flat=True)))
+    return set().union(*map(definitions_in, rows.values_list("facts", flat=True)))
+
+
+def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
+    """Return definitions by their digests; those of this process's agents without a query."""
+    found = {one.definition_hash: one.definition() for one in registered() if one.definition_hash in digests}
+    if missing := {*digests} - found.keys():
+        stored = Definition.objects.using(alias).filter(pk__in=missing)
+        found |= dict(stored.values_list("hash", "body"))
+    return found
+
+
+def definition_body(alias: str, digest: str) -> dict[str, Any]:
+    """Return one definition; LookupError if it is not there."""
+    body: dict[str, Any] = definition_bodies(alias, [digest])[digest]
+    return body
+
+
+def read_rows(messages: QuerySet[Message]) -> list[Row]:
+    """Return rows in the order of a query, upcast to today's form."""
+    return [row_of(values) for values in messages.values_list(*COLUMNS)]
+
+
+def row_of(values: Sequence[Any]) -> Row:
+    """Return the row with these `COLUMNS`, upcast to today's form."""
+    kind = values[_KIND]
+    return _row(values, events.upcast(kind, merged(kind, values[_FACTS], values[_CONTENT])))
+
+
+def _row(values: Sequence[Any], payload: Any) -> Row:
+    return Row(*values[:_FACTS], payload, *values[_CONTENT + 1 :])  # type: ignore[call-arg]
 
 
 def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:
-    values = messages.order_by("seq").values_list(*FIELDS)
-    found = [Row(*value) for value in (values[:limit] if limit else values)]
-    return [_upcast(row) for row in found] if events.UPCASTERS else found
-
-
-def _upcast(row: Row) -> Row:
-    return row._replace(payload=events.upcast(row.kind, row.payload))
+    ordered = messages.order_by("seq")
+    return read_rows(ordered[:limit] if limit else ordered)

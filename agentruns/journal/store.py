@@ -1,63 +1,42 @@
 """Stores of a run's rows: the state they load, the batch they append; the database, or memory.
 
 An append is guarded updates of Session and Run, one multi-row INSERT and the approvals it changes, all or
-nothing. No model instances of rows are built: they cost more than the database does
-(docs/explanation/performance).
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from datetime import datetime
+from functools import cached_property
+from secrets import token_hex
 from typing import Any, ClassVar, Protocol, Unpack
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
+from django.utils.crypto import salted_hmac
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError, JournalUnreadableError
 from agentruns.journal import events, payloads, telemetry
 from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
-from agentruns.journal.conversation import Conversation
+from agentruns.journal.conversation import KINDS, Conversation
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
-from agentruns.journal.outbox import EVENTS, announce
-from agentruns.journal.read import session_rows
-from agentruns.models import Approval, Message, Run, Session
-from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.journal.outbox import announce, is_announced
+from agentruns.journal.read import Parts, rows_with_secret
+from agentruns.journal.statements import write_rows
+from agentruns.models import Approval
+from agentruns.models.parts import commitment, keyed, split
+from agentruns.models.token import VISITOR
 from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
-from agentruns.utils.db import LOCK_TIMEOUT, uptime
 
-COLUMNS = (
-    "session_id", "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch",
-    "payload", "created_at", "prev_hash", "hash", "consumes",
-)  # fmt: skip
-TYPES = (
-    "uuid", "bigint", "uuid", "text", "text", "text", "integer", "bigint",
-    "text", "timestamptz", "text", "text", "uuid",
-)  # fmt: skip
+SALT = 16  # bytes
 # After these the run has moved on, so earlier crashes no longer count against it.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
-# For the transaction of a durable append: what it commits is on the disk, and it waits for no lock for long.
-SETTINGS = (
-    f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
-    " THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
-)
-ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
-
-# The other folded columns are stored as they are.
-_PREPARE = {
-    field.attname: field.get_prep_value
-    for field in Run._meta.concrete_fields
-    if isinstance(field, CanonicalField | EscapedTextField)
-}
-_SESSION = Session._meta.db_table
-_RUN = Run._meta.db_table
-_MESSAGE = Message._meta.db_table
-
 Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -67,8 +46,9 @@ class SessionState:
     Its conversation is made when it is first asked for: a decision or the start of a run needs none.
     """
 
-    def __init__(self, session_id: UUID, run_id: UUID) -> None:
+    def __init__(self, session_id: UUID, run_id: UUID, secret: str = "") -> None:
         self.session_id = session_id
+        self.secret = secret  # key of its calls' digests; "" for a state that is only looked at
         self.next_seq = 1
         self.head = canonical.GENESIS
         self.run = RunState(run_id)
@@ -76,28 +56,51 @@ class SessionState:
         self.doubts: dict[str, dict[str, UUID]] = {}
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
+        # call whose approval settled doubts -> these, should it be voided
+        self.settled: dict[str, dict[str, UUID]] = {}
         self.raised: set[str] = set()  # those whose handler raised: the approval of a next call settles them
-        # call and preview of a late result -> the file that holds the whole of it
-        self.returned_late: dict[tuple[str, str], events.StoredFile] = {}
+        # call and preview of a late result, as JSON -> what holds the whole of it
+        self.returned_late: dict[tuple[str, str], events.StoredFile | list[events.StoredFile]] = {}
+        self.dated: datetime | None = None  # the run's `updated_at`, where it was written from here
+        self.unread: list[int] = []  # messages that no reply has read
+        self.asking: dict[int, list[str]] = {}  # words that no reply has read -> ids of who asked for them
+        self._asked: list[str] = []  # for the last run
+        self.has_erased = False  # whether a part of the conversation is a placeholder
         self._conversation: Conversation | None = None
         self._unread: list[Row] = []  # by the conversation
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal."""
         self.next_seq, self.head = row.seq + 1, row.hash
+        self.has_erased = self.has_erased or (row.is_erased and row.kind in KINDS)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
-        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+        if row.kind == events.RUN_STARTED:
+            self._asked = row.payload.get("requesters", [])
+        elif row.kind == events.USER:
+            said = row.payload.get("reason") == events.MESSAGE
+            self.unread += [row.seq] if said else []
+            self.asking[row.seq] = (
+                [(row.payload.get("actor") or events.PROGRAM)["id"]] if said else self._asked
+            )
+        elif row.kind == events.ASSISTANT:
+            read = row.payload.get("read", row.seq)
+            self.unread = [seq for seq in self.unread if seq > read]
+            self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
+        elif row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
             if row.payload.get("in_doubt"):
                 self.raised.add(row.call_id)
-        elif row.kind == events.APPROVAL_DECIDED:
-            for call_id in row.payload.get("settles", ()):
-                self.doubts.get(row.tool_name, {}).pop(call_id, None)
+        elif row.kind == events.APPROVAL_DECIDED and "settles" in row.payload:
+            doubts, named = self.doubts.get(row.tool_name, {}), row.payload["settles"]
+            self.settled[row.call_id] = {one: doubts.pop(one) for one in named if one in doubts}
+        elif row.kind == events.APPROVAL_VOIDED:
+            self.doubts.setdefault(row.tool_name, {}).update(self.settled.pop(row.call_id, {}))
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
-        elif row.kind == events.LATE_RESULT and payloads.names_in(row.payload):
-            self.returned_late[row.call_id, row.payload["content"]] = row.payload["stored"]
+        elif row.kind == events.LATE_RESULT and "stored" in row.payload:
+            key = row.call_id, canonical.dumps(row.payload["content"])
+            self.returned_late[key] = row.payload["stored"]
         elif "open_in" in row.payload:
             open_in = UUID(row.payload["open_in"])
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
@@ -117,24 +120,36 @@ class SessionState:
         self._unread = []
         return self._conversation
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self, read: int | None = None) -> list[dict[str, Any]]:
         """Return the conversation to send, as `Conversation.messages`."""
-        return self.conversation.messages()
+        return self.conversation.messages(read)
 
-    def settled_messages(self) -> list[dict[str, Any]]:
+    def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
         """Return the conversation so far, as `Conversation.settled_messages`."""
-        return self.conversation.settled_messages()
+        return self.conversation.settled_messages(read)
 
-    def fingerprint(self) -> str:
-        """Return a digest of the conversation so far."""
-        return self.conversation.fingerprint()
+    def fingerprint(self, read: int | None = None) -> str:
+        """Return a digest of the conversation so far, as `Conversation.fingerprint`."""
+        return self.conversation.fingerprint(read)
+
+    def read(self) -> int:
+        """Return the last row that a request made now reads."""
+        return (self.conversation.held_back() or self.next_seq) - 1
+
+    def was_sent_for(self, reply: Row) -> bool | None:
+        """Return whether the conversation is the one that a reply answers; None where nobody can tell."""
+        sent = reply.payload.get("sent")
+        if sent is None or reply.content_salt is None or self.has_erased:
+            return None
+        return bool(sent == keyed(reply.content_salt, self.fingerprint(reply.payload.get("read"))))
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
-    state = SessionState(session_id, run_id)
     try:
-        for row in session_rows(alias, session_id):
+        rows, secret = rows_with_secret(alias, session_id)
+        state = SessionState(session_id, run_id, secret)
+        for row in rows:
             state.apply(row)
     except (DatabaseError, InterfaceError):
         raise
@@ -160,7 +175,7 @@ class Batch:
         self.first_seq = state.next_seq
         self.first_head = state.head
         self.rows: list[Row] = []
-        self.texts: list[str] = []
+        self.parts: list[Parts] = []
         self.before: dict[str, str] = {}  # call -> status of its approval before this batch, "" if new
         self.release = False
         self.delay: float | None = None  # seconds until the run may be claimed again
@@ -169,6 +184,11 @@ class Batch:
         self.progressed = False  # whether a reply or a result is among the rows
         self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
         self.reported = False  # whether telemetry has its events
+
+    @cached_property
+    def at(self) -> datetime:
+        """The time of its rows by the journal's clock."""
+        return journal_clock.now(self.clock)
 
     @property
     def releases(self) -> bool:
@@ -194,9 +214,41 @@ class Batch:
         if call is not None:
             call_id, tool_name = call.id, call.tool
             self.before.setdefault(call.id, call.approval.status if call.approval else "")
-        text = canonical.dumps({"v": events.VERSION, **payload})
+        facts, content = split(kind, {"v": events.VERSION, **payload})
+        salts = token_hex(2 * SALT)
+        facts_salt, content_salt = salts[: 2 * SALT], salts[2 * SALT :]
+        if kind == events.ASSISTANT and "sent" in content:
+            content["sent"] = keyed(content_salt, content["sent"])
+        text = canonical.dumps(content)
         if offload is not None and payloads.may_be_large(text):
-            text = canonical.dumps({"v": events.VERSION, **offload(dict(payload))})
+            facts, content = split(kind, {"v": events.VERSION, **offload(dict(payload))})
+            text = canonical.dumps(content)
+        about = (call_id, tool_name, attempt, consumes)
+        return self._chain(kind, about, facts, text, facts_salt, content_salt, commitment(content_salt, text))
+
+    def copy(self, row: Row, source: events.Copied) -> Row:
+        """Chain a copy of another session's row, with its salt: the same commitment to the same content."""
+        if row.is_erased:
+            source = {**source, "erased": True}
+        facts, content = split(row.kind, {**row.payload, events.COPIED: source})
+        about = (row.call_id, row.tool_name, row.attempt, None)
+        text = None if row.is_erased else canonical.dumps(content)
+        salt = row.content_salt
+        content_hash = row.content_hash if text is None or salt is None else commitment(salt, text)
+        return self._chain(row.kind, about, facts, text, token_hex(SALT), salt, content_hash)
+
+    def _chain(
+        self,
+        kind: str,
+        about: tuple[str, str, int, UUID | None],
+        facts: dict[str, Any],
+        content: str | None,
+        facts_salt: str,
+        content_salt: str | None,
+        content_hash: str,
+    ) -> Row:
+        parts = Parts(canonical.dumps(facts), content)
+        call_id, tool_name, attempt, consumes = about
         row = Row(
             seq=self.state.next_seq,
             run_id=self.state.run.run_id,
@@ -205,15 +257,19 @@ class Batch:
             tool_name=tool_name,
             attempt=attempt,
             epoch=self.epoch,
-            payload=canonical.loads(text),
-            created_at=journal_clock.now(self.clock),
+            payload=parts.payload(kind),
+            created_at=self.at,
             prev_hash=self.state.head,
             hash="",
             consumes=consumes,
+            facts_salt=facts_salt,
+            content_salt=content_salt,
+            content_hash=content_hash,
         )
-        row = row._replace(hash=events.row_hash(self.state.session_id, row, text))
+        facts_hash = commitment(facts_salt, parts.facts)
+        row = row._replace(hash=events.row_hash(self.state.session_id, row, facts_hash))
         self.rows.append(row)
-        self.texts.append(text)
+        self.parts.append(parts)
         self.progressed = self.progressed or kind in PROGRESS
         self.state.apply(row)
         return row
@@ -232,8 +288,9 @@ class Batch:
 
         A content equal to the preview of a late result stands for the whole of that result.
         """
-        if isinstance(content, str) and (stored := self.state.returned_late.get((call.id, content))):
-            facts["stored"] = stored
+        late = self.state.returned_late
+        if late and (key := (call.id, canonical.dumps(content))) in late:
+            facts["stored"] = late[key]
         if call.edited and call.attempt:
             facts["edited"] = call.arguments
         payload: events.ToolResult = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
@@ -283,10 +340,14 @@ class DatabaseStore:
         if durable:
             require_no_transaction(alias)
             alias = own_alias(alias)
-        with transaction.atomic(using=alias, durable=durable):
-            write_rows(alias, batch, closed=closed, durable=durable)
-            project(alias, batch, guard)
-            if settings.NOTIFIERS or any(signal.receivers for _name, signal in EVENTS.values()):
+        connection = connections[alias]
+        if durable and _is_for_the_driver(connection, batch):
+            _commit_rows(connection, batch, closed=closed)
+        else:
+            with transaction.atomic(using=alias, durable=durable):
+                with connection.cursor() as cursor:
+                    write_rows(connection, cursor, batch, closed=closed, durable=durable)
+                project(alias, batch, guard)
                 announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)
@@ -312,146 +373,32 @@ class MemoryStore:
         raise LookupError(f"Run {run_id} lives in memory only; there is nothing to load.")
 
 
-def write_rows(alias: str, batch: Batch, *, closed: bool = False, durable: bool = False) -> None:
-    """Store a batch in the open transaction, which is the batch's own if `durable`.
+def _is_for_the_driver(connection: BaseDatabaseWrapper, batch: Batch) -> bool:
+    """Return whether rows are all, no transaction is open, and nobody is to hear of the statements."""
+    if connection.in_atomic_block or connection.execute_wrappers or connection.queries_logged:
+        return False
+    return not batch.changed_approvals() and not is_announced(batch)
 
-    Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
-    unless `closed` says that they change no status. Raises JournalConflictError if the writer did not know
-    the whole journal, lost its lease, or the run has ended; the caller rolls back.
+
+def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch, *, closed: bool) -> None:
+    """Commit a batch of rows by the driver's cursor, without what Django has around it.
+
+    On PostgreSQL the one statement is a transaction by itself: BEGIN and COMMIT would be two round trips for
+    nothing.
     """
-    connection = connections[alias]
-    session_id, run_id = _id(connection, batch.state.session_id), _id(connection, batch.state.run.run_id)
-    times = [connection.ops.adapt_datetimefield_value(row.created_at) for row in batch.rows]
-    sets, values = _run_columns(connection, batch, times[-1])
-    where = "" if closed else f" AND status NOT IN {ENDED}"
-    if batch.epoch:
-        where += " AND lease_epoch = %s"
-    run = [*values, run_id, *([batch.epoch] if batch.epoch else ())]
-    session = [batch.state.next_seq, batch.state.head, session_id, batch.first_seq, batch.first_head]
-    rows = _rows(connection, batch, session_id, run_id, times)
-    with connection.cursor() as cursor:
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        cursor = connection.connection.cursor()
         if connection.vendor == "postgresql":
-            sent = uptime()
-            cursor.execute(_cte(len(batch.rows), sets, where, durable), [*session, *run, *rows])
-            stored = cursor.rowcount
-            if stored:
-                journal_clock.told(batch.clock or alias, cursor.fetchone()[0], sent)
-        else:
-            stored = _three_statements(cursor, sets, where, session, run, rows)
-        if stored != len(batch.rows):
-            raise JournalConflictError(f"Run {batch.state.run.run_id}: the journal has moved on.")
-
-
-@cache
-def _cte(count: int, sets: str, where: str, durable: bool) -> str:
-    # Each UPDATE reads FROM the one before: sibling CTEs run in no fixed order, and Session is locked first.
-    # The settings come before all of them, and with the statement: a pooler may pass on another client's SET.
-    row = "(" + ", ".join(f"%s::{kind}" for kind in TYPES) + ")"
-    columns = ", ".join(COLUMNS)
-    return (
-        f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
-        f' s AS (UPDATE "{_SESSION}" SET next_seq = %s, head = %s FROM c'
-        f" WHERE id = %s AND next_seq = %s AND head = %s RETURNING id),"
-        f' r AS (UPDATE "{_RUN}" AS run SET {sets} FROM s'
-        f" WHERE run.id = %s AND run.session_id = s.id{where} RETURNING run.id)"
-        f' INSERT INTO "{_MESSAGE}" ({columns})'
-        f" SELECT v.* FROM r, (VALUES {', '.join([row] * count)}) AS v"
-        " RETURNING clock_timestamp()"
-    )
-
-
-def _three_statements(
-    cursor: Any, sets: str, where: str, session: list[Any], run: list[Any], rows: list[Any]
-) -> int:
-    cursor.execute(
-        f'UPDATE "{_SESSION}" SET next_seq = %s, head = %s WHERE id = %s AND next_seq = %s AND head = %s',
-        session,
-    )
-    if cursor.rowcount != 1:
-        return 0
-    cursor.execute(f'UPDATE "{_RUN}" SET {sets} WHERE id = %s{where}', run)
-    if cursor.rowcount != 1:
-        return 0
-    row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
-    count = len(rows) // len(COLUMNS)
-    cursor.execute(f'INSERT INTO "{_MESSAGE}" ({", ".join(COLUMNS)}) VALUES {", ".join([row] * count)}', rows)
-    return count
-
-
-def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, list[Any]]:
-    """Return SQL for the database's clock plus `seconds`, with its parameters."""
-    if connection.vendor == "postgresql":
-        return "(clock_timestamp() + make_interval(secs => %s))", [seconds]
-    # Six digits, as Django writes times: texts of unequal length compare wrongly.
-    return "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s)", [f"{seconds:+.3f} seconds"]
-
-
-def _run_columns(connection: BaseDatabaseWrapper, batch: Batch, updated_at: Any) -> tuple[str, list[Any]]:
-    """Return the SET clause of Run: the folded columns and those of the lease."""
-    folded = batch.state.run.columns()
-    status = folded.pop("status")
-    sets = ["updated_at = %s"]
-    values: list[Any] = [updated_at]
-    for name, value in folded.items():
-        sets.append(f"{name} = %s")
-        values.append(_prepared(name, value))
-    if not batch.epoch:
-        # A service row leaves the lease alone: a live worker learns of it at its next append.
-        sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
-        values += [status not in Run.ENDED, "queued" if status == "active" else status]
-    elif batch.releases:
-        sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
-        values.append("queued" if status == "active" else status)
-        if batch.delay is None:
-            sets.append("not_before = NULL")
-        else:
-            later, later_values = clock(connection, batch.delay)
-            sets.append(f"not_before = {later}")
-            values += later_values
-    else:
-        later, later_values = clock(connection, settings.LEASE_SECONDS)
-        sets.append(f"status = 'running', lease_expires_at = {later}")
-        values += later_values
-    if batch.failed_drive:
-        sets.append("attempts = attempts + 1")
-    elif batch.progressed or batch.unpaused:
-        sets.append("attempts = 0")
-    if batch.epoch:
-        sets.append("blocked_reason = %s")
-        values.append(_prepared("blocked_reason", batch.state.run.paused))
-    return ", ".join(sets), values
-
-
-def _prepared(name: str, value: Any) -> Any:
-    prepare = _PREPARE.get(name)
-    return value if prepare is None else prepare(value)
-
-
-def _id(connection: BaseDatabaseWrapper, value: Any) -> Any:
-    return Run._meta.pk.get_db_prep_value(value, connection)
-
-
-def _rows(
-    connection: BaseDatabaseWrapper, batch: Batch, session_id: Any, run_id: Any, times: list[Any]
-) -> list[Any]:
-    flat: list[Any] = []
-    for row, text, created_at in zip(batch.rows, batch.texts, times, strict=True):
-        flat += (
-            session_id,
-            row.seq,
-            run_id,
-            row.kind,
-            row.call_id,
-            row.tool_name,
-            row.attempt,
-            row.epoch,
-            text,
-            created_at,
-            row.prev_hash,
-            row.hash,
-            None if row.consumes is None else _id(connection, row.consumes),
-        )
-    return flat
+            write_rows(connection, cursor, batch, closed=closed, durable=True)
+            return
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            write_rows(connection, cursor, batch, closed=closed, durable=True)
+            cursor.execute("COMMIT")
+        except BaseException:
+            connection.rollback()
+            raise
 
 
 def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
@@ -490,20 +437,25 @@ def new_approval(call: Call, approval: CallApproval, request: Row) -> Approval:
 
 
 def _columns(call: Call, approval: CallApproval) -> dict[str, Any]:
-    columns: dict[str, Any] = {
+    actor = approval.actor or {"id": "", "name": ""}
+    user_id = None if actor["id"].startswith(VISITOR) else actor["id"] or None  # a visitor is no user
+    is_decided = approval.status != "pending"
+    return {
         "status": approval.status,
         "title": approval.title,
         "arguments": call.arguments,
         "digest": approval.digest,
+        "same_call": same_call(call.tool, call.arguments),
         "approved_count": len(approval.given),
         "expires_at": approval.expires_at,
+        "decided_at": approval.decided_at if is_decided else None,
+        "decided_by_id": user_id if is_decided else None,
+        "decided_by_name": actor["name"] if is_decided else "",
+        "reason": approval.reason if is_decided else "",
     }
-    if approval.status != "pending":
-        actor = approval.actor or {"id": "", "name": ""}
-        columns |= {
-            "decided_at": approval.decided_at,
-            "decided_by_id": actor["id"] or None,
-            "decided_by_name": actor["name"],
-            "reason": approval.reason,
-        }
-    return columns
+
+
+def same_call(tool: str, arguments: dict[str, Any]) -> str:
+    """Return what a call is recognised by in other sessions, keyed by the project's SECRET_KEY."""
+    text = canonical.dumps({"tool": tool, "arguments": arguments})
+    return salted_hmac("agentruns.same_call", text, algorithm="sha256").hexdigest()

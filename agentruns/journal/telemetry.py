@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.utils.redaction import bound, driven, get_logger
+from agentruns.utils.redaction import bound, driven, get_logger, secrets
 
 if TYPE_CHECKING:
     from agentruns.journal.store import Batch
@@ -91,7 +91,7 @@ class carried:
     def __init__(self) -> None:
         active = listener()
         self._open = None if active is None else _guarded(active.carried)
-        self._driven = bound(*driven())
+        self._driven = bound(*driven(), secrets())
 
     def __enter__(self) -> None:
         self._driven.__enter__()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Model, QuerySet, TextField
+from django.db.models import Exists, Model, OuterRef, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from agentruns.conf import settings
@@ -17,8 +18,10 @@ from agentruns.journal import events, payloads
 from agentruns.journal.copies import Copy, altered, copy_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, Call, RunState
-from agentruns.journal.read import NAMING, definitions_in, stored_rows
-from agentruns.models import Approval, Definition, Message, Run, Session
+from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
+from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
+from agentruns.models.parts import commitment
+from agentruns.models.tombstone import NAMED, forgotten
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_ROW_DEPTH, is_deeper
 
@@ -28,6 +31,7 @@ APPROVAL_COLUMNS = (
 )  # fmt: skip
 
 TRIES = 10
+PAGE = 200
 _SHOWN = 100
 
 
@@ -79,6 +83,23 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
     return found
 
 
+def strays(alias: str) -> Iterator[Problem]:
+    """Yield rows without a session, and keys of pruned sessions and runs that do not refuse any more."""
+    session = Session.objects.using(alias).filter(pk=OuterRef("session_id"))
+    rows = Message.objects.using(alias).filter(~Exists(session)).order_by("session_id")
+    for session_id in rows.values_list("session_id", flat=True).distinct():
+        yield Problem(str(session_id), "has rows in the journal, and is gone itself.")
+    tombstones = Tombstone.objects.using(alias).prefetch_related("pruned_keys")
+    for tombstone in tombstones.iterator(chunk_size=PAGE):
+        refused = {(one.key, str(one.run_id)) for one in tombstone.pruned_keys.all()}
+        named = dict(tombstone.idempotency_keys)
+        if named.pop(NAMED, forgotten(tombstone.key)) != forgotten(tombstone.key):
+            yield Problem(tombstone.key, "was pruned, and its tombstone has another key since.")
+        for _, run_id in {*named.items()} - refused:
+            what = f"was pruned, and the idempotency key of its run {run_id} is not refused any more."
+            yield Problem(tombstone.key, what)
+
+
 def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     history = History(session)
     problem = history.read(alias)
@@ -91,13 +112,13 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
 
 def _files(history: History) -> Iterator[Problem]:
     for row in history.pointing:
+        file = ""
         try:
-            stored = payloads.of(row.run_id, row.seq, row.payload)
-            if stored is not None:
+            for stored in payloads.files(row.run_id, row.seq, row.payload):
+                file = stored.name
                 payloads.check(stored)
         except PayloadError as error:
             what = f"points at a file that is not there as it was stored: {error}"
-            file = "".join(payloads.names_in(row.payload))
             yield _of_row(history.session.key, row.seq, row.kind, what, file)
 
 
@@ -131,29 +152,31 @@ class History:
         self.copies: list[Copy] = []
         self.pointing: list[Row] = []  # at files that hold their content
         self.copied_calls: set[str] = set()
+        self.unread: list[int] = []  # messages that no reply has read
+        self.erased: dict[int, str] = {}  # row whose content is gone, until a row says so -> its kind
         self.definitions: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the first that is wrong or missing."""
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
-            for row in stored_rows(rows):  # a parsed payload would hide changes of its text
-                wrong = self.add(row._replace(payload={}), str(row.payload))
+            for row, parts in stored_rows(rows):  # a parsed payload would hide changes of its text
+                wrong = self.add(row, parts)
                 if wrong is not None:
                     return wrong
         except (ValueError, TypeError) as error:
             return self._problem(self.seq + 1, "", f"cannot be read: {error}.")
         return self.cut()
 
-    def add(self, row: Row, text: str) -> Problem | None:
-        """Check one more row, whose payload is `text`, and fold it."""
-        wrong = self._unchained(row, text)
+    def add(self, row: Row, parts: Parts) -> Problem | None:
+        """Check one more row, whose payload has these parts, and fold it."""
+        wrong = self._unchained(row, parts)
         if wrong is not None:
             return wrong
         state = self.states.setdefault(row.run_id, RunState(row.run_id))
         calls = self.calls.setdefault(row.run_id, {})
         try:
-            row = row._replace(payload=events.upcast(row.kind, canonical.loads(text)))
+            row = row._replace(payload=parts.payload(row.kind))
             what = self._unpaired(row, state, calls)
             if not what:
                 state.apply(row)
@@ -162,35 +185,55 @@ class History:
         if what:
             return self._problem(row.seq, row.kind, what)
         calls.update(state.calls)
+        if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
+            self.unread.append(row.seq)
+        elif row.kind == events.ASSISTANT:
+            self.unread = [seq for seq in self.unread if seq > row.payload.get("read", row.seq)]
         if row.kind in NAMING:
             self.definitions |= definitions_in(row.payload)
         if row.payload.get("stored"):
             self.pointing.append(row)
+        if row.is_erased and not row.payload.get(events.COPIED, {}).get("erased"):
+            self.erased[row.seq] = row.kind
+        elif row.kind == events.PAYLOAD_ERASED:
+            self.erased.pop(row.payload["seq"], None)
         self.seq, self.head = row.seq, row.hash
         return None
 
     def _problem(self, seq: int, kind: str, what: str) -> Problem:
         return _of_row(self.session.key, seq, kind, what)
 
-    def _unchained(self, row: Row, text: str) -> Problem | None:
+    def _unchained(self, row: Row, parts: Parts) -> Problem | None:
         expected = self.seq + 1
         if row.seq != expected:
             return self._problem(expected, "", f"is missing; the next row is {row.seq} ({row.kind}).")
         if row.prev_hash != self.head:
             return self._problem(row.seq, row.kind, "does not follow the row before it.")
         try:
-            intact = row.hash == events.row_hash(self.session.pk, row, text)
+            facts_hash = commitment(row.facts_salt, parts.facts)
+            intact = row.hash == events.row_hash(self.session.pk, row, facts_hash)
+            if parts.content is None or row.content_salt is None:  # one without the other hides nothing
+                intact = intact and parts.content is row.content_salt
+            else:
+                intact = intact and row.content_hash == commitment(row.content_salt, parts.content)
         except (AttributeError, TypeError, ValueError):  # such as an invalid time
             intact = False
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
     def cut(self) -> Problem | None:
-        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses."""
+        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses.
+
+        Only then is it known which content is gone without a word.
+        """
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
             what = f"its head is seq {remembered}, the journal ends at {self.seq}."
         elif self.session.head != self.head:
             what = f"its head is not the hash of seq {self.seq}, at which the journal ends."
+        elif self.erased:
+            seq = min(self.erased)
+            what = "its content is gone and no row says that it was erased."
+            return self._problem(seq, self.erased[seq], what)
         else:
             return None
         return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)
@@ -205,9 +248,13 @@ class History:
             reply: events.Assistant = row.payload
             for call in state.open_calls():
                 return f"is a reply while call {call.id} has no result."
+            if reply.get("read", 0) >= row.seq:
+                return f"is a reply to row {reply['read']}, which came later."
             for asked in reply["calls"]:
                 if asked["id"] in calls:
                     return f"asks for call {asked['id']} a second time."
+        if row.kind == events.RUN_COMPLETED and self.unread:
+            return f"completes the run, and no reply has read the message of row {self.unread[0]}."
         if row.kind not in _PAIRED:
             return ""
         known = calls.get(row.call_id)
@@ -254,6 +301,17 @@ def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
         return f"decides on approval {approval.id}, which is {approval.status} already."
     if "arguments" not in payload and payload["digest"] != approval.digest:
         return f"decides on another digest than that of approval {approval.id}."
+    return ""
+
+
+def _voided(row: Row, call: Call, payload: events.ApprovalVoided) -> str:
+    approval = call.approval
+    if approval is None or str(approval.id) != payload["approval"]:
+        return f"voids an approval of call {call.id} that was not asked for."
+    if approval.status not in ("pending", "approved"):
+        return f"voids approval {approval.id}, which is {approval.status}."
+    if "" in payload["voided"] or not set(payload["voided"]) <= set(approval.given):
+        return f"voids what nobody gave to approval {approval.id}."
     return ""
 
 
@@ -305,6 +363,7 @@ def _doubted(row: Row, call: Call, payload: events.OrphanFound) -> str:
 
 _CHECKS: dict[str, Callable[[Row, Call, Any], str]] = {
     events.APPROVAL_DECIDED: _decided,
+    events.APPROVAL_VOIDED: _voided,
     events.TOOL_STARTED: _started,
     events.TOOL_RESULT: _result,
     events.ORPHAN_FOUND: _doubted,
@@ -313,9 +372,11 @@ _PAIRED = {*_CHECKS, events.APPROVAL_REQUESTED, events.ORPHAN_RESOLVED, events.L
 
 
 def _runs(alias: str, history: History) -> Iterator[Problem]:
-    key, unseen = history.session.key, dict(history.states)
+    session, unseen = history.session, dict(history.states)
+    key = session.key
     runs = Run.objects.using(alias).filter(session_id=history.session.pk).order_by("created_at", "pk")
-    columns = tuple(RunState(history.session.pk).columns())
+    empty = RunState(session.pk)
+    columns = (*empty.columns(), *empty.given())
     for pk, stored in _stored(runs, columns):
         state = unseen.pop(pk, None)
         if state is None:
@@ -325,7 +386,12 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
         if status in (Run.Status.QUEUED, Run.Status.RUNNING):
             stored["status"] = ACTIVE
         about = Problem(key, f"run {pk}", run=pk, status=status)
-        yield from _differences(about, Run, stored, state.columns())
+        # An import may have put it into another scope than its journal says.
+        given = {**state.given(), "scope": session.scope} if session.imported_at else state.given()
+        yield from _differences(about, Run, stored, {**state.columns(), **given})
+        if stored["scope"] == given["scope"] != session.scope:
+            what = f"its scope is {session.scope!r}, its journal says {given['scope']!r}."
+            yield Problem(key, what, run=pk)
     for pk in unseen:
         yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
 
@@ -360,6 +426,8 @@ def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID,
         stored = dict(zip(names, values, strict=True))
         if stored.get("expires_at"):
             stored["expires_at"] = _time_text(stored["expires_at"])
+        if stored.get("cost"):
+            stored["cost"] = _amount_text(stored["cost"])
         yield pk, stored
 
 
@@ -370,6 +438,14 @@ def _time_text(text: str) -> str:
     except ValueError:
         return text
     return str(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def _amount_text(text: str | None) -> str | None:
+    """Return a stored amount to 12 digits, as SQLite keeps it as a float; any other text as it is."""
+    try:
+        return text and f"{Decimal(text).normalize():.12g}"
+    except ArithmeticError:
+        return text
 
 
 def _differences(
@@ -394,6 +470,8 @@ def differs(column: str, stored: str | None, due: str | None) -> str:
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:
     """Return a column's value as the text it is stored as."""
     prepared = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
+    if name == "cost":
+        return _amount_text(None if prepared is None else str(prepared))
     return None if prepared is None else str(prepared)
 
 

@@ -6,18 +6,15 @@ Texts are redacted by AGENTRUNS_REDACT, before they are cut.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from agentruns.utils import characters
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import redact, redacted
-
-# Controls, formats (bidi marks among them), surrogates, private, unassigned; line and paragraph separators.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def escaped(text: object, encoding: str | None = None) -> str:
@@ -25,12 +22,7 @@ def escaped(text: object, encoding: str | None = None) -> str:
 
     With an `encoding`, also for characters that it lacks.
     """
-    shown = "".join(
-        character.encode("unicode_escape").decode()
-        if unicodedata.category(character) in _HIDDEN
-        else character
-        for character in redact(str(text))
-    )
+    shown = characters.escaped(redact(str(text))).replace("\n", "\\n").replace("\t", "\\t")
     return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
 
 

@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from agentruns.agents.content import described
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.journal.payloads import names_in
+from agentruns.journal.payloads import has_blocks
 from agentruns.journal.read import session_rows
 from agentruns.management.terminal import call_text, escaped, moment, shortened
 from agentruns.models import Run, Session
@@ -43,7 +44,7 @@ def line(row: Row) -> str:
 
 def as_dict(row: Row) -> dict[str, Any]:
     """Return a row under the names of Message's fields, with redacted texts."""
-    values = row._asdict()
+    values = row.shown()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
     return {"run": str(values.pop("run_id")), **values, **texts}
 
@@ -60,7 +61,7 @@ def _started(payload: Payload) -> str:
 
 def _user(payload: Payload) -> str:
     reason = payload.get("reason")
-    return (f"{reason}: " if reason else "") + _size(payload) + text_of(payload["content"])
+    return (f"{reason}: " if reason else "") + _size(payload) + described(payload["content"])
 
 
 def _assistant(payload: Payload) -> str:
@@ -103,6 +104,10 @@ def _reason(payload: Payload) -> str:
     return f"{payload.get('reason', '')} {_actor(payload)}".strip()
 
 
+def _erased(payload: Payload) -> str:
+    return f"row {payload['seq']}: {_reason(payload)}"
+
+
 def _verdict(payload: Payload) -> str:
     evidence = payload.get("evidence")
     return f"{payload['verdict']} {_actor(payload)}" + (f": {evidence}" if evidence else "")
@@ -113,12 +118,18 @@ def _late(payload: Payload) -> str:
 
 
 def _content(payload: Payload) -> str:
+    if has_blocks(payload) and isinstance(payload["content"], list):
+        return described(payload["content"])
     return _size(payload) + _text(payload.get("content"))
 
 
 def _size(payload: Payload) -> str:
     """Return the size of a content that is stored in a file, of which a row has only the beginning."""
-    return f"[{payload['stored'].get('size')} bytes in a file] " if names_in(payload) else ""
+    return (
+        f"[{payload['stored'].get('size')} bytes in a file] "
+        if payload.get("stored") and not has_blocks(payload)
+        else ""
+    )
 
 
 def _anything(payload: Payload) -> str:
@@ -135,6 +146,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _requested,
     events.APPROVAL_DECIDED: _decided,
+    events.APPROVAL_VOIDED: lambda payload: payload.get("why", ""),
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _result,
     events.MODEL_FAILED: _failed,
@@ -149,6 +161,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_COMPLETED: lambda payload: payload.get("output") or "",
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,
+    events.PAYLOAD_ERASED: _erased,
 }
 
 
@@ -170,9 +183,9 @@ def run_record(run: Run) -> dict[str, Any]:
 class Follower:
     """Passes every row that is added to a session inside the block to `show`, each once and in order."""
 
-    def __init__(self, alias: str, session_key: str, show: Callable[[Row], None]) -> None:
+    def __init__(self, alias: str, key: str, scope: str, show: Callable[[Row], None]) -> None:
         self.alias = alias
-        self.sessions = Session.objects.using(alias).filter(key=session_key)
+        self.sessions = Session.objects.using(alias).filter(scope=scope, key=key)
         self.show = show
         self.seq = self.sessions.values_list("next_seq", flat=True).first() or 1
         self._stop = threading.Event()

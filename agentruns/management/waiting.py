@@ -9,6 +9,7 @@ from uuid import UUID
 from django.conf import settings as django_settings
 from django.urls import NoReverseMatch, reverse
 
+from agentruns.journal.masking import mask_of, masked_runs
 from agentruns.management.terminal import moment, shortened
 from agentruns.models import Approval, Run
 from agentruns.services import waiting
@@ -41,7 +42,7 @@ def idle(stands: dict[str, Any]) -> str:
 def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
     """Yield a line for each run that no process that looked could take, at most ten."""
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
-    found = list((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
+    found = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
     for run in found[:MOST]:
         yield f"Session {run.session.key}: {shortened(run.blocked_reason, 300)}"
     if len(found) > MOST:
@@ -51,7 +52,7 @@ def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
 def lines(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
     """Yield a line for each of these runs that waits for a person, at most ten."""
     stopped = Run.objects.using(alias).filter(pk__in=list(run_ids), status__in=waiting.FOR_PEOPLE)
-    runs = list(stopped.select_related("session").order_by("created_at"))
+    runs = masked_runs(stopped.select_related("session").order_by("created_at"))
     waits = waiting.waits(alias, runs[:MOST])
     for run in runs[:MOST]:
         first = waits[run.pk][0] if waits[run.pk] else None
@@ -83,6 +84,7 @@ def to_resume(run: Run) -> str:
     """Return why a run is paused, and the step that lets it go on once that is put right."""
     step = page("run_change", run.pk)
     how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
+    run = mask_of(run).run(run)
     return f"Held: {shortened(run.blocked_reason) or 'no reason was given'}. Put that right, then {how}"
 
 

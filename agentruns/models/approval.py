@@ -9,7 +9,6 @@ from agentruns.models.fields import CanonicalField, EscapedTextField, PersonName
 from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
-from agentruns.utils.redaction import redact
 
 
 class Approval(models.Model):
@@ -35,6 +34,8 @@ class Approval(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64)
     arguments = CanonicalField(_("arguments"))
     digest = models.CharField(_("digest"), max_length=64)
+    # The same for the same call in every session; keyed, so that nobody finds an argument by trying.
+    same_call = models.CharField(max_length=64, default="", editable=False)
     title = EscapedTextField(_("title"))
     risk = models.CharField(_("risk"), max_length=10, choices=Risk.choices, default=Risk.NORMAL)
     why = EscapedTextField(_("why it is asked"), default="")
@@ -90,8 +91,8 @@ class Approval(models.Model):
             models.Index(fields=["-requested_at", "-id"], name="agentruns_approval_newest"),
             # Earlier calls of the tool, and earlier requests for the same call.
             models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
-            models.Index(fields=["digest"], name="agentruns_same_call"),
+            models.Index(fields=["same_call"], name="agentruns_same_call"),
         ]
 
     def __str__(self) -> str:
-        return redact(str(self.title))
+        return f"{self.tool_name} {self.id}"  # the title may quote what is sensitive

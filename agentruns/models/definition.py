@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -22,9 +20,3 @@ class Definition(models.Model):
 
     def __str__(self) -> str:
         return self.hash[:12]
-
-
-def definition_body(alias: str, digest: str) -> dict[str, Any]:
-    """Return the definition with this digest; `run.definition` might be read from a replica."""
-    body: dict[str, Any] = Definition.objects.using(alias).values_list("body", flat=True).get(pk=digest)
-    return body

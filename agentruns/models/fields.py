@@ -60,3 +60,24 @@ class PersonNameField(AnyCharField):
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else canonical.escape_text(str(value))[:NAME_LENGTH]
+
+
+def check_columns(instance: models.Model) -> None:
+    """Raise ValidationError, TypeError or ValueError for a value that some database would refuse, or cut."""
+    for field in instance._meta.concrete_fields:
+        value = getattr(instance, field.attname)
+        if value is None and not field.null and not field.primary_key:
+            raise TypeError(f"{field.name} is missing")
+        if value is None or isinstance(field, models.ForeignKey | CanonicalField):
+            continue
+        if isinstance(field, models.IntegerField) and type(value) is not int:
+            raise TypeError(f"{field.name} is {value!r}, no integer")
+        if isinstance(field, models.CharField | models.TextField):
+            if not isinstance(value, str):
+                raise TypeError(f"{field.name} is {value!r}, no text")
+            if isinstance(field, EscapedTextField | PersonNameField):
+                continue
+            if "\0" in value:
+                raise ValueError(f"{field.name} has a NUL")
+            value.encode()
+        field.run_validators(value)

@@ -4,12 +4,12 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import EscapedTextField, now
+from agentruns.models.fields import now
 from agentruns.utils.bounds import NAME_LENGTH
 
 
 class IdempotencyRecord(models.Model):
-    """The response to a request with an idempotency key; the same key again gets the same response.
+    """A request with an idempotency key that was done; the same again is not.
 
     Written in the same transaction as the request's effect, so that one exists exactly if the other does.
     """
@@ -24,7 +24,7 @@ class IdempotencyRecord(models.Model):
     key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
     fingerprint = models.CharField(_("fingerprint of the request"), max_length=64)
     status = models.PositiveIntegerField(_("status"), default=0)
-    body = EscapedTextField(_("answer"), default="")
+    run_id = models.UUIDField(_("run"), null=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False, db_index=True)
 
     class Meta:

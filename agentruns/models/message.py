@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
+from agentruns.models.parts import merged
 from agentruns.models.querysets import MessageQuerySet
 from agentruns.models.run import Run
 from agentruns.models.session import Session
@@ -21,9 +24,14 @@ class Message(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64, default="")
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
     epoch = models.BigIntegerField(_("epoch"), default=0)
-    # The approval a `tool_started` row consumes, copied from its payload for the unique constraint.
+    # The approval a `tool_started` row consumes, copied from its facts for the unique constraint.
     consumes = models.UUIDField(_("consumed approval"), null=True)
-    payload = CanonicalField(_("payload"))
+    # The two parts of its payload, each with the salt of the hash that the chain is bound to.
+    facts = CanonicalField(_("facts"))
+    facts_salt = models.CharField(max_length=32)
+    content = CanonicalField(_("content"), null=True)  # NULL, as is its salt: it was erased
+    content_salt = models.CharField(max_length=32, null=True)  # noqa: DJ001 - "" would be a salt
+    content_hash = models.CharField(max_length=64)
     prev_hash = models.CharField(max_length=64)
     hash = models.CharField(max_length=64)
     created_at = models.DateTimeField(_("created at"))
@@ -57,3 +65,8 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.seq} {self.kind}"
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """Both parts as one, neutral values standing for erased content."""
+        return merged(self.kind, self.facts, self.content)

@@ -8,10 +8,11 @@ from django.db import models
 from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce, Now
 
+from agentruns.utils.bounds import said
+
 if TYPE_CHECKING:
     from agentruns.models import Approval, Control, Message, Run  # noqa: F401
 
-SEES_ALL_APPROVALS = ("view_approval", "view_run", "decide_approval")
 ENDED = ("completed", "failed", "cancelled")
 UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
@@ -48,13 +49,12 @@ class RunQuerySet(models.QuerySet["Run"]):
             Q(not_before__isnull=True) | Q(not_before__lte=Now()),
         )
 
-    def for_user(self, user: Any) -> Self:
-        """Runs `user` may see: their own, or all with the view permission; none for an anonymous user."""
-        if not user.is_authenticated:
-            return self.none()
-        if user.has_perm("agentruns.view_run"):
-            return self
-        return self.filter(owner_id=user.pk)
+    def with_context(self, given: dict[str, Any] | None = None, /, **values: Any) -> Self:
+        """Runs whose context has these values, of those that are kept for it: `with_context(tenant=7)`."""
+        runs = self
+        for key, value in {**(given or {}), **values}.items():
+            runs = runs.filter(context_values__key=key, context_values__value=said(value))
+        return runs
 
 
 class MessageQuerySet(models.QuerySet["Message"]):
@@ -83,11 +83,3 @@ class ApprovalQuerySet(models.QuerySet["Approval"]):
     def expired(self) -> Self:
         """Pending approvals whose time is over, by the database clock."""
         return self.pending().filter(expires_at__lte=Now())
-
-    def for_user(self, user: Any) -> Self:
-        """Approvals `user` may see: those of the runs they may see, or all for people who decide."""
-        if not user.is_authenticated:
-            return self.none()
-        if any(user.has_perm(f"agentruns.{name}") for name in SEES_ALL_APPROVALS):
-            return self
-        return self.filter(run__owner_id=user.pk)

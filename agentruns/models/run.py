@@ -33,7 +33,8 @@ class Run(models.Model):
     session = models.ForeignKey(
         Session, verbose_name=_("session"), on_delete=models.PROTECT, related_name="runs"
     )
-    # A copy of the session's, for the unique constraints on the idempotency key.
+    # Scope and owner are copies of the session's, for the unique constraints on the idempotency key.
+    scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         verbose_name=_("owner"),
@@ -43,6 +44,7 @@ class Run(models.Model):
         related_name="agentruns_runs",
     )
     owner_name = PersonNameField(_("requester"), max_length=NAME_LENGTH, default="")
+    requesters = models.TextField(default="")  # quoted ids of all who asked for it: " 5 17 "
     agent = models.CharField(_("agent"), max_length=100)
     version = models.CharField(_("version"), max_length=100)
     definition = models.ForeignKey(
@@ -50,6 +52,8 @@ class Run(models.Model):
     )
     idempotency_key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH, default="")
     input = EscapedTextField(_("input"))
+    title = EscapedTextField(_("task"), default="")  # first line of its input
+    context = CanonicalField(_("context"), default=dict)
     # The run that this one repeats, or was forked from at row `origin_seq`; also in its first row.
     origin = models.ForeignKey(
         "self",
@@ -66,6 +70,8 @@ class Run(models.Model):
     status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.QUEUED)
     step = models.PositiveIntegerField(_("step"), default=0)
     usage = CanonicalField(_("usage"), default=dict)
+    tokens = models.BigIntegerField(_("tokens"), default=0)  # input and output, all kinds
+    cost = models.DecimalField(_("cost"), max_digits=24, decimal_places=12, null=True)
     pending_calls = CanonicalField(_("pending calls"), default=list)
     output = EscapedTextField(_("output"), null=True)
     error = EscapedTextField(_("error"), default="")
@@ -80,6 +86,7 @@ class Run(models.Model):
     blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found that it is
 
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    # To the minute while it is at work (journal.statements).
     updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)
 
     objects = RunQuerySet.as_manager()
@@ -89,10 +96,13 @@ class Run(models.Model):
         verbose_name_plural = _("runs")
         default_permissions = ("view",)
         permissions = [
+            ("start_run", _("Can start runs")),
+            ("act_for", _("Can start runs for other users and in other scopes")),
             ("resume_run", _("Can resume runs")),
             ("cancel_run", _("Can cancel runs")),
             ("pause_run", _("Can pause runs")),
             ("fork_run", _("Can run again and fork runs")),
+            ("erase_payload", _("Can erase values from the journal")),
             ("replay_run", _("Can ask a model what it would have done")),
             ("adopt_definition", _("Can let runs go on under another definition")),
             ("resolve_orphan", _("Can give the verdict on a call in doubt")),
@@ -104,12 +114,12 @@ class Run(models.Model):
                 name="agentruns_one_unfinished_run",
             ),
             models.UniqueConstraint(
-                fields=["owner", "idempotency_key"],
+                fields=["owner", "scope", "idempotency_key"],
                 condition=Q(owner__isnull=False) & ~Q(idempotency_key=""),
                 name="agentruns_key_per_owner",
             ),
             models.UniqueConstraint(
-                fields=["idempotency_key"],
+                fields=["scope", "idempotency_key"],
                 condition=Q(owner__isnull=True) & ~Q(idempotency_key=""),
                 name="agentruns_key_unowned",
             ),

@@ -4,19 +4,23 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import PersonNameField, now
+from agentruns.models.fields import EscapedTextField, PersonNameField, now
 from agentruns.models.indexes import PrefixIndex
 from agentruns.utils.bounds import NAME_LENGTH
-from agentruns.utils.ids import uuid7
+from agentruns.utils.ids import secret, uuid7
 from agentruns.utils.json import GENESIS
 from agentruns.utils.redaction import redact
 
 
 class Session(models.Model):
-    """A conversation under the caller's own key, with the head of its journal's hash chain."""
+    """A conversation under the caller's own key in a scope, with the head of its journal's hash chain."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    key = models.CharField(_("key"), max_length=NAME_LENGTH, unique=True)
+    scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
+    key = models.CharField(_("key"), max_length=NAME_LENGTH)
+    title = EscapedTextField(_("title"), default="")  # first line of its first task
+    # Key of the digests of its calls: without it nobody finds an argument by trying.
+    secret = models.CharField(max_length=64, default=secret, editable=False)
     # No constraint and no cascade: the journal outlives the user, who may live in another database.
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -36,6 +40,7 @@ class Session(models.Model):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
         default_permissions = ("view",)
+        constraints = [models.UniqueConstraint(fields=["scope", "key"], name="agentruns_key_in_scope")]
         # An append changes neither column and so writes none of the table's indexes.
         indexes = [
             PrefixIndex(fields=["key"], name="agentruns_key_begins"),

@@ -1,20 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from hashlib import sha256
+from uuid import UUID
+
 from django.conf import settings
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, now
+from agentruns.models.session import Session
 from agentruns.utils.ids import uuid7
 
 
 class ApiToken(models.Model):
-    """A program's credential for the API: it acts as its owner, within its scopes, until it ends."""
+    """A credential for the API: a program's, which acts as its owner, or a browser's, for one session."""
 
     class Scope(models.TextChoices):
         RUNS_READ = "runs:read", _("read runs")
         RUNS_WRITE = "runs:write", _("start and control runs")
+        RUNS_ACT_FOR = "runs:act_for", _("start runs for other users and in other scopes")
         APPROVALS_DECIDE = "approvals:decide", _("read and decide approvals")
+        APPROVALS_OWN = "approvals:own", _("confirm calls of the owner's own runs")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     # The token itself is not stored: its prefix finds the row, its digest proves the rest.
@@ -25,12 +33,18 @@ class ApiToken(models.Model):
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         verbose_name=_("owner"),
+        null=True,
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         related_name="agentruns_tokens",
     )
+    # Of the owner's password when it was made: a new password, or another user of the same key, ends it.
+    credential = models.CharField(max_length=64, default="", editable=False)
+    session = models.ForeignKey(
+        Session, verbose_name=_("session"), null=True, on_delete=models.CASCADE, related_name="tokens"
+    )
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
-    expires_at = models.DateTimeField(_("expires at"), null=True)
+    expires_at = models.DateTimeField(_("expires at"))
     last_used_at = models.DateTimeField(_("last used at"), null=True)
     revoked_at = models.DateTimeField(_("revoked at"), null=True)
 
@@ -39,6 +53,47 @@ class ApiToken(models.Model):
         verbose_name_plural = _("API tokens")
         default_permissions = ("view",)
         permissions = [("revoke_api_token", _("Can revoke API tokens"))]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(owner__isnull=False, session__isnull=True)
+                | Q(owner__isnull=True, session__isnull=False),
+                name="agentruns_token_bearer",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.prefix}…"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBearer:
+    """The visitor with a session token: somebody, but no user; they own nothing and have no permission."""
+
+    session_id: UUID
+
+    pk = None
+    is_authenticated = True
+    is_active = True
+    is_anonymous = False
+    is_staff = False
+    is_superuser = False
+
+    @property
+    def actor_id(self) -> str:
+        """The id in the journal."""
+        return f"{VISITOR}{self.session_id}"
+
+    def get_username(self) -> str:
+        """Return the name in the journal."""
+        return "the session's visitor"
+
+    def key(self, key: str) -> str:
+        """Return the idempotency key that one of theirs is stored as: keys of two visitors never meet."""
+        return sha256(f"{self.session_id}:{key}".encode()).hexdigest()
+
+    def has_perm(self, permission: str, obj: object = None) -> bool:
+        """Return False."""
+        return False
+
+
+VISITOR = "session:"  # how the id of a session's visitor begins in the journal

@@ -11,14 +11,17 @@ from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
 FORGOTTEN = "sha256:"
+NAMED = "session"  # in `idempotency_keys`, which never change: the hash of the session's key, which may
 
 
 class Tombstone(models.Model):
     """The remains of a pruned session; the triggers allow its rows to be deleted because it exists."""
 
     session_id = models.UUIDField(primary_key=True)
+    scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
     key = models.CharField(_("key"), max_length=NAME_LENGTH)
     head = models.CharField(_("head"), max_length=64)
+    # Hashes of the keys, with the ids of their runs.
     idempotency_keys = CanonicalField(_("idempotency keys"), default=dict)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
@@ -32,7 +35,7 @@ class Tombstone(models.Model):
 
 
 class PrunedKey(models.Model):
-    """An idempotency key of a pruned run; using it again is refused, in any session."""
+    """An idempotency key of a pruned run; using it again is refused, in any session of that scope."""
 
     tombstone = models.ForeignKey(
         Tombstone, on_delete=models.PROTECT, related_name="pruned_keys", db_index=False

@@ -136,7 +136,9 @@ class AnthropicModel:
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
                     answer.message = stream.current_message_snapshot
-                elif event.type == "text":
+                if request.on_text is not None:
+                    request.on_text(event.text if event.type == "text" else "")
+                if event.type == "text":
                     text_streamed.send_robust(
                         sender=type(self), run_id=request.run_id, step=request.step, text=event.text
                     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -21,7 +21,8 @@ class ModelRequest:
 
     `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
     `step`: the number of replies in this run so far, including those a fork took over from its origin;
-    `output_schema`: the JSON Schema that the text of the last reply must fit.
+    `output_schema`: the JSON Schema that the text of the last reply must fit; `on_text`: may be called with
+    each piece of the reply's text, "" for other progress; it raises ProviderError if the rest is not wanted.
     """
 
     model: str
@@ -32,6 +33,7 @@ class ModelRequest:
     run_id: str = ""
     step: int = 0
     output_schema: dict[str, Any] | None = None
+    on_text: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
+from agentruns.signals import text_streamed
 
 Turn = dict[str, Any] | ModelReply | Callable[[ModelRequest], Any]
 
@@ -23,11 +26,13 @@ class ScriptedModel:
 
     A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as
     `{"content": [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply,
-    or a function of the ModelRequest that returns a turn. Raises ValueError for anything else.
+    or a function of the ModelRequest that returns a turn. Raises ValueError for anything else. With a `pace`
+    texts are written word by word, each after so many seconds.
     """
 
-    def __init__(self, turns: Iterable[Turn]) -> None:
+    def __init__(self, turns: Iterable[Turn], *, pace: float = 0.0) -> None:
         self.turns = list(turns)
+        self.pace = pace
         for number, turn in enumerate(self.turns):
             if not callable(turn):
                 _check(turn, number)
@@ -60,7 +65,17 @@ class ScriptedModel:
         if callable(turn):
             turn = turn(request)
             _check(turn, number)
-        return turn if isinstance(turn, ModelReply) else _reply(turn, number, request.run_id)
+        reply = turn if isinstance(turn, ModelReply) else _reply(turn, number, request.run_id)
+        if self.pace:
+            self._write(reply, request)
+        return reply
+
+    def _write(self, reply: ModelReply, request: ModelRequest) -> None:
+        for word in re.findall(r"\S+\s*", " ".join(b["text"] for b in reply.content if b["type"] == "text")):
+            time.sleep(self.pace)
+            text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=word)
+            if request.on_text is not None:
+                request.on_text(word)
 
 
 def _reply(turn: dict[str, Any], number: int, run_id: str) -> ModelReply:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentruns.utils import json as canonical
@@ -11,12 +11,23 @@ Messages = list[dict[str, Any]]
 Compact = Callable[[Messages, int, int], Messages]
 
 SMALLEST = 200_000  # tokens; no current model accepts fewer
+TOKENS_OF_PICTURE = 5_000  # each is scaled down to fewer
 BYTES_PER_TOKEN = 2  # fewer than in any real text, so that an estimate is never too low
 
 
 def most_tokens(body: dict[str, Any]) -> int:
     """Return an upper bound on the tokens of a request, without asking the provider."""
-    return len(canonical.dumps(body).encode()) // BYTES_PER_TOKEN
+    pictures = [block["source"].get("data", "") for block in _pictures(body.get("messages"))]
+    size = len(canonical.dumps(body).encode()) - sum(map(len, pictures))
+    return size // BYTES_PER_TOKEN + len(pictures) * TOKENS_OF_PICTURE
+
+
+def _pictures(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pictures in messages, also those in results: their size says nothing of their tokens."""
+    for block in content if isinstance(content, list) else []:
+        if block.get("type") == "image" and isinstance(block.get("source"), dict):
+            yield block
+        yield from _pictures(block.get("content"))
 
 
 def exchanges(messages: Messages) -> list[Messages]:

@@ -1,4 +1,4 @@
-"""API tokens, the credentials of programs. Made once, shown once, stored only as a digest."""
+"""API tokens, the credentials of programs and of browsers. Made once, shown once, stored only as a digest."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
+from zlib import crc32
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
@@ -18,11 +19,21 @@ from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
+from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.exceptions import NotFoundError, PermissionDeniedError
-from agentruns.models import ApiToken
+from agentruns.exceptions import (
+    NotFoundError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionAccessDeniedError,
+)
+from agentruns.journal import policy
+from agentruns.models import ApiToken, Session, SessionBearer
 from agentruns.services import permissions
+from agentruns.services.write import require_no_record
+from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
+from agentruns.utils.bounds import check_name
 from agentruns.utils.db import later
 from agentruns.utils.redaction import get_logger
 
@@ -30,12 +41,12 @@ logger = get_logger("agentruns.tokens")
 
 PERMISSION = "agentruns.revoke_api_token"
 USED_EVERY = 60  # seconds between two notes that a token is in use
-LONGEST = timedelta(days=36_500)
 
-_PREFIX, _SECRET = 12, 32  # characters; bytes
-_TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9_-]{{43}}")
-_VALID = Q(revoked_at__isnull=True) & (Q(expires_at__isnull=True) | Q(expires_at__gt=Now()))
+_LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
+_TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9]{{{_SECRET + _CHECKSUM}}}")
 _NOBODYS = sha256(b"").hexdigest()  # compared with where there is no such prefix, so that it costs the same
+VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 
 
 def create_token(
@@ -43,7 +54,8 @@ def create_token(
 ) -> tuple[ApiToken, str]:
     """Make a token that acts as `owner` within `scopes`; return it with its text, which is not stored.
 
-    Raises ValueError for an unknown scope or none, a name that is no name, or a time that is over already.
+    It ends after AGENTRUNS_TOKEN_DAYS, or `expires_in`, or with the owner's password. Raises ValueError for
+    an unknown scope or none, a name that is no name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
     """
     known = ApiToken.Scope.values
     asked = set(scopes)
@@ -51,45 +63,158 @@ def create_token(
         raise ValueError(f"A token needs scopes, each one of: {', '.join(known)}.")
     if len(name) > 100 or not name.isprintable():
         raise ValueError("A token's name is one line of at most 100 characters.")
-    if expires_in is not None and not timedelta() < expires_in <= LONGEST:
-        raise ValueError("A token's lifetime must be positive and at most 36500 days.")
-    prefix = "ar_" + "".join(
-        secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX)
-    )
-    text = f"{prefix}_{secrets.token_urlsafe(_SECRET)}"
-    token = ApiToken.objects.using(settings.DATABASE).create(
-        prefix=prefix,
-        digest=_digest(text),
+    lifetime = timedelta(days=settings.TOKEN_DAYS) if expires_in is None else expires_in
+    if not timedelta() < lifetime <= timedelta(days=settings.TOKEN_MAX_DAYS):
+        raise ValueError(f"A token's lifetime must be positive and at most {settings.TOKEN_MAX_DAYS} days.")
+    text = new_text()
+    token = store(
+        text,
+        lifetime,
         name=name,
         scopes=[scope for scope in known if scope in asked],
         owner_id=owner.pk,
-        expires_at=clock.now(settings.DATABASE) + expires_in if expires_in is not None else None,
+        credential=_credential(text, _passwords(owner)[0]),
     )
-    logger.info("API token made prefix=%s owner=%s scopes=%s", prefix, owner.pk, " ".join(token.scopes))
+    logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))
     return _of(token, owner), text
 
 
-def authenticate(text: str) -> ApiToken | None:
-    """Return the token of this text with its current owner; None if it gives no access.
+def new_text() -> str:
+    """Return the text of a new token: `ar_`, a prefix that finds it, a secret, the checksum of all that."""
+    prefix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX))
+    begun = f"ar_{prefix}_" + "".join(secrets.choice(_LETTERS) for _place in range(_SECRET))
+    return begun + _checksum(begun)
 
-    No access: unknown, expired or revoked tokens, and owners who are gone or inactive.
+
+def store(text: str, lifetime: timedelta, **columns: Any) -> ApiToken:
+    """Store the token of this text, without the text."""
+    ends = clock.now(settings.DATABASE) + lifetime
+    tokens = ApiToken.objects.using(settings.DATABASE)
+    prefix = text[: len("ar_") + _PREFIX]
+    return tokens.create(prefix=prefix, digest=_digest(text), expires_at=ends, **columns)
+
+
+def authenticate(text: str) -> ApiToken | None:
+    """Return the token of this text, with its current owner if it has one; None if it gives no access.
+
+    No access: unknown, mistyped, expired or revoked tokens, and owners who are gone, inactive, another user
+    of the same key, or have changed their password.
     """
     shape = _TOKEN.fullmatch(text)
-    if shape is None:
+    if shape is None or text[-_CHECKSUM:] != _checksum(text[:-_CHECKSUM]):
         return None
     due = Q(last_used_at__isnull=True) | Q(last_used_at__lte=later(-USED_EVERY))
     tokens = ApiToken.objects.using(settings.DATABASE)
     found = tokens.annotate(is_due=ExpressionWrapper(due, BooleanField()))
-    token = found.filter(_VALID, prefix=shape[1]).first()
+    token = found.filter(VALID, prefix=shape[1]).first()
     is_right = hmac.compare_digest(token.digest if token else _NOBODYS, _digest(text))
     if token is None or not is_right:
         return None
     owner = owners([token]).get(token.owner_id)
-    if owner is None or not owner.is_active:
+    if token.session_id is None and not _is_same_owner(token, owner, text):
         return None
     if token.is_due:
         _note_use(token.pk, due)
     return _of(token, owner)
+
+
+def _is_same_owner(token: ApiToken, owner: Any, text: str) -> bool:
+    """Tell whether the owner is active and has the password that they had when the token was made."""
+    if owner is None or not owner.is_active:
+        return False
+    given = [_credential(text, password) for password in _passwords(owner)]
+    matching = [each for each in given if hmac.compare_digest(token.credential, each)]
+    if matching and matching[0] != given[0]:  # SECRET_KEY was rotated: the fallback will be taken away
+        tokens = ApiToken.objects.using(settings.DATABASE).filter(pk=token.pk, credential=token.credential)
+        change = {"credential": given[0]}
+        transaction.on_commit(lambda: tokens.update(**change), using=settings.DATABASE, robust=True)
+    return bool(matching)
+
+
+def _passwords(owner: Any) -> list[str]:
+    """Return what a token is bound to of its owner: now, and under each of SECRET_KEY_FALLBACKS.
+
+    Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
+    """
+    joined = getattr(owner, "date_joined", None)
+    who = str(joined.timestamp()) if joined else owner.get_username()
+    if not hasattr(owner, "get_session_auth_hash"):
+        return [f"{who} {getattr(owner, 'password', '')}"]
+    fallbacks: Iterable[str] = getattr(owner, "get_session_auth_fallback_hash", list)()
+    return [f"{who} {each}" for each in (owner.get_session_auth_hash(), *fallbacks)]
+
+
+def _credential(text: str, password: str) -> str:
+    # Keyed by the token, which is not stored: nobody finds anything of a password by trying.
+    return hmac.new(text.encode(), password.encode(), sha256).hexdigest()
+
+
+def _checksum(text: str) -> str:
+    """Return the CRC32 of a text in base 62, as GitHub's tokens have it, so that scanners know a real one."""
+    rest, digits = crc32(text.encode()), ""
+    for _place in range(_CHECKSUM):
+        rest, digit = divmod(rest, len(_LETTERS))
+        digits = _LETTERS[digit] + digits
+    return digits
+
+
+def session_token(session: Session | str, ttl: timedelta, *, scope: str | None = None) -> str:
+    """Return a token for a browser without a user: it reads one session, writes in it, confirms its calls.
+
+    The session of a key is made if there is none. The token ends after `ttl`, or when it is revoked or the
+    session erased. Raises ValueError for a bad key or a `ttl` over AGENTRUNS_SESSION_TOKEN_SECONDS,
+    SessionAccessDeniedError for the key of a session that a user owns, RunStateError for an imported one.
+    """
+    longest = timedelta(seconds=settings.SESSION_TOKEN_SECONDS)
+    if not timedelta() < ttl <= longest:
+        raise ValueError(f"A session token's lifetime must be positive and at most {longest}.")
+    if not isinstance(session, Session):
+        check_name("session", session)
+        if not session:
+            raise ValueError("A session token needs the key of a session.")
+        where = {"key": session, "scope": policy.current().scope(None) if scope is None else scope}
+        sessions = Session.objects.using(settings.DATABASE)
+        sessions.bulk_create([Session(**where)], ignore_conflicts=True)
+        session = sessions.get(**where)
+        if session.owner_id is not None:  # who may have taken the key first, to read what a visitor writes
+            raise SessionAccessDeniedError(
+                _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
+                % {"session": session.key}
+            )
+    require_no_record(session)
+    of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
+    of_session.filter(expires_at__lte=Now()).delete()  # a chat asks for one at each page
+    text = new_text()
+    token = store(text, ttl, session_id=session.pk)
+    logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
+    return text
+
+
+def visited(bearer: SessionBearer) -> Session:
+    """Return the session of a session token, or raise SessionAccessDeniedError if it was erased."""
+    session = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
+    if session is None:
+        raise SessionAccessDeniedError(_("The session of this token is gone."))
+    return session
+
+
+def require_requester(agent: Agent, session: Session) -> None:
+    """Raise RunStateError if an agent has calls that the requester confirms, and nobody could be that.
+
+    The requester is the session's owner, or who holds a valid session token.
+    """
+    asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
+    if not asking or session.owner_id is not None:
+        return
+    if not ApiToken.objects.using(settings.DATABASE).filter(VALID, session_id=session.pk).exists():
+        raise RunStateError(
+            _(
+                "Agent %(agent)s has calls that the requester confirms (%(tools)s), and session %(session)r "
+                "has neither an owner nor a session token: nobody could. Start it for a user, or make a "
+                "token with agentruns.session_token first."
+            )
+            % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key}
+        )
 
 
 def revoke(token_id: UUID | str, actor: Any) -> bool:
@@ -116,7 +241,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
     """Tell whether this user may revoke this token: their own, or anybody's with the permission."""
-    if permissions.may(actor, PERMISSION):
+    if permissions.may(actor, "revoke", token):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
 
@@ -131,7 +256,7 @@ def find_token(token_id: UUID | str) -> ApiToken:
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
     """Return the owners of tokens by id, from the users' own database; deleted users are missing."""
-    return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens})
+    return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})
 
 
 def _digest(text: str) -> str:

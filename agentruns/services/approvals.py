@@ -21,17 +21,19 @@ from agentruns.exceptions import (
     PermissionDeniedError,
 )
 from agentruns.journal import events
+from agentruns.journal.deciders import lapsed, void
 from agentruns.journal.fold import Call, CallApproval
-from agentruns.journal.masking import carries_mask, without_values
+from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.store import Batch
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
-from agentruns.tools import InvalidArguments, to_jsonable
+from agentruns.tools import InvalidArguments, Tool, to_jsonable
 from agentruns.tools.card import MASK
+from agentruns.tools.options import REQUESTER
 from agentruns.utils.db import always_rollback, readable, reading
 from agentruns.utils.failpoints import reached
-from agentruns.utils.redaction import get_logger
+from agentruns.utils.redaction import Secrets, get_logger
 
 logger = get_logger("agentruns.approvals")
 
@@ -55,8 +57,11 @@ def approve(
     ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when the
     arguments do not validate; PermissionDeniedError when the actor may not decide.
     """
-    approval = _approval_for(actor, approval_id)
-    edit = None if arguments is None else _edited(approval, arguments)
+    approval = find_approval(approval_id)
+    edit = _edited(actor, approval, arguments) if arguments is not None else None
+    if edit is None:
+        permissions.require_decide(actor, approval)
+    lost = _lapsed(approval) if edit is None else {}
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.only_answers:
@@ -67,11 +72,12 @@ def approve(
                 )
                 % {"id": approval_id, "tool": call.tool}
             )
+        void(batch, call, lost)
         payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if edit is not None:
             _refuse_masks(run, call, edit["arguments"])
-            payload |= edit
+            payload |= edit | {"digest": call_digest(batch.state.secret, call.tool, edit["arguments"])}
         elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
             raise ApprovalStateError(
                 _("%(name)s approved %(id)s already; it takes %(required)d people.")
@@ -102,7 +108,7 @@ def deny(
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
-    return _decide(_approval_for(actor, approval_id), digest, add)
+    return _decide(_approval_for(actor, approval_id, "deny"), digest, add)
 
 
 def answer(
@@ -116,12 +122,18 @@ def answer(
     """Answer a gated call instead of executing it. Errors as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
+    approval = _approval_for(actor, approval_id, "answer")
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+        if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
+            raise PermissionDeniedError(
+                _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
+                % {"tool": call.tool, "name": actor.get_username()}
+            )
         payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
-    return _decide(_approval_for(actor, approval_id), digest, add)
+    return _decide(approval, digest, add)
 
 
 def extend(
@@ -159,7 +171,7 @@ def extend(
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
-    return _decide(_approval_for(actor, approval_id), digest, add)
+    return _decide(_approval_for(actor, approval_id, "extend"), digest, add)
 
 
 def expire_due() -> int:
@@ -208,13 +220,17 @@ def find_approval(approval_id: UUID | str) -> Approval:
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
-def _approval_for(actor: Any, approval_id: UUID | str) -> Approval:
-    """Return an approval that the actor may decide; raises PermissionDeniedError."""
+def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
+    """Return an approval that the actor may decide so; raises PermissionDeniedError."""
     approval = find_approval(approval_id)
-    why_not = permissions.why_not_decide(actor, approval)
-    if why_not:
-        raise PermissionDeniedError(why_not)
+    permissions.require_decide(actor, approval, verb=verb)
     return approval
+
+
+def _lapsed(approval: Approval) -> dict[str, str]:
+    """Return who approved and may not do so any more; asked before the transaction, as it is users' code."""
+    given = permissions.givers([approval]).get(approval.pk, [])
+    return lapsed(approval, given, approval.arguments)
 
 
 def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
@@ -269,11 +285,30 @@ def _refuse_decided(approval: Approval) -> None:
     )
 
 
-def _edited(approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
+def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the payload of an edit: everything a person sees is made from the new arguments.
 
-    Before any transaction: `describe` and `preview` are the project's own code.
+    Before any transaction: `describe` and `preview` are the project's own code. Whether the actor may decide
+    is asked about the arguments that will run; raises PermissionDeniedError.
     """
+    try:
+        tool, edited = _effective(approval, arguments)
+    except ApprovalStateError:
+        permissions.require_decide(actor, approval, verb="edit")  # others do not learn what a tool takes
+        raise
+    permissions.require_decide(actor, approval, edited, verb="edit")
+    with always_rollback():
+        title, preview = tool.title(edited), tool.preview_of(edited)
+    return {
+        "arguments": edited,
+        "title": title,
+        "preview": preview,
+        "edited": to_jsonable(arguments)[0],
+    }
+
+
+def _effective(approval: Approval, arguments: dict[str, Any]) -> tuple[Tool, dict[str, Any]]:
+    """Return the tool of an approval and the arguments it would run with; raises ApprovalStateError."""
     run = approval.run
     tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
@@ -282,28 +317,20 @@ def _edited(approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
             % {"tool": approval.tool_name}
         )
     try:
-        edited = tool.effective(arguments)
+        return tool, tool.effective(arguments)
     except InvalidArguments as error:
-        why = without_values(str(error), arguments, tool.sensitive)
+        why = Secrets([arguments.get(name) for name in tool.sensitive]).hide(str(error), short=True)
         raise ApprovalStateError(
             _("The edited arguments do not fit %(tool)s: %(why)s") % {"tool": tool.name, "why": why}
         ) from error
-    with always_rollback():
-        title, preview = tool.title(edited), tool.preview_of(edited)
-    return {
-        "arguments": edited,
-        "digest": call_digest(tool.name, edited),
-        "title": title,
-        "preview": preview,
-        "edited": to_jsonable(arguments)[0],
-    }
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
     """Refuse an edit that holds the mask of a value instead of the value."""
-    sensitive = get_agent(run.agent, run.version).tools[call.tool].sensitive
+    shown = mask_of(run).arguments(call.tool, call.arguments)
     for name, value in edited.items():
-        if name in sensitive and value == MASK != call.arguments.get(name):
+        given = call.arguments.get(name)
+        if value in (MASK, shown.get(name)) and value != given != shown.get(name):
             raise ApprovalStateError(
                 _(
                     "The edited %(name)s is only the mask of the real value. "

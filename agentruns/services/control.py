@@ -14,10 +14,13 @@ from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.fold import Call, RunState
+from agentruns.journal.read import definition_body
 from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
-from agentruns.services.runs import store_definition
+from agentruns.services.rendering import put_away, render, renders
+from agentruns.services.sessions import Owner
+from agentruns.services.submit import store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
@@ -32,7 +35,7 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
     what it still returns is kept as evidence. Raises RunStateError when it has ended, PermissionDeniedError.
     """
     run = find_run(run_id)
-    permissions.require(actor, "agentruns.cancel_run", run, owner_may=True)
+    permissions.require(actor, "cancel", run)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("cancelled"))
@@ -53,9 +56,12 @@ def _ignored(state: RunState) -> bool:
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Ask a run to pause; with no live worker it is paused now. Errors as `cancel_run`."""
+    """Ask a run to pause; with no live worker it is paused now. Errors as `cancel_run`.
+
+    The reply that is being written is stopped; `resume_run` asks for it again.
+    """
     run = find_run(run_id)
-    permissions.require(actor, "agentruns.pause_run", run, owner_may=True)
+    permissions.require(actor, "pause", run)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("paused"))
@@ -80,7 +86,7 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     paused already.
     """
     run = find_run(run_id)
-    permissions.require(actor, "agentruns.pause_run", run)
+    permissions.require(actor, "unpause", run)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("held"))
@@ -94,12 +100,14 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Adopt the definition that is registered now for a run; journaled with both hashes.
 
-    The agent's version of the run is taken, or the one registered last where that is gone. A call that was
+    The agent's version of the run is taken, or the highest one where that is gone. What was made for the run
+    by functions of its agent stays; functions that it did not have are called now. A call that was
     started is still judged by what its tool declared then. Raises RunStateError when the run has ended, is
     live, or has that definition already; UnknownAgentError; PermissionDeniedError.
     """
     run = find_run(run_id)
-    permissions.require(actor, "agentruns.adopt_definition", run)
+    permissions.require(actor, "adopt", run)
+    made = _rendered(run, actor)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("given another definition"))
@@ -115,13 +123,35 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
             )
         store_definition(settings.DATABASE, agent)
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
-        batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both})
+        batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both, **made})
 
     return write(run.pk, change, takes_lease=True)
 
 
+def _rendered(run: Run, actor: Any) -> dict[str, Any]:
+    """Return what the functions of the definition to be adopted make, where the one of the run had none."""
+    if run.is_ended or not renders(agent := agent_again(run)):
+        return {}
+    body = definition_body(settings.DATABASE, run.definition_id)
+    has = {"instructions"} if not isinstance(body["instructions"], str) else set()
+    if "tools_for" in body:
+        has.add("tools")
+    made = render(
+        agent,
+        run.pk,
+        session=run.session.key,
+        scope=run.scope,
+        context=run.context,
+        owner=Owner(run.owner_id, run.owner_name),
+        actor=actor,
+        text=run.input,
+        has=has,
+    )
+    return put_away(made, run.session_id)
+
+
 def agent_again(run: Run) -> Agent:
-    """Return the agent of a run's version, or the one registered last. Raises UnknownAgentError."""
+    """Return the agent of a run's version, or of the highest one. Raises UnknownAgentError."""
     try:
         return get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -147,7 +177,7 @@ def resolve_orphan(
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")
     run = find_run(run_id)
-    permissions.require(actor, "agentruns.resolve_orphan", run)
+    permissions.require(actor, "resolve", run)
     occurred = to_jsonable(result)[0]
 
     def change(run: Run, batch: Batch) -> None:

@@ -17,29 +17,24 @@ from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import original, task_of
+from agentruns.journal.deciders import requester_ids
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.read import call_rows, reply_before, rows_until
+from agentruns.journal.read import NAMING, call_rows, definition_body, reply_before, rows_until
 from agentruns.journal.store import Batch, DatabaseStore, SessionState
-from agentruns.models import Run, Session
-from agentruns.services import permissions
+from agentruns.models import ContextValue, Message, Run, Session
+from agentruns.services import api_tokens, permissions
 from agentruns.services.control import agent_again
-from agentruns.services.runs import (
-    RunRequest,
-    check_name,
-    first_row,
-    refuse_pruned,
-    store_definition,
-    submit,
-    user_row,
-)
-from agentruns.services.write import find_run, lock_session
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.services.quotas import count_start, start_limit
+from agentruns.services.rendering import kept, put_away, renders
+from agentruns.services.requests import RunRequest, first_row, rendered, user_row
+from agentruns.services.sessions import Owner, checked_context, title_of
+from agentruns.services.submit import refuse_pruned, store_definition, submit
+from agentruns.services.write import find_run, lock_session, require_task
+from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
 from agentruns.utils.ids import uuid7
 
-PERMISSION = "agentruns.fork_run"
-SEES = "agentruns.view_run"  # whose is a fork reads all of its history
 NOT_EXECUTED = "Not executed in this fork."
 CHUNK = 200  # rows of one INSERT: databases limit the values of a statement
 
@@ -51,24 +46,49 @@ def fork_run(
     text: str | None = None,
     agent: Agent | str | None = None,
     actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
     session: str | None = None,
     idempotency_key: str | None = None,
 ) -> Run:
     """Queue a new run, in a new session, that goes on from the row `at` of a run's journal.
 
     The rows up to there are copied. A call open there gets the result that it has got since; without one it
-    is settled as unknown if it has started by now, else as cancelled. Belongs to the actor. Raises
+    is settled as unknown if it has started by now, else as cancelled. Belongs to the `owner`, else to the
+    actor, else to the origin's; has the origin's scope and context unless others are given. Raises
     RunStateError where there is no such row, where nothing is left to do and no `text` says what, or for a
     key that stands for another run; SessionBusyError where `session` is taken; DurableRunNotFoundError,
-    UnknownAgentError, PermissionDeniedError, PayloadError.
+    UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
+    given = {"owner": owner, "scope": scope, "context": context, "session": session}
+    return get_or_fork(
+        run_id, at, text=text, agent=agent, actor=actor, idempotency_key=idempotency_key, **given
+    )[0]
+
+
+def get_or_fork(
+    run_id: UUID | str,
+    at: int,
+    *,
+    text: str | None = None,
+    agent: Agent | str | None = None,
+    actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
+    session: str | None = None,
+    idempotency_key: str | None = None,
+) -> tuple[Run, bool]:
+    """Return the fork that is asked for, and whether this call made it. Errors as `fork_run`."""
     permissions.require_somebody(actor)
     origin = find_run(run_id)
-    for permission in (PERMISSION, SEES):
-        permissions.require(actor, permission, origin, owner_may=True)
+    permissions.require(actor, "fork", origin)
+    permissions.require_visible(actor, origin)  # whose is a fork reads all of its history
+    permissions.require_whole(actor, origin, at)
     if text is not None and not text.strip():
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
-    rows = rows_until(settings.DATABASE, origin, at)
+    rows, whose = rows_until(settings.DATABASE, origin, at), Owner.of(actor if owner is None else owner)
     fork = _Fork(
         origin=origin,
         agent=get_agent(agent) if agent is not None else agent_again(origin),
@@ -76,25 +96,38 @@ def fork_run(
         task=task_of(rows) if text is None else text,
         text=text,
         actor=actor,
+        owner=_owner_of(origin) if whose.id is None else whose,
+        scope=origin.scope if scope is None else scope,
+        given=None if context is None else checked_context(context),
         run_id=uuid7(),
         key=idempotency_key or "",
         session=session or "",
     )
     name = session or _session_key(origin, fork.run_id)
-    for what, value in (("session", name), ("idempotency key", fork.key)):
+    for what, value in (("session", name), ("scope", fork.scope), ("idempotency key", fork.key)):
         check_name(what, value)
-    fork.put_away(settings.DATABASE)
-    return in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork, name))
+    with permissions.discreet(actor):
+        fork.render(name)
+        fork.put_away(settings.DATABASE)
+        run = in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork, name))
+    return run, run.pk == fork.run_id
 
 
-def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | None = None) -> Run:
+def run_again(
+    run_id: UUID | str,
+    actor: Any = None,
+    *,
+    context: dict[str, Any] | None = None,
+    idempotency_key: str | None = None,
+) -> Run:
     """Queue a new run of an ended run's task, in its session and for its owner, and return it.
 
-    The model sees what was done before. Raises RunStateError when the run has not ended, SessionBusyError,
-    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError.
+    The model sees what was done before. It has the context of the first unless another is given. Raises
+    RunStateError when the run has not ended, SessionBusyError, DurableRunNotFoundError, UnknownAgentError,
+    PermissionDeniedError.
     """
     run = find_run(run_id)
-    permissions.require(actor, PERMISSION, run, owner_may=True)
+    permissions.require(actor, "fork", run)
     if not run.is_ended:
         raise RunStateError(
             _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
@@ -104,7 +137,10 @@ def run_again(run_id: UUID | str, actor: Any = None, *, idempotency_key: str | N
         agent=agent_again(run),
         text=run.input,
         session=run.session.key,
+        scope=run.session.scope,
         actor=actor,
+        owner=_owner_of(run),
+        context=run.context if context is None else checked_context(context),
         key=idempotency_key or "",
         again=run,
     )
@@ -159,7 +195,7 @@ def _home(alias: str, run: Run, at: int) -> Run | None:
 
 @dataclass(slots=True, kw_only=True)
 class _Fork:
-    """The part of a journal to be forked, read before the transaction: its rows never change."""
+    """The part of a journal to be forked, read before the transaction: of its rows only content may go."""
 
     origin: Run
     agent: Agent
@@ -167,25 +203,80 @@ class _Fork:
     task: str  # its `text`, or what was asked last before the cut
     text: str | None
     actor: Any
+    owner: Owner
+    scope: str
+    given: dict[str, Any] | None  # the context of the fork, unless it is its origin's
     run_id: UUID
     key: str
     session: str  # "" where the caller named none
     session_id: UUID = field(default_factory=uuid7)
     stored: dict[str, Any] = field(default_factory=dict)  # what the `user` row holds of a long text
+    rendered: dict[str, Any] = field(default_factory=dict)  # members of its first row
 
     @property
     def at(self) -> int:
         return self.rows[-1].seq
 
-    def owner(self) -> dict[str, Any]:
-        if self.actor is None:
-            return {"owner_id": self.origin.owner_id, "owner_name": self.origin.owner_name}
-        return {"owner_id": self.actor.pk, "owner_name": self.actor.get_username()}
+    @property
+    def context(self) -> dict[str, Any]:
+        return self.origin.context if self.given is None else self.given
+
+    @property
+    def mine(self) -> RunState:
+        """The origin as of the cut."""
+        state = RunState(self.origin.pk)
+        for row in self.rows:
+            if row.run_id == self.origin.pk:
+                state.apply(row)
+        return state
+
+    def request(self, name: str) -> RunRequest:
+        """Return the request of its run, in the session of that name."""
+        return RunRequest(
+            agent=self.agent,
+            text=self.task,
+            session=name,
+            scope=self.scope,
+            actor=self.actor,
+            owner=self.owner,
+            context=self.context,
+            key=self.key,
+            run_id=self.run_id,
+            rendered=self.rendered,
+        )
+
+    def render(self, name: str) -> None:
+        """Keep what the same agent's functions made for the origin, unless it was erased; make the rest."""
+        if not renders(self.agent) or _made_before(settings.DATABASE, self) is not None:
+            return
+        gone = any(row.is_erased and row.kind in NAMING and row.run_id == self.origin.pk for row in self.rows)
+        if self.agent.name == self.origin.agent and not gone:
+            mine = self.mine
+            self.rendered = kept(self.agent, mine, definition_body(settings.DATABASE, mine.definition))
+        self.rendered = rendered(self.request(name), origin=self.origin).rendered
 
     def put_away(self, alias: str) -> None:
-        """Store a long text in a file before any transaction; inside the caller's own it stays in its row."""
+        """Store long texts in files before any transaction; inside the caller's they stay in their rows."""
+        self.rendered = put_away(self.rendered, self.session_id)
         if self.text and payloads.may_be_large(self.text) and not connections[alias].in_atomic_block:
             self.stored = payloads.put(f"{self.session_id}/input", self.text)
+
+    def read_again(self, alias: str) -> None:
+        """Take up what was erased since it was read; raises RunStateError if the task was."""
+        self.origin = find_run(self.origin.pk)
+        gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
+        if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
+            if self.rendered or self.given:  # it may repeat what was erased
+                raise SessionBusyError(
+                    _("Rows of run %(run)s were erased just now; try again.") % {"run": self.origin.pk}
+                )
+            self.rows = rows_until(alias, self.origin, self.at)
+        if self.text is None:
+            require_task(self.origin, self.rows)
+
+
+def _owner_of(run: Run) -> Owner:
+    return Owner(run.owner_id, run.owner_name)
 
 
 def _session_key(origin: Run, run_id: UUID) -> str:
@@ -200,23 +291,30 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
         return found
     # Pruned meanwhile it would leave a fork whose files are deleted as nobody's.
     lock_session(alias, fork.origin.session_id)
-    find_run(fork.origin.pk)
-    session = Session(id=fork.session_id, key=name, **fork.owner())
+    fork.read_again(alias)
+    session = Session(
+        id=fork.session_id, scope=fork.scope, key=name, title=title_of(fork.task), **fork.owner.columns()
+    )
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
         raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
+    api_tokens.require_requester(fork.agent, session)
+    count_start(alias, fork.actor, start_limit(fork.actor, fork.agent))
     store_definition(alias, fork.agent)
     run = Run(
         id=fork.run_id,
         session_id=session.pk,
+        scope=fork.scope,
         agent=fork.agent.name,
         version=fork.agent.version,
         definition_id=fork.agent.definition_hash,
         idempotency_key=fork.key,
         input=fork.task,
+        title=title_of(fork.task),
+        context=fork.context,
         origin_id=fork.origin.pk,
         origin_seq=fork.at,
-        **fork.owner(),
+        **fork.owner.columns(),
     )
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
@@ -226,7 +324,8 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
         if found is None:
             raise SessionBusyError(f"Idempotency key {fork.key!r} was taken by another run; try again.")
         return found
-    _append(DatabaseStore(alias), SessionState(session.pk, run.pk), fork, name)
+    ContextValue.objects.using(alias).bulk_create(ContextValue.of(run, fork.agent.definition()))
+    _append(DatabaseStore(alias), SessionState(session.pk, run.pk, session.secret), fork, name)
     notify_on_commit(alias, run.pk)
     return find_run(run.pk)
 
@@ -236,21 +335,23 @@ def _made_before(alias: str, fork: _Fork) -> Run | None:
     runs = Run.objects.using(alias).select_related("session")
     found = runs.filter(pk=fork.run_id).first()
     if found is None and fork.key:
-        owner_id = fork.owner()["owner_id"]
-        found = runs.filter(owner_id=owner_id, idempotency_key=fork.key).first()
+        same = runs.filter(owner_id=fork.owner.id, scope=fork.scope, idempotency_key=fork.key)
+        found = same.first()
         if found is None:
-            refuse_pruned(alias, fork.key, owner_id)
+            refuse_pruned(alias, fork.key, fork.owner.id, fork.scope)
     if found is None:
         return None
     if (found.origin_id, found.origin_seq) != (fork.origin.pk, fork.at):
         what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
-    elif (found.agent, found.input) != (fork.agent.name, fork.task):
-        what = "a fork at that row with another agent or text"
+    elif (found.agent, found.input, found.context) != (fork.agent.name, fork.task, fork.context):
+        what = "a fork at that row with another agent, text or context"
     elif fork.session not in ("", found.session.key):
         what = f"a fork in session {found.session.key!r}, not in {fork.session!r}"
     else:
         return found
-    raise RunStateError(f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.")
+    raise RunStateError(
+        f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.", str(found.pk)
+    )
 
 
 def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -> None:
@@ -277,14 +378,13 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -
 
 def _copy(batch: Batch, row: Row) -> None:
     before = row.payload.get(events.COPIED) or {}
-    source = {
+    source: events.Copied = {
         "run": str(row.run_id),
         "seq": row.seq,
         "hash": row.hash,
         "at": before.get("at") or events.timestamp(row.created_at),
     }
-    payload = {**row.payload, events.COPIED: source}
-    batch.add(row.kind, payload, call_id=row.call_id, tool_name=row.tool_name, attempt=row.attempt)
+    batch.copy(row, source)
 
 
 def _settle(batch: Batch, fate: Fate, fork: _Fork) -> None:
@@ -302,12 +402,9 @@ def _settle(batch: Batch, fate: Fate, fork: _Fork) -> None:
 
 
 def _start(batch: Batch, fork: _Fork, name: str) -> None:
-    origin = fork.origin
-    mine = RunState(origin.pk)
-    for row in fork.rows:
-        if row.run_id == origin.pk:
-            mine.apply(row)
-    begun = first_row(fork.agent, fork.actor, fork.key, name)
+    origin, mine = fork.origin, fork.mine
+    begun = first_row(fork.request(name))
+    begun["requesters"] = requester_ids(fork.owner.id, getattr(fork.actor, "pk", None), origin=origin)
     begun["origin"] = {
         "run": str(origin.pk),
         "seq": fork.at,

@@ -14,16 +14,16 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
-from agentruns.journal import events
+from agentruns.journal import conversation, events
 from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.events import Row, timestamp
 from agentruns.journal.fold import Call, RunState, text_of
-from agentruns.journal.masking import Sensitive, hide, sensitive_of
-from agentruns.journal.read import rows_until, session_rows
+from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.payloads import instructions_of
+from agentruns.journal.read import definition_body, rows_until, session_rows
 from agentruns.journal.store import SessionState
 from agentruns.journal.verify import check
 from agentruns.models import Run
-from agentruns.models.definition import definition_body
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity
 from agentruns.providers.registry import resolve
 from agentruns.services.write import find_run
@@ -52,29 +52,30 @@ def session_at(run_id: UUID | str, seq: int) -> SessionState:
     return state
 
 
-def record(state: RunState, sensitive: Sensitive) -> dict[str, Any]:
-    """Return a state as JSON, with sensitive arguments masked; the caller redacts it."""
+def record(state: RunState, mask: Mask) -> dict[str, Any]:
+    """Return a state as JSON, with what is sensitive masked; the caller redacts it."""
     columns = state.columns()
     return {
         "run": str(state.run_id),
         "seq": state.seq,
         "agent": state.agent,
-        **{name: columns[name] for name in ("version", "status", "step", "usage", "output", "error")},
+        **{name: columns[name] for name in ("version", "status", "step", "usage")},
+        **{name: mask.text(columns[name]) for name in ("output", "error")},
         "definition": state.definition,
-        "paused": state.paused,
+        "paused": mask.said(state.paused),
         "pause_requested": state.pause_requested,
         "cancel_requested": state.cancel_requested,
         "model_failures": state.failures,
-        "calls": [_call(call, state.run_id, sensitive) for call in state.calls.values()],
+        "calls": [_call(call, state.run_id, mask) for call in state.calls.values()],
     }
 
 
-def _call(call: Call, run_id: UUID, sensitive: Sensitive) -> dict[str, Any]:
+def _call(call: Call, run_id: UUID, mask: Mask) -> dict[str, Any]:
     approval = call.approval
     return {
         "id": call.id,
         "tool": call.tool,
-        "arguments": hide(call.arguments, sensitive.get(call.tool, ())),
+        "arguments": mask.arguments(call.tool, call.arguments),
         "digest": call.digest,
         "idempotency_key": call.idempotency_key(run_id),
         "attempt": call.attempt,
@@ -106,7 +107,7 @@ class ReplayReport:
     seq: int | None = None
     difference: Difference | None = None
     notes: list[str] = field(default_factory=list)
-    hidden: frozenset[str] = frozenset()  # names of sensitive arguments
+    mask: Mask = field(default_factory=Mask)
 
     @property
     def is_equal(self) -> bool:
@@ -132,14 +133,19 @@ class ReplayReport:
                 "then": self._shown(found.path, found.then),
                 "now": self._shown(found.path, found.now),
             },
-            "notes": self.notes,
+            "notes": [self.mask.text(note) for note in self.notes],
         }
 
     def masked(self, value: Any) -> Any:
         """Return a value with each sensitive argument masked."""
         if isinstance(value, dict):
             return {name: self._member(name, each) for name, each in value.items()}
-        return [self.masked(each) for each in value] if isinstance(value, list) else value
+        return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.value(value)
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Names of sensitive arguments."""
+        return frozenset(name for names in self.mask.arguments_of.values() for name in names)
 
     def _shown(self, path: str, value: Any) -> Any:
         if passes(path, self.hidden):
@@ -164,14 +170,14 @@ def replay_run(
     Without a model, compares the requests and calls that today's agent and code would make with those in the
     journal. With a model (an object, a name, or "own" for that of the agent now), asks it on the recorded
     conversation until it decides otherwise, outside of any transaction, for at most `limit` replies.
-    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError for an
-    observation at no result of the run's session, DurableRunNotFoundError, NotDurableError, ProviderError,
+    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError for one at no
+    result of the run's session and for erased rows, DurableRunNotFoundError, NotDurableError, ProviderError,
     PayloadError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
     if model is not None:
         require_no_transaction(alias)
-    report = ReplayReport(run.pk)
+    report = ReplayReport(run.pk, mask=mask_of(run))
     agents = {run.version: _agent_now(run, run.version, report)}
     if model == OWN:
         if (agent := agents[run.version]) is None:
@@ -180,6 +186,7 @@ def replay_run(
         model = agent.model
     report.model = None if model is None else model_identity(model)
     rows = session_rows(alias, run.session_id)
+    _require_whole(run, rows)
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
     for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
         if number == limit:
@@ -189,7 +196,7 @@ def replay_run(
         if one.version not in agents:
             agents[one.version] = _agent_now(run, one.version, report)
         agent = agents[one.version]
-        report.hidden |= {name for names in sensitive_of(one.body).values() for name in names}
+        report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
         if reply is None:
             found = _compare(one, agent)
@@ -201,6 +208,15 @@ def replay_run(
             report.seq, report.difference = found
             break
     return report
+
+
+def _require_whole(run: Run, rows: list[Row]) -> None:
+    gone = [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]
+    if gone:
+        raise RunStateError(
+            _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
+            % {"run": run.pk, "rows": ", ".join(gone)}
+        )
 
 
 @dataclass(slots=True)
@@ -215,6 +231,7 @@ class _Recorded:
     replaced: list[dict[str, Any]]  # the same with other observations
     altered_at: int | None
     is_as_sent: bool
+    made: RunState  # has the instructions and the tools that were made for the run
 
     @property
     def payload(self) -> events.Assistant:
@@ -250,17 +267,17 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
         raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
     for row in rows:
         if _is_reply(row, run):
-            payload: events.Assistant = row.payload
-            state, sent = then.run, payload.get("sent")
+            state = then.run
             yield _Recorded(
                 row,
                 step=state.inherited + state.step,
                 version=state.version,
                 body=body_of(state.definition),
-                messages=(messages := then.messages()),
-                replaced=now.messages() if observations else messages,
+                messages=(messages := then.messages(row.payload.get("read"))),
+                replaced=now.messages(row.payload.get("read")) if observations else messages,
                 altered_at=altered_at,
-                is_as_sent=sent is None or sent == then.fingerprint(),
+                is_as_sent=then.was_sent_for(row) is not False,
+                made=state,
             )
         then.apply(row)
         if not observations:
@@ -366,10 +383,13 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
     head, order = _head(one.body), list(agent.tools) if agent else []
     if agent is not None and _head(agent.definition())["params"] == head["params"]:
         head["params"] = dict(agent.model_params)  # a definition keeps no secret
-    names = sorted(head["tools"], key=lambda name: order.index(name) if name in order else len(order))
+    chosen = head["tools"] if "tools_for" not in one.body else one.made.tools or ()
+    names = sorted(
+        {*head["tools"]} & {*chosen}, key=lambda name: order.index(name) if name in order else len(order)
+    )
     request = ModelRequest(
         model=model_identity(model),
-        system=head["system"],
+        system=head["system"] if isinstance(head["system"], str) else instructions_of(one.made),
         messages=one.replaced,
         tools=[head["tools"][name] for name in names],
         params=head["params"],

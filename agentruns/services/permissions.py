@@ -1,46 +1,138 @@
-"""Permissions. Every service asks here, so admin, API and commands cannot differ.
+"""Permissions. Every service asks here, and the policy behind it, so admin, API and commands cannot differ.
 
 `None` is the program itself, which may do everything; admin and API never pass it. The rule "may decide"
-stands here in two forms: `why_not_decide` for one approval, `decidable_by` as a query for very many.
+stands in two forms: `why_not_decide` for one approval, `decidable_by` as a query for very many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
+from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.exceptions import PermissionDeniedError
+from agentruns.exceptions import (
+    DurableRunNotFoundError,
+    NotFoundError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionBusyError,
+)
 from agentruns.journal import events
-from agentruns.models import Approval, Message, Run
+from agentruns.journal.deciders import why_not_decide
+from agentruns.journal.policy import (
+    ACTIONS,
+    Policy,
+    ask,
+    current,
+    groups_of,
+    is_somebody,
+    visible_approvals,
+    visible_runs,
+)
+from agentruns.models import Approval, Message, Run, SessionBearer
+from agentruns.models.parts import HAS
+from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
-from agentruns.utils.redaction import get_logger
 
-logger = get_logger("agentruns.permissions")
-
-DECIDES = "agentruns.decide_approval"
-HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 GIVEN = ("pk", "run_id", "call_id", "approved_count")
-MOST = 1000  # approvals that the query form looks at one by one
+BUSY_UNSEEN = gettext_lazy("The session has an unfinished run that you may not see. Use another session.")
+KEY_UNSEEN = gettext_lazy(
+    "The key belongs to a task or message of a run that you may not see. Use a new key."
+)
+FAILED = gettext_lazy("The project's own rule failed, so nobody is let through. The log says why.")
+MOST = 1000  # approvals, given by somebody already, that the query form looks at
 
 
-def require(actor: Any, permission: str, run: Run, *, owner_may: bool = False) -> None:
-    """Raise PermissionDeniedError unless the actor has `permission`, or owns the run where that is enough."""
-    if may(actor, permission) or (owner_may and actor.is_active and owns(actor, run)):
+def is_program(actor: Any) -> bool:
+    """Tell whether the actor is the program itself; a text names a part of it."""
+    return actor is None or isinstance(actor, str)
+
+
+def may(actor: Any, action: str, obj: Any = None) -> bool:
+    """Tell whether the actor may do one of ACTIONS to an object; None for any at all."""
+    return is_program(actor) or (is_somebody(actor) and bool(ask("can", False, actor, action, obj)))
+
+
+def why_not(actor: Any, action: str) -> str:
+    """Return why an actor may not do one of ACTIONS: the permission, or the project's policy."""
+    permission = ACTIONS[action][0]
+    if actor.has_perm(permission):
+        return _("The project's policy does not allow it.")
+    return _("Permission %(permission)s is missing.") % {"permission": permission}
+
+
+def require(actor: Any, action: str, run: Run) -> None:
+    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run.
+
+    A run that the project's own `visible` hides from them is not there: DurableRunNotFoundError.
+    """
+    if narrows("visible"):
+        require_visible(actor, run)
+    if not may(actor, action, run):
+        raise PermissionDeniedError(
+            _("%(name)s may not do this to run %(run)s: %(why)s")
+            % {"name": actor.get_username(), "run": run.pk, "why": why_not(actor, action)}
+        )
+
+
+def require_visible(actor: Any, run: Run) -> None:
+    """Raise DurableRunNotFoundError for a run that a user may not see."""
+    if not is_program(actor) and not visible_runs(actor).filter(pk=run.pk).exists():
+        raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run.pk})
+
+
+@contextmanager
+def discreet(actor: Any) -> Iterator[None]:
+    """Let no error name a run that a user may not see, nor say anything else of it."""
+    try:
+        yield
+    except (RunStateError, SessionBusyError) as error:
+        if error.run_id is None or is_program(actor) or visible_runs(actor).filter(pk=error.run_id).exists():
+            raise
+        busy = isinstance(error, SessionBusyError)
+        raise type(error)(str(BUSY_UNSEEN if busy else KEY_UNSEEN)) from None
+
+
+def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
+    """Raise PermissionDeniedError unless a user may see all runs of a run's session, up to a row.
+
+    A conversation is read as a whole: by a fork, an export, a look at the past.
+    """
+    if not hides(actor):  # by default a session is its owner's
         return
-    raise PermissionDeniedError(
-        _("%(name)s may not do this to run %(run)s: permission %(permission)s is missing.")
-        % {"name": actor.get_username(), "run": run.pk, "permission": permission}
-    )
+    rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id)
+    rows = rows if until is None else rows.filter(seq__lte=until)
+    if rows.exclude(run__in=visible_runs(actor)).exists():
+        text = _("Run %(run)s goes on from another one of its session, which you may not see.")
+        raise PermissionDeniedError(text % {"run": run.pk})
 
 
-def may(actor: Any, permission: str) -> bool:
-    """Tell whether the actor has a permission; a text names a part of the program itself."""
-    return actor is None or isinstance(actor, str) or bool(actor.is_active and actor.has_perm(permission))
+def titled(actor: Any, sessions: Collection[UUID]) -> Collection[UUID]:
+    """Return those of some sessions whose title, the first task, a user may see."""
+    if not hides(actor):
+        return sessions
+    first = Message.objects.using(settings.DATABASE).filter(session_id__in=sessions, seq=1)
+    return {*first.filter(run__in=visible_runs(actor)).values_list("session_id", flat=True)}
+
+
+def hides(actor: Any) -> bool:
+    """Tell whether the project itself says which runs this actor sees."""
+    return not is_program(actor) and narrows("visible")
+
+
+def narrows(method: str) -> bool:
+    """Tell whether the project answers this itself; by default a permission to act suffices."""
+    return getattr(type(current()), method) is not getattr(Policy, method)
 
 
 def require_somebody(actor: Any) -> None:
@@ -48,120 +140,126 @@ def require_somebody(actor: Any) -> None:
 
     A visitor has no id, and without this would pass for the owner of what belongs to nobody.
     """
-    if actor is not None and (actor.pk is None or not actor.is_active):
+    if actor is None or isinstance(actor, str | SessionBearer):
+        return
+    if actor.pk is None or not actor.is_active:
         raise PermissionDeniedError(_("Nobody is signed in, or the user is not active. Sign in first."))
 
 
-def owns(actor: Any, run: Run) -> bool:
-    """Tell whether the run was started by, or for, this user."""
-    return run.owner_id is not None and run.owner_id == actor.pk
-
-
-def why_not_decide(actor: Any, approval: Approval, groups: Collection[str] | None = None) -> str:
-    """Return the reason why this user cannot decide this approval, or "" if they can.
-
-    `groups` are the names of the user's groups where the caller has them; a project's rule that fails lets
-    nobody decide.
-    """
-    if actor is None:
-        return ""
-    name = actor.get_username()
-    if not actor.is_active:
-        return _("%(name)s is not active.") % {"name": name}
-    if not actor.has_perm(DECIDES):
-        return _("%(name)s lacks the permission agentruns.decide_approval.") % {"name": name}
-    if approval.approvers and not _is_among(actor, approval.approvers, groups):
-        facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
-        return _("%(tool)s is decided by %(approvers)s; %(name)s is not among them.") % facts
-    if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):
-        return _("%(name)s requested this run, and requesters may not decide about their own.") % {
-            "name": name
-        }
-    return _why_the_project_does_not(actor, approval)
-
-
-def _why_the_project_does_not(actor: Any, approval: Approval) -> str:
-    rule = settings.can_decide
-    if rule is None:
-        return ""
+def active_user(user_id: Any) -> Any:
+    """Return the active user of an id; None where there is none."""
+    users = get_user_model()
     try:
-        if rule(actor, approval):
-            return ""
-    except Exception:
-        logger.warning("AGENTRUNS_CAN_DECIDE failed approval=%s", approval.pk, exc_info=True)
-        return _("The project's own rule failed, so nobody is let through. The log says why.")
-    return _("The project's own rule does not let %(name)s decide this.") % {"name": actor.get_username()}
+        found = users._default_manager.filter(pk=user_id).first()
+    except (ValueError, ValidationError, OverflowError):
+        return None
+    return found if found is not None and found.is_active else None
 
 
-def decidable(actor: Any, approvals: Iterable[Approval]) -> list[Approval]:
-    """Return those of the approvals that this user can decide now."""
+def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
+    """Return the context of a run that a user starts, as the policy gives it now; PermissionDeniedError."""
+    context: dict[str, Any] | None = ask("context", None, user, agent, requested)
+    if context is None:
+        raise PermissionDeniedError(str(FAILED))
+    return context
+
+
+def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str, Any] | None:
+    """Return the same of a run that goes on from `last`, whose context is the wish; None: it keeps that.
+
+    What cannot be wished for is asked for without a wish, as where a run is started. Without a rule of the
+    project's own, what the program said of one user is no other's.
+    """
+    if not narrows("context") and last.owner_id in (None, owner_id):
+        return None
+    try:
+        return context_of(user, agent, last.context)
+    except PermissionDeniedError:
+        return context_of(user, agent, {})
+
+
+def require_decide(
+    actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = "approve"
+) -> None:
+    """Raise PermissionDeniedError unless the actor may let a call run with `arguments`, else its own.
+
+    `verb` is what they want to do: calls that the requester confirms are nobody else's to approve.
+    An approval that the project's policy hides from them is not there: NotFoundError.
+    """
+    hides = actor is not None and (narrows("visible") or narrows("visible_approvals"))
+    if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
+        raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
+    why = why_not_decide(actor, approval, arguments, verb=verb)
+    if why:
+        raise PermissionDeniedError(why)
+
+
+def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
+    """Yield those of the approvals that this user can decide now."""
+    approvals = list(approvals)
     now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
-    return [
-        one
-        for one in approvals
-        if one.pk not in given
-        and (one.expires_at is None or one.expires_at > now)
-        and not why_not_decide(actor, one, groups)
-    ]
+    for one in approvals:
+        in_time = one.expires_at is None or one.expires_at > now
+        if in_time and one.pk not in given and not why_not_decide(actor, one, groups=groups):
+            yield one
 
 
 def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
     """Narrow pending approvals to those that a user can decide now, as `decidable` does, by a query.
 
-    A project's own rule is asked approval by approval, about the first MOST.
+    Of the policy only its `decidable` is asked: it may leave some that `can_decide` refuses.
     """
     found = open_to(user, pending)
-    if settings.can_decide is not None:
-        candidates = list(found.select_related("run").defer(*HEAVY)[:MOST])
-        return found.filter(pk__in=[approval.pk for approval in decidable(user, candidates)])
     partly: Any = found.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
     return found.exclude(pk__in=already_given(user, list(partly[:MOST])))
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Narrow pending approvals to those in time that this user could decide by what their columns say."""
-    if not may(user, DECIDES):
+    """Narrow pending approvals to those in time that a user could decide, had they not approved already."""
+    if not is_somebody(user) or user.pk is None:
         return pending.none()
-    found = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))
+    in_time = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))
+    # No join: to count what is pending, it would read all runs.
+    run = Run.objects.using(settings.DATABASE).filter(pk=OuterRef("run_id"), owner_id=user.pk)
+    own = Q(Exists(run), approvers=REQUESTER)
+    if not may(user, "decide"):
+        return pending.filter(in_time, own)
+    found = ~Q(approvers=REQUESTER)
     if not getattr(user, "is_superuser", False):
         held: set[str] = getattr(user, "get_all_permissions", set)()
         names = {"", *held, *(name.rpartition(".")[2] for name in held)}
         found &= Q(approvers__in=names | groups_of(user))
-    return pending.filter(found if settings.REQUESTER_MAY_APPROVE else found & ~Q(run__owner_id=user.pk))
+    if not settings.REQUESTER_MAY_APPROVE:
+        found &= ~Q(run__requesters__contains=f" {quote(str(user.pk))} ")
+    return ask("decidable", pending.none(), user, pending.filter(in_time, own | found))
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
     """Return the approvals that this user has given already and that wait for others."""
-    partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
-    if not partly or actor is None:
+    if actor is None:
         return set()
+    who = (events.actor_ref(actor) or events.PROGRAM)["id"]
+    return {key for key, given in givers(approvals).items() if who in given}
+
+
+def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
+    """Return the ids of those whose approval counts, of approvals that were given by somebody already."""
+    partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
+    if not partly:
+        return {}
     rows = Message.objects.using(settings.DATABASE).filter(
-        run_id__in=[run_id for run_id, _ in partly], kind=events.APPROVAL_DECIDED
+        run_id__in=[run_id for run_id, _ in partly],
+        kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED),
     )
-    given = set()
-    for run_id, call_id, payload in rows.order_by("seq").values_list("run_id", "call_id", "payload"):
+    found: dict[UUID, list[str]] = {one.pk: [] for one in partly.values()}
+    for run_id, call_id, facts in rows.order_by("seq").values_list("run_id", "call_id", "facts"):
         approval = partly.get((run_id, call_id))
-        if approval is None or payload.get("verb") != "approve":
+        if approval is None:
             continue
-        if "arguments" in payload:  # an edit voids what was given before it
-            given.discard(approval.pk)
-        if str((payload.get("actor") or {}).get("id")) == str(actor.pk):
-            given.add(approval.pk)
-    return given
-
-
-def _is_among(actor: Any, approvers: str, groups: Collection[str] | None) -> bool:
-    if getattr(actor, "is_superuser", False):
-        return True
-    if "." in approvers:
-        named = actor.has_perm(approvers)
-    else:
-        permissions: set[str] = getattr(actor, "get_all_permissions", set)()
-        named = any(permission.endswith(f".{approvers}") for permission in permissions)
-    return named or approvers in (groups_of(actor) if groups is None else groups)
-
-
-def groups_of(actor: Any) -> set[str]:
-    """Return the names of a user's groups; a custom user model may have none."""
-    groups = getattr(actor, "groups", None)
-    return set() if groups is None else set(groups.values_list("name", flat=True))
+        given = found[approval.pk]
+        if "arguments" in facts.get(HAS, ()):  # an edit voids what was given before it
+            given.clear()
+        if facts.get("verb") == "approve":
+            given.append(str((facts.get("actor") or events.PROGRAM)["id"]))
+        given[:] = [key for key in given if key not in facts.get("voided", ())]
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.apps import apps
 from django.core.files.storage import Storage, storages
-from django.db import DatabaseError, IntegrityError, InterfaceError, connections
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, router, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, TextField
 from django.db.models.deletion import ProtectedError, RestrictedError
 from django.db.models.functions import Cast
@@ -21,6 +21,8 @@ from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.exceptions import NotDurableError, RunStateError
 from agentruns.journal import payloads
+from agentruns.journal.connection import has_foreign_blocks
+from agentruns.journal.copies import kin
 from agentruns.journal.read import NAMING, definitions_of
 from agentruns.models import (
     Approval,
@@ -33,8 +35,10 @@ from agentruns.models import (
     Session,
     Tombstone,
 )
+from agentruns.models.parts import ERASED
 from agentruns.models.querysets import UNFINISHED
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import NAMED, forgotten
+from agentruns.services.sessions import require_one_scope
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, in_transaction
 from agentruns.utils.redaction import get_logger
@@ -45,8 +49,6 @@ PAGE = 200  # sessions, or folders of files
 ANSWERS = 1_000  # deleted in one transaction
 LEAST_AGE = timedelta(days=1)  # a file is written before the row that names it
 POINTS = '"stored":'  # in the text of a row that names a file
-
-_FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
 
 Stop = Callable[[], bool]
 
@@ -115,25 +117,28 @@ def count_ended(days: int) -> Pruned:
     return Pruned(sessions=sessions.count(), runs=runs.count())
 
 
-def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
+def erase_session(key: str, *, scope: str | None = None, forget_key: bool = False) -> Pruned:
     """Delete the session with a key now, and the files of pruned sessions that had the key earlier.
 
-    `forget_key` replaces the keys in their tombstones by hashes. Raises RunStateError if there was no such
-    session, if a run of it has not ended, or if the project's own rows refer to it; NotDurableError inside
-    a transaction.
+    `forget_key` replaces the key in their tombstones by its hash. Raises RunStateError if there was no such
+    session, if a run of it has not ended, or if the project's own rows refer to it; AmbiguousSessionError if
+    no `scope` is given and several have, or had, the key; NotDurableError inside a transaction.
     """
     alias, traces = settings.DATABASE, _Traces()
     _require_no_transaction(alias)
+    if scope is None:
+        scope = _scope_of(alias, key)
+    tombstones = Tombstone.objects.using(alias).filter(scope=scope, key__in=[key, forgotten(key)])
 
     def action() -> Pruned:
-        session_id = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
+        sessions = Session.objects.using(alias).filter(scope=scope, key=key)
+        session_id = sessions.values_list("pk", flat=True).first()
         pruned = Pruned() if session_id is None else _prune(alias, session_id, None, traces)
-        if forget_key:
-            _forget(alias, key)
+        for pk, was in list(tombstones.values_list("pk", "key")) if forget_key else ():
+            Tombstone.objects.using(alias).filter(pk=pk).update(key=forgotten(was))
         return pruned
 
     pruned = _committed(alias, action)
-    tombstones = Tombstone.objects.using(alias).filter(key__in=[key, forgotten(key)])
     session_ids = list(tombstones.values_list("pk", flat=True))
     if not session_ids:
         raise RunStateError(f"There is no session {key!r}, and none was pruned.")
@@ -143,13 +148,22 @@ def erase_session(key: str, *, forget_key: bool = False) -> Pruned:
     return pruned
 
 
+def _scope_of(alias: str, key: str) -> str:
+    """Return the only scope that has, or had, a session of that key; "" if none has."""
+    scopes: set[str] = set()
+    for rows in (Session.objects.using(alias), Tombstone.objects.using(alias)):
+        scopes.update(rows.filter(key__in=[key, forgotten(key)]).values_list("scope", flat=True))
+    require_one_scope(key, sorted(scopes))
+    return scopes.pop() if scopes else ""
+
+
 def revived(alias: str) -> QuerySet[Session]:
     """Return the sessions that were pruned and exist again: the database lets anybody delete their rows."""
     return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
 
 
 def _require_no_transaction(alias: str) -> None:
-    if not all(getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks):
+    if has_foreign_blocks(connections[alias]):
         raise NotDurableError(
             f"Sessions cannot be pruned inside transaction.atomic() on {alias!r}: their files would be gone "
             "even if it is rolled back. Prune outside of it."
@@ -218,7 +232,9 @@ def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Trace
     try:
         if cutoff is None:
             pruned.copies = _copies(alias, session, runs)
-            pruned.answers = _delete_answers_of(alias, session, runs)
+            pruned.answers = delete_answers_of(alias, session, runs)
+        approvals = Approval.objects.using(alias).filter(run__in=runs).values_list("pk", flat=True)
+        clear_admin_log(alias, [*runs.values_list("pk", flat=True)], [*approvals])
         _delete(alias, session, pruned)
     except (ProtectedError, RestrictedError) as error:
         rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
@@ -229,24 +245,47 @@ def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Trace
     return pruned
 
 
+def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:
+    """Take titles and reasons from the admin's history; who did something, to what and when stays."""
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    using = router.db_for_write(LogEntry)
+
+    def clear() -> None:
+        # The name of a run says nothing of its task; that of an approval was its title once.
+        named = {"object_repr": ERASED, "change_message": ERASED}
+        for model, ids in ((Run, runs), (Approval, approvals)):
+            about = ContentType.objects.db_manager(using).get_for_model(model)
+            entries = LogEntry.objects.using(using).filter(content_type=about, object_id__in=map(str, ids))
+            entries.update(**named if model is Approval else {"change_message": ERASED})
+
+    if using == alias:
+        clear()
+    else:  # another database has no part in this transaction
+        transaction.on_commit(clear, using=alias)
+
+
 def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
     """Write the tombstone, after which the database lets the session's rows be deleted."""
     keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
     keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}
-    tombstone = Tombstone(
-        session_id=session.pk,
-        key=session.key,
-        head=session.head,
-        idempotency_keys={key: str(run_id) for key, (_, run_id) in keys.items()},
-    )
-    Tombstone.objects.using(alias).bulk_create(
-        [tombstone],
-        update_conflicts=True,  # one that was restored by hand can be pruned once more
-        unique_fields=["session_id"],
-        update_fields=["key", "head", "idempotency_keys"],
-    )
+    tombstones = Tombstone.objects.using(alias)
+    if not tombstones.filter(pk=session.pk).exists():  # else it was restored with the triggers lifted
+        tombstones.create(
+            session_id=session.pk,
+            scope=session.scope,
+            key=session.key,
+            head=session.head,
+            idempotency_keys={
+                NAMED: forgotten(session.key),
+                **{forgotten(key): str(run_id) for key, (_, run_id) in keys.items()},
+            },
+        )
     PrunedKey.objects.using(alias).bulk_create(
-        PrunedKey(tombstone_id=tombstone.pk, owner_id=owner_id, key=key, run_id=run_id)
+        PrunedKey(tombstone_id=session.pk, owner_id=owner_id, key=forgotten(key), run_id=run_id)
         for key, (owner_id, run_id) in keys.items()
     )
 
@@ -261,22 +300,20 @@ def _delete(alias: str, session: Session, pruned: Pruned) -> None:
 
 
 def _copies(alias: str, session: Session, runs: QuerySet[Run]) -> list[str]:
-    """Return the keys of sessions with forks of these runs: they begin with copies of the rows."""
+    """Return the keys of sessions that begin with the same rows: forks of these runs, and of pruned forks."""
     forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
-    return sorted(set(forks.exclude(session_id=session.pk).values_list("session__key", flat=True)))
+    sharing = {*forks.values_list("session_id", flat=True), *kin(alias, [session.pk])} - {session.pk}
+    return sorted(Session.objects.using(alias).filter(pk__in=sharing).values_list("key", flat=True))
 
 
-def _delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
-    """Delete the API's stored answers about a session's runs."""
-    deleted = 0
+def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
+    """Delete the API's idempotency keys of requests about some runs of a session."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
-    for run_id in runs.values_list("pk", flat=True):
-        deleted += records.filter(body__contains=str(run_id)).delete()[0]
-    return deleted
+    return records.filter(run_id__in=list(runs.values_list("pk", flat=True))).delete()[0]
 
 
 def _delete_answers(alias: str, cutoff: datetime, pruned: Pruned, should_stop: Stop) -> None:
-    """Delete the API's stored answers from before the cut-off."""
+    """Delete the API's idempotency keys from before the cut-off."""
     old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
     while not should_stop():
         some = list(old.values_list("pk", flat=True)[:ANSWERS])
@@ -296,19 +333,13 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
     unused = Definition.objects.using(alias).filter(~Exists(runs), pk__in=hashes)
     for name in list(unused.values_list("pk", flat=True)):
-        if not _texts(Message.objects.using(alias)).filter(kind__in=NAMING, text__contains=name).exists():
+        if (
+            not _texts(Message.objects.using(alias), "facts")
+            .filter(kind__in=NAMING, text__contains=name)
+            .exists()
+        ):
             this = unused.filter(pk=name)
             pruned.definitions += in_transaction(alias, this.delete)[0]
-
-
-def _forget(alias: str, key: str) -> None:
-    for tombstone in Tombstone.objects.using(alias).filter(key__in=[key, forgotten(key)]):
-        keys = {forgotten(name): run_id for name, run_id in tombstone.idempotency_keys.items()}
-        Tombstone.objects.using(alias).filter(pk=tombstone.pk).update(
-            key=forgotten(key), idempotency_keys=keys
-        )
-        for pruned in PrunedKey.objects.using(alias).filter(tombstone_id=tombstone.pk):
-            PrunedKey.objects.using(alias).filter(pk=pruned.pk).update(key=forgotten(pruned.key))
 
 
 def delete_files(names: Collection[str]) -> int:
@@ -340,7 +371,7 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
     if not payloads.is_configured():
         return 0
     storage, deleted = storages[settings.PAYLOAD_STORAGE], 0
-    folders = [name for name in _listed(storage, "", 0) if _FOLDER.fullmatch(name)]
+    folders = [name for name in _listed(storage, "", 0) if payloads.FOLDER.fullmatch(name)]
     for start in range(0, len(folders), PAGE):
         if should_stop():
             break
@@ -377,7 +408,7 @@ def _folder(name: str) -> str:
 
 def _unnamed(names: Collection[str]) -> set[str]:
     """Return those of the files that no row of any database names: an imported run shares its files."""
-    left = {name for name in names if _FOLDER.fullmatch(_folder(name))}
+    left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)
         own = rows.filter(session_id__in={_folder(name) for name in left})
@@ -390,13 +421,13 @@ def _unnamed(names: Collection[str]) -> set[str]:
 
 
 def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
-    pointing = _texts(rows).filter(text__contains=POINTS)
-    for payload in pointing.values_list("payload", flat=True).iterator(chunk_size=500):
-        yield from payloads.names_in(payload)
+    pointing = _texts(rows, "content").filter(text__contains=POINTS)
+    for content in pointing.values_list("content", flat=True).iterator(chunk_size=500):
+        yield from payloads.names_in(content)
 
 
-def _texts(rows: QuerySet[Message]) -> QuerySet[Any]:
-    return rows.annotate(text=Cast("payload", TextField()))
+def _texts(rows: QuerySet[Message], part: str) -> QuerySet[Any]:
+    return rows.annotate(text=Cast(part, TextField()))
 
 
 def _of_unfinished(names: Collection[str]) -> set[str]:

@@ -23,7 +23,7 @@ from agentruns.exceptions import JournalLockedError, RunStateError, SessionBusyE
 from agentruns.journal import telemetry
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.outbox import deliver_due
-from agentruns.models import Control, Run
+from agentruns.models import Control, Draft, Run
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import approvals
 from agentruns.services.control import hold_run
@@ -34,8 +34,9 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.sweep")
 
 LATE = 600  # seconds without a sweep after which something is wrong
+STAMPED = 5  # seconds that a sweep's stamp is good for
 BATCH = 100
-RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked
+RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked, and forgets who watched
 SEVERAL = 10
 
 
@@ -115,7 +116,7 @@ def sweep(
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
     swept, claims = Swept(), not drives or not leases.is_draining(alias)
-    if claims:  # one that drives nothing any more must not look like a worker
+    if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
@@ -123,6 +124,7 @@ def sweep(
             swept.blocked += block(run, alias)
     if tell_model:
         _surface(alias, name, run_id, swept)
+    _forget_watchers(alias)
     with _put_off("The delivery of notifications"):
         deliver_due(alias, should_stop)
     seen: set[UUID] = set()
@@ -145,6 +147,13 @@ def sweep(
             go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
+
+
+def _forget_watchers(alias: str) -> None:
+    old = Draft.objects.using(alias).filter(watched_until__lt=later(-RENEWED))
+    if old.exists():  # else nothing is written, which would wake workers
+        with _put_off("The drafts that nobody watches"):
+            in_transaction(alias, old.delete)
 
 
 def _unseen(found: list[Run], seen: set[UUID]) -> list[Run]:
@@ -223,6 +232,11 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     setattr(swept, name, getattr(swept, name) + 1)
     if name == "waiting":
         swept.left.append(run.pk)
+
+
+def _is_stamped(alias: str, name: str) -> bool:
+    """Return whether such a sweep was noted just now; each stamp is a commit, which wakes workers."""
+    return Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED)).exists()
 
 
 def _is_reachable(alias: str) -> bool:

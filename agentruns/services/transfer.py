@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from tempfile import TemporaryFile
@@ -13,45 +14,55 @@ from typing import IO, Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
 from django.core.handlers.asgi import ASGIRequest
-from django.db.models import Value
-from django.db.models.functions import Concat, Left, Now, Trim
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError
+from django.db.models import Q, TextField, Value
+from django.db.models.functions import Cast, Concat, Left, Now, Trim
 from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 
+from agentruns.agents.content import IMAGES, PDF
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError, RunStateError
+from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunStateError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
-from agentruns.journal.masking import Sensitive, masked, sensitive_in, sensitive_of_all
+from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import Stored
-from agentruns.journal.read import NAMING, definitions_in, definitions_of, stored_rows
+from agentruns.journal.read import NAMING, Parts, definitions_in, definitions_of, stored_rows
 from agentruns.journal.store import Batch, new_approval
 from agentruns.journal.verify import History, check
-from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
-from agentruns.services import permissions
-from agentruns.services.runs import refuse_pruned
+from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
+from agentruns.models.fields import check_columns
+from agentruns.models.parts import commitment, split
+from agentruns.services import permissions, reveals
+from agentruns.services.retention import delete_files
+from agentruns.services.sessions import title_of
+from agentruns.services.submit import refuse_pruned
 from agentruns.services.write import find_run, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
-from agentruns.utils.redaction import get_logger, is_on, redacted
+from agentruns.utils.redaction import is_on, redacted
 
-FORMAT, VERSION = "agentruns-export", 2
-READABLE = (1, 2)  # version 1 has no last line
+FORMAT, VERSION = "agentruns-export", 3
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
-REVEAL = "agentruns.reveal_arguments"
+# Of a line, as the row has them.
+PLAIN = (
+    "seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash",
+    "facts_salt", "content_hash",
+)  # fmt: skip
 ACTOR = "import_run"
 MARK = " (imported)"  # after the name of who decided elsewhere
+SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
 # No browser may open what a model or a tool wrote.
 INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
-
-logger = get_logger("agentruns.exports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +71,27 @@ class Content:
 
     stored: Stored
     guarded: bool
+    run: Run
+    block: dict[str, Any] | None = None  # that names the file, of a row of blocks
 
     @property
     def filename(self) -> str:
         """Name under which a browser saves it."""
+        if self.block is not None:
+            return self.block.get("name") or f"{self.stored.run_id}-{self.stored.seq}"
         return f"{self.stored.run_id}-{self.stored.seq}.{'txt' if self.stored.is_text else 'json'}"
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of its download."""
-        kind = "text/plain" if self.stored.is_text else "application/json"
+        kind = f"{'text/plain' if self.stored.is_text else 'application/json'}; charset=utf-8"
+        if self.block is not None and self.block["type"] != "text":
+            kind = SERVED.get(self.block["media_type"], "application/octet-stream")
+        is_picture = kind in IMAGES
         return {
-            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Type": kind,
             "Content-Length": str(self.stored.size),
-            "Content-Disposition": f'attachment; filename="{self.filename}"',
+            "Content-Disposition": content_disposition_header(not is_picture, self.filename) or "attachment",
             **INERT,
         }
 
@@ -85,32 +103,41 @@ def find_content(run: Run, seq: int) -> Content:
     PayloadError if the row does not name the file properly.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
-    for tool, payload in rows.values_list("tool_name", "payload"):
-        stored = payloads.of(run.pk, seq, payload)
+    for tool, content in rows.values_list("tool_name", "content"):
+        stored = payloads.of(run.pk, seq, content or {})
         if stored is not None:
-            return Content(stored, _is_guarded(tool, sensitive_in(run)))
+            return Content(stored, mask_of(run).guards_file(tool), run)
     raise DurableRunNotFoundError(
         _("Run %(run)s has no row %(seq)s whose content is stored in a file.") % {"run": run.pk, "seq": seq}
     )
 
 
-def read_content(content: Content, actor: Any) -> Iterator[bytes]:
+def find_file(run: Run, sha256: str) -> Content:
+    """Return a file that blocks of a run's rows name, without reading it.
+
+    Raises DurableRunNotFoundError if none does, and PayloadError as `find_content`.
+    """
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
+    rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
+    mask, found = mask_of(run), list[Content]()
+    for seq, tool, content in rows.values_list("seq", "tool_name", "content"):
+        for block in content["content"] if content and payloads.has_blocks(content) else []:
+            if block.get("sha256") == sha256:
+                stored = payloads.file_of(run.pk, seq, content, sha256)
+                found.append(Content(stored, mask.guards_block(tool, block), run, block))
+    if not found:
+        raise DurableRunNotFoundError(_("Run %(run)s has no such file.") % {"run": run.pk})
+    return min(found, key=lambda one: one.guarded)
+
+
+def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
     """Return the bytes of a stored content, after the whole file was read and verified.
 
     Raises PermissionDeniedError, and PayloadError if the file is missing or was altered.
     """
-    run_id, seq = content.stored.run_id, content.stored.seq
-    if content.guarded and not permissions.may(actor, REVEAL):
-        raise PermissionDeniedError(
-            _(
-                "The content of row %(seq)s of run %(run)s may hold what is not to be shown: "
-                "permission %(permission)s is missing."
-            )
-            % {"seq": seq, "run": run_id, "permission": REVEAL}
-        )
-    payloads.check(content.stored)
     if content.guarded:
-        logger.info("Content of run=%s seq=%s revealed to user=%s", run_id, seq, getattr(actor, "pk", actor))
+        reveals.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
+    payloads.check(content.stored)
     return payloads.chunks(content.stored)
 
 
@@ -120,7 +147,8 @@ def download(request: HttpRequest, content: Content, chunks: Iterator[bytes]) ->
 
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
-    """Return the response that streams a run's redacted export as an attachment."""
+    """Return the response that streams a run's redacted export as an attachment; PermissionDeniedError."""
+    permissions.require_whole(request.user, run)
     headers = {
         "Content-Type": "application/jsonl",
         "Content-Disposition": f'attachment; filename="run-{run.pk}.jsonl"',
@@ -144,17 +172,13 @@ async def _asynchronous(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _is_guarded(tool: str, sensitive: Sensitive) -> bool:
-    """Return whether a content may hold what AGENTRUNS_REDACT removes, or what a tool declares sensitive."""
-    return is_on() or bool(sensitive.get(tool))
-
-
 def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the lines of an export: the run, the definitions of its session's runs, each row of its journal.
 
-    The chain begins with the session, so all rows of the session are there, each with its run. Sensitive and
-    redacted values are left out, so that the hash of such a row cannot be recomputed, and files that may
-    hold any are left out; `true_values` exports everything as stored. A file follows its row in parts, and
+    The chain begins with the session, so all rows of the session are there, each with its run. A part of a
+    row with sensitive or redacted values is shown without them and without its salt, and files that may hold
+    any are left out; the chain, made of the parts' hashes, is whole. `true_values` exports everything as
+    stored, with the key of the session's digests. A file follows its row in parts, and
     the last line has the hash of all others. Raises DurableRunNotFoundError.
     """
     whole = hashlib.sha256()
@@ -171,15 +195,19 @@ def _written(line: dict[str, Any]) -> bytes:
 
 def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
     alias, run = settings.DATABASE, find_run(run_id)
-    session = Session.objects.using(alias).get(pk=run.session_id)
+    session = run.session
     definitions = Definition.objects.using(alias).in_bulk(definitions_of(alias, session.pk))
-    sensitive = sensitive_of_all(definition.body for definition in definitions.values())
+    mask = mask_of(run)
+    names = {"scope": session.scope, "key": session.key}
     yield {
         "format": FORMAT,
         "version": VERSION,
         "exported_at": events.timestamp(clock.now(alias)),
         "run": str(run.pk),
-        "session": {"id": str(session.pk), "key": session.key if true_values else str(redacted(session.key))},
+        "session": {
+            "id": str(session.pk),
+            **({**names, "secret": session.secret} if true_values else redacted(names)),
+        },
         "head": {"seq": session.next_seq - 1, "hash": session.head},
     }
     for key, definition in definitions.items():
@@ -187,13 +215,12 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
         whole = canonical.dumps(body) == canonical.dumps(definition.body)
         yield {"definition": key, "body" if whole else "redacted": canonical.dumps(body)}
     rows = Message.objects.using(alias).filter(session_id=session.pk, seq__lt=session.next_seq)
-    for row in stored_rows(rows):
-        yield _line(row, sensitive, true_values)
-        yield from _file(row, sensitive, true_values)
+    for row, parts in stored_rows(rows):
+        yield _line(row, parts, mask, true_values)
+        yield from _file(row._replace(payload=parts.payload(row.kind)), mask, true_values)
 
 
-def _line(row: Row, sensitive: Sensitive, true_values: bool) -> dict[str, Any]:
-    text = str(row.payload)
+def _line(row: Row, parts: Parts, mask: Mask, true_values: bool) -> dict[str, Any]:
     line: dict[str, Any] = {
         "seq": row.seq,
         "run": str(row.run_id),
@@ -204,21 +231,29 @@ def _line(row: Row, sensitive: Sensitive, true_values: bool) -> dict[str, Any]:
         "epoch": row.epoch,
         "created_at": events.timestamp(row.created_at),
         "consumes": str(row.consumes) if row.consumes else None,
+        "facts_hash": commitment(row.facts_salt, parts.facts),
+        "content_hash": row.content_hash,
         "prev_hash": row.prev_hash,
         "hash": row.hash,
     }
-    shown = text if true_values else _readable(row, text, sensitive)
-    return {**line, "payload": text} if shown == text else {**line, "redacted": shown}
+    shown = parts if true_values else _readable(row, parts, mask)
+    salts = (row.facts_salt, row.content_salt)
+    for name, text, seen, salt in zip(Parts._fields, parts, shown, salts, strict=True):
+        if text is not None:
+            line |= {name: text, f"{name}_salt": salt} if seen == text else {f"{name}_redacted": seen}
+    return line
 
 
-def _file(row: Row, sensitive: Sensitive, true_values: bool) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the file that a row points at, or one line that says why it is left out."""
-    text = str(row.payload)
-    stored = payloads.of(row.run_id, row.seq, canonical.loads(text)) if '"stored"' in text else None
-    if stored is None:
-        return
+def _file(row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
+    """Yield the parts of each file that a row points at, or one line that says why it is left out."""
+    for stored in payloads.files(row.run_id, row.seq, row.payload):
+        if stored.data is None:
+            yield from _lines_of(stored, row, mask, true_values)
+
+
+def _lines_of(stored: Stored, row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
     about: dict[str, Any] = {"file": stored.name, "of": row.seq}
-    if not true_values and _is_guarded(row.tool_name, sensitive):
+    if not true_values and mask.guards_file(row.tool_name):
         yield {**about, "left_out": "may hold what is not to be shown"}
         return
     try:
@@ -239,66 +274,105 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _readable(row: Row, text: str, sensitive: Sensitive) -> str:
-    """Return a payload's text for anybody to read; the very same text if nothing is hidden."""
-    if not sensitive and not is_on():
-        return text
-    read = row._replace(payload=canonical.loads(text))
-    return canonical.dumps(redacted(masked(read, sensitive).payload))
+def _readable(row: Row, parts: Parts, mask: Mask) -> Parts:
+    """Return the parts for anybody to read; the very same text where nothing is hidden."""
+    if not mask and not is_on():
+        return parts
+    shown = redacted(mask.row(row._replace(payload=parts.payload(row.kind))).payload)
+    facts, content = split(row.kind, shown)
+    return Parts(canonical.dumps(facts), None if parts.content is None else canonical.dumps(content))
 
 
-def import_run(lines: Iterable[dict[str, Any]]) -> Run:
+def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    Nothing is stored unless the whole chain is intact. It is a record: nothing is ever added to it, and no
-    copied decision allows anything. The runs get no owner, and one that has not ended is closed here: it may
-    go on where it came from. Raises RunStateError and PayloadError, which say what is wrong and where.
+    The session gets the `scope`, else keeps the export's. Nothing is stored unless the whole chain is intact.
+    It is a record: nothing is ever added to it, and no copied decision allows anything. The runs get no
+    owner, and one that has not ended is closed here: it may go on where it came from. Raises RunStateError
+    and PayloadError, which say what is wrong and where.
     """
-    with TemporaryFile() as files:
-        found = _Export(lines, files)
-        for stored, parts in found.files():
-            payloads.restore(stored, parts)
-    runs, tried = list(_runs(found)), list[datetime]()
-    return in_transaction(settings.DATABASE, lambda: _store(settings.DATABASE, found, runs, tried))
+    check_name("scope", scope or "")
+    alias, tried = settings.DATABASE, list[datetime]()
+    with TemporaryFile() as files, _refusing("This export cannot be stored"):
+        found = _Export(lines, files, scope)
+        _refuse_known(alias, found)
+        for stored, parts in found.files():  # before the first is stored
+            payloads.check_parts(stored, parts)
+        try:
+            for stored, parts in found.files():
+                payloads.restore(stored, parts)
+            runs = list(_runs(found))  # a long task is read from its file
+            for run in runs:
+                check_columns(run)
+            return in_transaction(alias, lambda: _store(alias, found, runs, tried))
+        except (OperationalError, InterfaceError):  # nobody knows what was stored
+            raise
+        except Exception:
+            delete_files({stored.name for stored, _parts in found.files() if stored.data is None})
+            raise
+
+
+_THERE = "There is a session %s or %r already; nothing was imported."
+
+
+@contextmanager
+def _refusing(text: str) -> Iterator[None]:
+    """Turn what a malformed export raises, here or in the database, into a RunStateError."""
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, DatabaseError, LookupError, RuntimeError, TypeError, ValidationError,
+        ValueError,
+    ) as error:  # fmt: skip
+        # What is wrong with the database itself is not the export's.
+        if isinstance(error, DatabaseError) and not isinstance(error, DataError | IntegrityError):
+            raise
+        raise RunStateError(f"{text}: {error!r}. Nothing was imported.") from error
 
 
 class _Export:
     """The lines of an export, checked row by row and folded run by run."""
 
-    def __init__(self, lines: Iterable[dict[str, Any]], files: IO[bytes]) -> None:
+    def __init__(self, lines: Iterable[dict[str, Any]], files: IO[bytes], scope: str | None) -> None:
+        self.scope = scope
         self.rows: list[Row] = []
+        self.parts: list[Parts] = []
         self._files = files  # one for all: a process may not have many open
-        self._parts: dict[int, list[tuple[int, int]]] = {}  # row -> place and length of each part
+        # row and file -> place and length of each part
+        self._parts: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self.definitions: dict[str, Any] = {}
+        self._number = 1
         try:
-            self._read(iter(lines))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            where = f"after row {len(self.rows)}"
-            raise RunStateError(f"This is no export of a run: {error!r} {where}.") from error
+            with _refusing("This is no export of a run"):
+                self._read(iter(lines))
+        except (RunStateError, PayloadError) as error:
+            raise type(error)(f"Line {self._number}: {error}") from error
 
     def _read(self, lines: Iterator[dict[str, Any]]) -> None:
         first = next(lines, {})
-        version = first.get("version")
-        if first.get("format") != FORMAT or version not in READABLE:
+        if (first.get("format"), first.get("version")) != (FORMAT, VERSION):
             raise RunStateError(f"This is no export of version {VERSION}: make one with export_run.")
         whole, end = hashlib.sha256(_written(first)), None
         self.run_id = UUID(first["run"])
         head = first["head"]
         self.session = Session(
             id=UUID(first["session"]["id"]),
+            scope=first["session"].get("scope", "") if self.scope is None else self.scope,
             key=first["session"]["key"],
+            secret=first["session"].get("secret", ""),
             next_seq=head["seq"] + 1,
             head=head["hash"],
         )
+        check_columns(self.session)
         self.history = History(self.session)
-        for line in lines:
+        for self._number, line in enumerate(lines, start=2):
             if end is not None:
                 raise RunStateError("The export goes on after its last line.")
             if "end" in line:
                 end = line
                 continue
             whole.update(_written(line))
-            if "redacted" in line:
+            if any("redacted" in name for name in line):
                 raise RunStateError("The export is redacted; make one with export_run --true-values.")
             if "definition" in line:
                 self._define(line)
@@ -316,7 +390,7 @@ class _Export:
             raise RunStateError(f"The export lacks the definitions {', '.join(sorted(missing))}.")
         if unknown := {*self.definitions} - named:
             raise RunStateError(f"No row names the definitions {', '.join(sorted(unknown))}.")
-        if (end is None) != (version == 1) or (end and end != {"end": whole.hexdigest()}):
+        if end != {"end": whole.hexdigest()}:
             raise RunStateError("The export's last line, with the hash of all others, is missing or differs.")
 
     def _define(self, line: dict[str, Any]) -> None:
@@ -328,32 +402,41 @@ class _Export:
         self.definitions[line["definition"]] = body
 
     def _add(self, line: dict[str, Any]) -> None:
-        plain = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
+        parts = Parts(line["facts"], line.get("content"))
+        for text in parts:
+            if text is not None and canonical.dumps(canonical.loads(text)) != text:
+                raise RunStateError("Its text is not canonical, so nothing could be stored with its hash.")
         row = Row(
-            **{name: line[name] for name in plain},
+            **{name: line[name] for name in PLAIN},
+            content_salt=line.get("content_salt"),
             run_id=UUID(line["run"]),
             payload={},
             created_at=datetime.fromisoformat(line["created_at"]),
             consumes=UUID(line["consumes"]) if line["consumes"] else None,
         )
-        wrong = self.history.add(row, line["payload"])
+        wrong = self.history.add(row, parts)
         if wrong is not None:
             raise RunStateError(str(wrong))
-        self.rows.append(row._replace(payload=canonical.loads(line["payload"])))
+        row = row._replace(payload=parts.payload(row.kind))
+        check_columns(_message(self.session.pk, row, parts))
+        for stored in payloads.files(row.run_id, row.seq, row.payload):
+            # A copied row points at the file of its origin's session.
+            payloads.check_name(stored, None if events.COPIED in row.payload else self.session.pk)
+        self.rows.append(row)
+        self.parts.append(parts)
 
     def _keep(self, line: dict[str, Any]) -> None:
         if "data" not in line:
             raise RunStateError(f"The file of row {line['of']} is left out: {line['left_out']}")
         place = self._files.tell()
         length = self._files.write(base64.b64decode(line["data"], validate=True))
-        self._parts.setdefault(line["of"], []).append((place, length))
+        self._parts.setdefault((line["of"], line["file"]), []).append((place, length))
 
     def files(self) -> Iterator[tuple[Stored, Iterator[bytes]]]:
         """Yield each file that a row points at, with those of its parts that are there."""
         for row in self.rows:
-            stored = payloads.of(row.run_id, row.seq, row.payload)
-            if stored is not None:
-                yield stored, self._read_back(self._parts.get(row.seq, []))
+            for stored in payloads.files(row.run_id, row.seq, row.payload):
+                yield stored, self._read_back(self._parts.get((row.seq, stored.name), []))
 
     def _read_back(self, parts: list[tuple[int, int]]) -> Iterator[bytes]:
         for place, length in parts:
@@ -365,30 +448,30 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     session = found.session
     if Session.objects.using(alias).filter(pk=session.pk, created_at__in=tried).exists():
         return Run.objects.using(alias).get(pk=found.run_id)  # only the commit's acknowledgement was lost
-    if Tombstone.objects.using(alias).filter(pk=session.pk).exists():
-        raise RunStateError(f"Session {session.pk} was pruned here; nothing was imported.")
-    session.owner_name = runs[0].owner_name
+    _refuse_known(alias, found)
+    session.owner_name, session.title = runs[0].owner_name, runs[0].title
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     tried.append(session.created_at)
     stored = Session.objects.using(alias).filter(pk=session.pk, created_at=session.created_at)
     if not stored.exists():
-        raise RunStateError(
-            f"There is a session {session.pk} or {session.key!r} already; nothing was imported."
-        )
+        raise RunStateError(_THERE % (session.pk, session.key))
     Definition.objects.using(alias).bulk_create(
         [Definition(hash=key, body=body) for key, body in found.definitions.items()], ignore_conflicts=True
     )
-    _refuse_known_keys(alias, runs)
     Run.objects.using(alias).bulk_create(runs)
+    ContextValue.objects.using(alias).bulk_create(
+        value for run in runs for value in ContextValue.of(run, found.definitions[run.definition_id])
+    )
     # They were made with the present time.
     for run_id, (first, last) in _times(found).items():
         Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(
-        (Message(session_id=session.pk, **row._asdict()) for row in found.rows), batch_size=CHUNK
+        (_message(session.pk, *pair) for pair in zip(found.rows, found.parts, strict=True)), batch_size=CHUNK
     )
     Approval.objects.using(alias).bulk_create(_approvals(found), batch_size=CHUNK)
     for wrong in check(session.pk, alias, files=False):
-        raise RunStateError(f"{wrong} Nothing was imported.")
+        if wrong.column != "scope":  # it may get another than its journal says
+            raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)
     # Users of this database are others. After the closing, which writes the decisions of what it cancels.
@@ -400,6 +483,13 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     return Run.objects.using(alias).get(pk=found.run_id)
 
 
+def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
+    columns = row._asdict()
+    del columns["payload"]
+    content = None if parts.content is None else canonical.loads(parts.content)
+    return Message(session_id=session_id, facts=canonical.loads(parts.facts), content=content, **columns)
+
+
 def _close(run: Run, batch: Batch) -> None:
     """End an unfinished run here. What becomes of its open calls is known elsewhere, if anywhere."""
     batch.quiet = True
@@ -409,15 +499,29 @@ def _close(run: Run, batch: Batch) -> None:
     batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(ACTOR), "reason": reason})
 
 
-def _refuse_known_keys(alias: str, runs: list[Run]) -> None:
-    keys = {run.idempotency_key for run in runs} - {""}
+def _refuse_known(alias: str, found: _Export) -> None:
+    """Raise RunStateError if this database knows the session, a run, an approval or an idempotency key."""
+    session = found.session
+    if Tombstone.objects.using(alias).filter(pk=session.pk).exists():
+        raise RunStateError(f"Session {session.pk} was pruned here; nothing was imported.")
+    same = Q(pk=session.pk) | Q(scope=session.scope, key=session.key)
+    if Session.objects.using(alias).filter(same).exists():
+        raise RunStateError(_THERE % (session.pk, session.key))
+    started = [
+        row for row in found.rows if row.kind == events.RUN_STARTED and events.COPIED not in row.payload
+    ]
+    keys = {row.payload["idempotency_key"] for row in started} - {""}
     for key in keys:
-        refuse_pruned(alias, key, None)
-    taken = Run.objects.using(alias).filter(owner=None, idempotency_key__in=keys).first()
+        refuse_pruned(alias, key, None, session.scope)
+    taken = Run.objects.using(alias).filter(owner=None, scope=session.scope, idempotency_key__in=keys).first()
     if taken is not None:
         raise RunStateError(
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."
         )
+    for model, ids in ((Run, {*found.history.states}), (Approval, found.history.approvals)):
+        known = model.objects.using(alias).filter(pk__in=ids).first()
+        if known is not None:
+            raise RunStateError(f"{model.__name__} {known.pk} is here already; nothing was imported.")
 
 
 def _runs(found: _Export) -> Iterator[Run]:
@@ -427,17 +531,22 @@ def _runs(found: _Export) -> Iterator[Run]:
         started = next(row for row in mine if row.kind == events.RUN_STARTED)
         payload: events.RunStarted = started.payload
         origin, actor = payload.get("origin"), payload.get("actor")
-        if owner is None:  # a session belongs to the person who began it
-            owner = actor["name"] if actor else ""
+        if owner is None:  # a session belongs to the person for whom it was begun
+            whose = payload.get("owner", actor)
+            owner = whose["name"] if whose else ""
         # The task is in the row after a run's first, or before a fork's.
         asked = (row for row in found.rows if row.seq <= started.seq + 1)
+        task = task_of(asked)
         yield Run(
             id=run_id,
             session_id=found.session.pk,
+            scope=found.session.scope,
             owner_name=owner,
             agent=state.agent,
             idempotency_key=payload["idempotency_key"],
-            input=task_of(asked),
+            input=task,
+            title=title_of(task),
+            context=state.context,
             origin_id=UUID(origin["run"]) if origin else None,
             origin_seq=origin.get("seq") if origin else None,
             **_columns(state),

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 
 from agentruns.conf import settings
+from agentruns.engine.leases import FREE
 from agentruns.journal import events
+from agentruns.journal.masking import Mask, mask_of, masks_of
+from agentruns.journal.policy import is_narrowed
+from agentruns.journal.read import definition_body, read_rows
 from agentruns.models import Approval, Control, Message, Run
-from agentruns.models.definition import definition_body
 from agentruns.models.querysets import ACTIVE, RunQuerySet
 from agentruns.utils import clock
 
+STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
-SILENT, BACKOFF, BLOCKED = "silent", "back-off", "blocked"
-CLEARING = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.ORPHAN_RESOLVED)  # rows that say which
+SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocked"
+# rows that say which
+CLEARING = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.APPROVAL_VOIDED, events.ORPHAN_RESOLVED)
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 
 
@@ -30,8 +35,8 @@ EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares
 class Wait:
     """One thing that a run waits for; `approval_id` or `call_id` names what a person can act on.
 
-    `text` is as it was written, fit for no page yet: the evidence of a call in doubt, or the error that it
-    ended with, the title of an approval, why a run is paused or blocked.
+    `text` is masked, but else as it was written, fit for no page yet: the evidence of a call in doubt, or the
+    error that it ended with, the title of an approval, why a run is paused or blocked.
     """
 
     kind: str
@@ -41,12 +46,14 @@ class Wait:
     attempt: int = 0
     text: str = ""
     approval_id: UUID | None = None
-    until: datetime | None = None  # of a back-off
+    until: datetime | None = None  # of a back-off, or of a start at a later time
     gates_tool: bool = False  # each further call of the tool asks a person until this one is cleared
 
 
-def waits(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Wait]]:
-    """Return what each run waits for, calls in doubt first, by two queries for any number of runs.
+def waits(
+    alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
+) -> dict[UUID, list[Wait]]:
+    """Return what each run waits for, calls in doubt first, by two queries and those for the masks.
 
     A run that ended, or that goes on by itself, is not among them.
     """
@@ -54,25 +61,43 @@ def waits(alias: str, runs: Iterable[Run]) -> dict[UUID, list[Wait]]:
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
     found: dict[UUID, list[Wait]] = defaultdict(list)
     if stopped:
-        for wait in (*_orphans(alias, stopped), *_approvals(alias, stopped)):
+        for wait in (*orphans(alias, stopped), *_approvals(alias, stopped)):
             found[wait.run_id].append(wait)
+    starts = _scheduled(alias, [run for run in runs if waits_for_time(run) and not run.step])
     for run in runs:
-        own = _own(run)
+        own = _own(run, SCHEDULED if run.pk in starts else BACKOFF)
         if own is not None:
             found[run.pk].append(own)
+    if masks is None:
+        masks = masks_of(run for run in runs if found.get(run.pk))
+    for run in runs:
+        if run.pk in found:
+            found[run.pk] = [_masked(wait, masks[run.session_id]) for wait in found[run.pk]]
     return found
 
 
-def uncleared(alias: str, run: Run) -> list[Wait]:
+def _masked(wait: Wait, mask: Mask) -> Wait:
+    return replace(wait, text=mask.made(wait.tool, wait.text)) if mask else wait
+
+
+def uncleared(
+    alias: str, run: Run, mask: Mask | None = None, among: QuerySet[Run] | None = None
+) -> list[Wait]:
     """Return the calls of the run's session that have a result and may have happened, and nobody cleared.
 
-    None of an imported one, which takes no verdict.
+    None of an imported one, which takes no verdict. `among` are the runs that the reader may see.
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
     rows = rows.filter(kind__in=CLEARING)
-    found = uncleared_in(map(_read, rows.order_by("seq").values_list(*events.Row._fields)))
-    tools = definition_body(alias, run.definition_id).get("tools", {}) if found else {}
-    return [
+    found = uncleared_in(read_rows(rows.order_by("seq")))
+    if found and among is not None and is_narrowed(among):
+        seen = {*among.filter(pk__in={row.run_id for row in found}).values_list("pk", flat=True)}
+        found = [row for row in found if row.run_id in seen]
+    if not found:
+        return []
+    tools = definition_body(alias, run.definition_id).get("tools", {})
+    mask = mask_of(run) if mask is None else mask
+    waits = [
         Wait(
             kind=UNCLEARED,
             run_id=row.run_id,
@@ -83,17 +108,21 @@ def uncleared(alias: str, run: Run) -> list[Wait]:
         )
         for row in found
     ]
+    return [_masked(wait, mask) for wait in waits]
 
 
 def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
     """Return the results that leave a doubt and were not cleared by a later row; rows are in order."""
     found: dict[str, events.Row] = {}
+    settled: dict[str, dict[str, events.Row]] = {}  # by the call whose approval settled them
     for row in rows:
         if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             found[row.call_id] = row
         elif row.kind == events.APPROVAL_DECIDED:
-            for call_id in row.payload.get("settles", ()):
-                found.pop(call_id, None)
+            named = row.payload.get("settles", ())
+            settled[row.call_id] = {one: found.pop(one) for one in named if one in found}
+        elif row.kind == events.APPROVAL_VOIDED:
+            found |= settled.pop(row.call_id, {})
         elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
             found.pop(row.call_id, None)
     return list(found.values())
@@ -110,30 +139,43 @@ def is_stalled(run: Run) -> bool:
     return run.status == Run.Status.RUNNING and not is_live(run)
 
 
-def backs_off(run: Run) -> bool:
-    """Return whether the run waits for a while because its model failed."""
+def waits_for_time(run: Run) -> bool:
+    """Return whether the run waits for a time: after its model failed, or to start at all."""
     until = run.not_before
     return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
-def cancel_request(alias: str, run: Run) -> tuple[str, datetime] | None:
-    """Return who asked for the run to be cancelled, "" for the program, and when."""
-    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind=events.RUN_CANCEL_REQUESTED)
-    row = rows.order_by("seq").values_list("payload", "created_at").first()
-    return (_actor(row[0]), row[1]) if row else None
+def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, datetime]]:
+    """Return who asked first for which of the runs to be cancelled, "" for the program, and when."""
+    rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
+    found = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
+    return {run_id: (_actor(facts), when) for run_id, facts, when in found}
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
     """Return whether a run is paused, and who asked when for a pause that its worker has not made yet."""
     kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED)
     rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("-seq")
-    for kind, payload, at in rows.values_list("kind", "payload", "created_at"):
-        if events.COPIED in payload or (kind == events.RUN_RESUMED and not payload.get("unpause")):
+    for kind, facts, at in rows.values_list("kind", "facts", "created_at"):
+        if events.COPIED in facts or (kind == events.RUN_RESUMED and not facts.get("unpause")):
             continue
         if kind == events.RUN_PAUSE_REQUESTED:
-            return False, (_actor(payload), at)
+            return False, (_actor(facts), at)
         return kind == events.RUN_PAUSED, None
     return False, None
+
+
+def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
+    """Return row and time of each message that no reply of these runs has read; one query for all of them."""
+    found: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
+    rows = Message.objects.using(alias).filter(run_id__in=run_ids, kind__in=(events.USER, events.ASSISTANT))
+    fields = ("run_id", "seq", "facts", "created_at")
+    for run_id, seq, facts, at in rows.order_by("seq").values_list(*fields) if run_ids else ():
+        if facts.get("reason") == events.MESSAGE:
+            found[run_id].append((seq, at))
+        elif "read" in facts:
+            found[run_id] = [one for one in found[run_id] if one[0] > facts["read"]]
+    return {run_id: ones for run_id, ones in found.items() if ones}
 
 
 def sweeper_seen(alias: str) -> datetime | None:
@@ -160,12 +202,13 @@ def unserved(runs: RunQuerySet) -> RunQuerySet:
     return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 
-def _orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
+def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
+    """Yield the calls in doubt that wait for a person; their texts are not masked."""
     open_calls = {(run.pk, call_id) for run in runs for call_id in run.pending_calls}
     kinds = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
     last = {}
-    for row in map(_read, rows.order_by("seq").values_list(*events.Row._fields)):
+    for row in read_rows(rows.order_by("seq")):
         last[row.run_id, row.call_id] = row
     for key, row in last.items():
         waits_for_people = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"
@@ -187,22 +230,26 @@ def _approvals(alias: str, runs: list[Run]) -> Iterator[Wait]:
         yield Wait(kind=APPROVAL, run_id=run_id, approval_id=pk, call_id=call_id, tool=tool, text=title)
 
 
-def _own(run: Run) -> Wait | None:
+def _scheduled(alias: str, runs: list[Run]) -> set[UUID]:
+    """Return those of the runs whose present time to wait for is the one that they were started with."""
+    if not runs:
+        return set()
+    rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_STARTED)
+    due = {run_id: facts.get("not_before") for run_id, facts in rows.values_list("run_id", "facts")}
+    return {run.pk for run in runs if run.not_before and due.get(run.pk) == events.timestamp(run.not_before)}
+
+
+def _own(run: Run, timed: str) -> Wait | None:
     if run.status == Run.Status.PAUSED:
         return Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason)
     if is_stalled(run):
         return Wait(kind=SILENT, run_id=run.pk)
-    if backs_off(run):
-        return Wait(kind=BACKOFF, run_id=run.pk, until=run.not_before)
+    if waits_for_time(run):
+        return Wait(kind=timed, run_id=run.pk, until=run.not_before)
     if run.status == Run.Status.QUEUED and run.blocked_reason:
         return Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason)
     return None
 
 
-def _read(values: tuple[Any, ...]) -> events.Row:
-    row = events.Row(*values)
-    return row._replace(payload=events.upcast(row.kind, row.payload))
-
-
-def _actor(payload: dict[str, Any]) -> str:
-    return str((payload.get("actor") or {}).get("name") or "")
+def _actor(facts: dict[str, Any]) -> str:
+    return str((facts.get("actor") or {}).get("name") or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from django.db.models import F, Q
@@ -12,6 +12,8 @@ from agentruns.conf import settings
 from agentruns.engine.leases import take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError, RunStateError
+from agentruns.journal.copies import last_task
+from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Message, Run, Session
@@ -42,6 +44,14 @@ def require_no_record(session: Session) -> None:
         )
 
 
+def require_task(run: Run, rows: Iterable[Row]) -> None:
+    """Raise RunStateError if the last task in these rows of a run was erased: nobody can do it again."""
+    task = last_task(rows)
+    if task is not None and task.is_erased:
+        text = _("The task of run %(run)s was erased (row %(seq)s). Start a run, or fork it with a new text.")
+        raise RunStateError(text % {"run": run.pk, "seq": task.seq})
+
+
 def write(
     run_id: UUID,
     change: Change,
@@ -69,9 +79,12 @@ def write(
             raise JournalLockedError(f"Run {run_id}: {error}", run_id=str(run_id)) from error
 
 
-def lock_session(alias: str, session_id: UUID) -> None:
-    """Lock a session for the open transaction; an UPDATE locks on every database, SELECT does not."""
-    Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))
+def lock_session(alias: str, session_id: UUID) -> bool:
+    """Lock a session for the open transaction, and return whether it is still there.
+
+    By an UPDATE, which locks on every database; SELECT does not.
+    """
+    return Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq")) == 1
 
 
 def _write(
@@ -86,7 +99,8 @@ def _write(
 ) -> Run:
     run = find_run(run_id)
     require_no_record(run.session)
-    lock_session(alias, run.session_id)
+    if not lock_session(alias, run.session_id):
+        find_run(run_id)  # raises: it was pruned just now
     if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
         return run  # the commit went through, only its acknowledgement was lost
     store = DatabaseStore(alias)

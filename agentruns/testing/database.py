@@ -54,7 +54,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from django.utils import timezone
 
     from agentruns.engine import leases
-    from agentruns.journal import store
+    from agentruns.journal import statements
     from agentruns.utils import clock as journal_clock
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
@@ -70,7 +70,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     for name in {"as_sql", *vars(Now)}:
         if name.startswith("as_"):
             yield Now, name, as_sql
-    yield store, "clock", append_clock
+    yield statements, "clock", append_clock
     yield timezone, "now", lambda: clock.now
     yield journal_clock, "now", lambda alias: clock.now
     yield leases, "_process_started", {}  # a moved clock cannot tell when this process began

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,8 @@ import pytest
 
 # Modules are imported when a fixture is used: most tests of most projects use none of them.
 if TYPE_CHECKING:
-    import subprocess
-
-    from agentruns import RunResult
     from agentruns.agents.agent import Agent
     from agentruns.testing import DatabaseClock, EffectsLedger, Script
-    from agentruns.testing.crash import CrashingStore
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -47,14 +44,6 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
 
 
 @pytest.fixture
-def run_until_blocked() -> Callable[..., list[RunResult]]:
-    """`run_until_blocked()`: drive every run until it ends or waits; returns their results."""
-    from agentruns.testing import run_until_blocked
-
-    return run_until_blocked
-
-
-@pytest.fixture
 def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EffectsLedger:
     """The ledger of outside effects; `EffectsLedger.from_environment()` finds it, also in child processes."""
     from agentruns.testing.effects import VARIABLE, EffectsLedger
@@ -62,38 +51,6 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EffectsLedger:
     path = tmp_path / "effects.jsonl"
     monkeypatch.setenv(VARIABLE, str(path))
     return EffectsLedger(path)
-
-
-@pytest.fixture
-def crash_at() -> Callable[[str], AbstractContextManager[None]]:
-    """`with crash_at(point): ...` ends the block as a SIGKILL there would, but spares this process."""
-    from agentruns.testing import crashing_at
-
-    return crashing_at
-
-
-@pytest.fixture
-def crash_after_tool_results() -> Callable[..., CrashingStore]:
-    """`crash_after_tool_results(store, nth=2)`: a store that stops at the nth append of a drive."""
-    from agentruns.testing import crash_after_tool_results
-
-    return crash_after_tool_results
-
-
-@pytest.fixture
-def expire_leases() -> Callable[..., int]:
-    """`expire_leases()`: make the leases of dead workers expire now."""
-    from agentruns.testing import expire_leases
-
-    return expire_leases
-
-
-@pytest.fixture
-def manage_py() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`manage_py("resume_runs", crash_at=point)`: a command in a process of its own, killed at a point."""
-    from agentruns.testing import manage_py
-
-    return manage_py
 
 
 @pytest.fixture
@@ -105,9 +62,35 @@ def database_clock() -> Iterator[DatabaseClock]:
         yield clock
 
 
-@pytest.fixture
-def check_messages() -> Callable[[Any], None]:
-    """`check_messages(messages)`: raises on anything the provider would refuse."""
-    from agentruns.testing import check_messages
+def _function(name: str, text: str, *, of: str = "") -> Callable[[], Callable[..., Any]]:
+    """Return the fixture of a function of `agentruns.testing`: that `of` another name, else of its own."""
 
-    return check_messages
+    def function() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module("agentruns.testing"), of or name)
+        return found
+
+    function.__doc__ = text
+    return pytest.fixture(function, name=name)
+
+
+_run_until_blocked = _function(
+    "run_until_blocked",
+    "`run_until_blocked()`: drive every run until it ends or waits; returns their results.",
+)
+_crash_at = _function(
+    "crash_at",
+    "`with crash_at(point): ...` ends the block as a SIGKILL there would, but spares this process.",
+    of="crashing_at",
+)
+_crash_after_tool_results = _function(
+    "crash_after_tool_results",
+    "`crash_after_tool_results(store, nth=2)`: a store that stops at the nth append of a drive.",
+)
+_expire_leases = _function("expire_leases", "`expire_leases()`: make the leases of dead workers expire now.")
+_manage_py = _function(
+    "manage_py",
+    '`manage_py("resume_runs", crash_at=point)`: a command in a process of its own, killed at a point.',
+)
+_check_messages = _function(
+    "check_messages", "`check_messages(messages)`: raises on anything the provider would refuse."
+)

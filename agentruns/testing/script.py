@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from agentruns.agents import content
+from agentruns.providers.attachments import DEFAULT
 from agentruns.providers.base import ModelReply, ModelRequest, model_identity
 from agentruns.providers.scripted import ScriptedModel, Turn
 
@@ -129,6 +132,35 @@ def _block(block: Any, role: str, where: str) -> None:
         if role != "user":
             raise InvalidMessages(f"{where}: tool_result belongs in a user message")
         _tool_result(block, where)
+    elif kind in ("image", "document"):
+        if role != "user":
+            raise InvalidMessages(f"{where}: {kind} belongs in a user message")
+        _file(block, where)
+
+
+def _file(block: dict[str, Any], where: str) -> None:
+    source = block.get("source")
+    if not isinstance(source, dict) or not isinstance(source.get("type"), str):
+        raise InvalidMessages(f"{where}: {block['type']} needs a source")
+    if source["type"] not in ("base64", "text"):
+        return  # an address, or a file that the provider has
+    media_type, data = source.get("media_type"), source.get("data")
+    if not isinstance(data, str) or not data:
+        raise InvalidMessages(f"{where}: the data of a source is a string")
+    if source["type"] == "text":
+        if block["type"] != "document" or media_type != content.PLAIN:
+            raise InvalidMessages(f"{where}: a text is the source of a document, as {content.PLAIN}")
+        return
+    if media_type not in (content.IMAGES if block["type"] == "image" else (content.PDF,)):
+        raise InvalidMessages(f"{where}: {block['type']} of media type {media_type!r}")
+    try:
+        found = content.type_of(base64.b64decode(data, validate=True))
+    except ValueError:
+        raise InvalidMessages(f"{where}: the data is no base64") from None
+    if found != media_type:
+        raise InvalidMessages(f"{where}: the data is {found or 'of no known type'}, not {media_type}")
+    if block["type"] == "image" and len(data) > DEFAULT.image:
+        raise InvalidMessages(f"{where}: an image of {len(data)} bytes; {DEFAULT.image} are allowed")
 
 
 def _text(block: dict[str, Any], where: str) -> None:
@@ -161,6 +193,12 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
             raise InvalidMessages(f"{at}: a block is an object with a type")
         if inner["type"] == "text":
             _text(inner, at)
+        elif inner["type"] in ("image", "document"):
+            _file(inner, at)
+            if block.get("is_error"):
+                raise InvalidMessages(f"{at}: an error may hold text only")
+        elif inner["type"] not in ("search_result", "tool_reference", "browser_state"):
+            raise InvalidMessages(f"{at}: a result holds no {inner['type']}")
 
 
 def _assistant(blocks: list[tuple[str, dict[str, Any]]], seen: set[str]) -> list[str]:

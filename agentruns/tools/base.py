@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
@@ -13,17 +14,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
 
+from agentruns.agents import content
 from agentruns.exceptions import ToolRefused
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
-from agentruns.tools.options import Options, Recovery
+from agentruns.tools.options import Options
 from agentruns.tools.refusals import is_refusal, path_of
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
 from agentruns.utils.coroutines import wait
-from agentruns.utils.redaction import get_logger
+from agentruns.utils.redaction import conceal, concealing, get_logger
 
 logger = get_logger("agentruns.tools")
 
@@ -38,10 +40,10 @@ class InvalidArguments(ToolRefused, ValueError):
     """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
 
 
-class Tool(Generic[P, R]):
+class Tool(Options, Generic[P, R]):
     """A declared tool; calling it calls the plain function, for unit tests.
 
-    The options of `@tool` are attributes of the same names; `timeout` is in seconds, `sensitive` is sorted.
+    The options of `@tool` are its own.
     """
 
     def __init__(
@@ -53,22 +55,7 @@ class Tool(Generic[P, R]):
         self.description = description
         self.signature = signature
         self.input_schema = signature.schema
-        self.requires_approval = options.requires_approval
-        self.approvers = options.approvers
-        self.approvals = options.approvals
-        self.expires_in = options.expires_in
-        self.risk = options.risk
-        self.describe = options.describe
-        self.preview = options.preview
-        self.safe_to_retry = options.safe_to_retry
-        self.transactional = options.transactional
-        self.reconcile = options.reconcile
-        self.parallel = options.parallel
-        self.timeout = options.timeout
-        self.sensitive = options.sensitive
-        self.refuses = options.refuses
-        self.recovery: Recovery = options.recovery
-        self.only_answers = options.only_answers
+        vars(self).update(vars(options))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function as it was written; a coroutine function returns its coroutine."""
@@ -102,6 +89,7 @@ class Tool(Generic[P, R]):
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
+            **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
         }
 
@@ -137,34 +125,37 @@ class Tool(Generic[P, R]):
         gate = self.requires_approval
         if isinstance(gate, bool):
             return gate
-        try:
-            answer = call(gate, copy.deepcopy(arguments), ctx)
-            # None is a forgotten `return`; read as False it would silently open the gate.
-            return True if answer is None else bool(answer)
-        except Exception:
-            logger.warning("requires_approval of %s failed; a person is asked", self.name, exc_info=True)
-            return True
+        with self._concealing(arguments):
+            try:
+                answer = call(gate, copy.deepcopy(arguments), ctx)
+                # None is a forgotten `return`; read as False it would silently open the gate.
+                return True if answer is None else bool(answer)
+            except Exception:
+                logger.warning("requires_approval of %s failed; a person is asked", self.name, exc_info=True)
+                return True
 
     def title(self, arguments: dict[str, Any]) -> str:
         """Return one line that describes the call; the fallback masks sensitive arguments."""
         if self.describe is not None:
-            try:
-                text = call(self.describe, copy.deepcopy(arguments))
-                if isinstance(text, str) and text.strip():
-                    return one_line(text)
-            except Exception:
-                logger.warning("describe of %s failed", self.name, exc_info=True)
+            with self._concealing(arguments):
+                try:
+                    text = call(self.describe, copy.deepcopy(arguments))
+                    if isinstance(text, str) and text.strip():
+                        return one_line(text)
+                except Exception:
+                    logger.warning("describe of %s failed", self.name, exc_info=True)
         return call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result of `preview` as JSON, or None; never raises."""
         if self.preview is None:
             return None
-        try:
-            shown = call(self.preview, copy.deepcopy(arguments))
-        except Exception:
-            logger.warning("preview of %s failed", self.name, exc_info=True)
-            return None
+        with self._concealing(arguments):
+            try:
+                shown = call(self.preview, copy.deepcopy(arguments))
+            except Exception:
+                logger.warning("preview of %s failed", self.name, exc_info=True)
+                return None
         return to_jsonable(shown)[0] if isinstance(shown, dict) else None
 
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
@@ -173,6 +164,7 @@ class Tool(Generic[P, R]):
         Raises InvalidArguments before entering the handler if the arguments are not effective ones; the
         handler's own exceptions pass through unchanged. Nothing raises after the handler has returned.
         """
+        self._conceal(arguments)
         model, again = self._read(arguments)
         if canonical.dumps(again) != canonical.dumps(arguments):
             raise InvalidArguments("These are not effective arguments: validating them changes them.")
@@ -188,6 +180,13 @@ class Tool(Generic[P, R]):
         """Return whether an exception of the handler says that nothing happened; never raises."""
         return is_refusal(error, self.refuses)
 
+    def _concealing(self, arguments: dict[str, Any]) -> AbstractContextManager[None]:
+        return concealing([arguments.get(name) for name in self.sensitive])
+
+    def _conceal(self, arguments: dict[str, Any]) -> None:
+        """Keep sensitive arguments out of the log records of the run that enters the tool."""
+        conceal([arguments.get(name) for name in self.sensitive])
+
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
         """Return arguments validated, and as JSON again; raises InvalidArguments."""
         validated = _validate(self.signature.model, raw)
@@ -195,6 +194,10 @@ class Tool(Generic[P, R]):
 
     def output(self, result: Any) -> ToolOutput:
         """Return a handler's result as JSON; never raises."""
+        if content.is_block(result):
+            items = result if isinstance(result, list | tuple) else [result]
+            made = content.packed(content.admitted(map(_block, items)))
+            return ToolOutput(made["content"], {"stored": made["stored"]})
         flags: dict[str, Any] = {}
         adapter = self.signature.returns
         if adapter is not None:
@@ -204,18 +207,18 @@ class Tool(Generic[P, R]):
                 flags["misfit"] = _misfit(error)
             else:
                 try:
-                    content = dumped(adapter, fitting)[0]
-                    canonical.dumps(content)
-                    if not is_deeper(content, MAX_RESULT_DEPTH):
-                        return ToolOutput(content)
+                    plain = dumped(adapter, fitting)[0]
+                    canonical.dumps(plain)
+                    if not is_deeper(plain, MAX_RESULT_DEPTH):
+                        return ToolOutput(plain)
                 except SameKeyError as error:
                     flags["misfit"] = str(error)
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
-        content, stringified = to_jsonable(result)
+        plain, stringified = to_jsonable(result)
         if stringified:
             flags["stringified"] = True
-        return ToolOutput(content, flags)
+        return ToolOutput(plain, flags)
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
         """Ask `reconcile` whether the call happened; anything but a clear answer is Unknown.
@@ -224,6 +227,7 @@ class Tool(Generic[P, R]):
         """
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")
+        self._conceal(arguments)
         try:
             verdict = call(self.reconcile, ctx, copy.deepcopy(arguments))
         except KeyboardInterrupt:
@@ -232,7 +236,8 @@ class Tool(Generic[P, R]):
             logger.warning("reconcile of %s failed", self.name, exc_info=True)
             return Unknown(one_line(f"reconcile raised {type(error).__name__}: {to_jsonable(error)[0]}"))
         if isinstance(verdict, Occurred):
-            return Occurred(self.output(verdict.result).content)
+            output = self.output(verdict.result)
+            return Occurred(output.content, _stored=output.flags.get("stored"))
         if isinstance(verdict, NotOccurred | Unknown):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
@@ -262,6 +267,14 @@ def _dump(arguments: BaseModel) -> dict[str, Any]:
         return arguments.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
     except Exception as error:
         raise InvalidArguments(f"The arguments cannot be stored as JSON: {type(error).__name__}.") from error
+
+
+def _block(item: Any) -> content.Block:
+    """Return one of a list's items, of which some are blocks, as a block."""
+    if isinstance(item, content.Text | content.File):
+        return item
+    plain = to_jsonable(item)[0]
+    return content.Text(plain if isinstance(plain, str) else canonical.dumps(plain))
 
 
 def _misfit(error: Exception) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Collection
 from reprlib import Repr
 from typing import Any
 
-from agentruns.utils.redaction import redacted
+from agentruns.utils.characters import escaped
+from agentruns.utils.redaction import MASK, redacted
 
-MASK = "***"
+__all__ = ["MASK", "call_text", "one_line"]
+
 _LIMIT = 200
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 40
@@ -18,9 +20,8 @@ _SHORT.maxlevel = 2
 
 
 def one_line(text: str, limit: int = _LIMIT) -> str:
-    """Return `text` on one line, without characters that hide or reorder text."""
-    text = " ".join(text[: limit * 4].split())
-    text = "".join(character if character.isprintable() else "\ufffd" for character in text)
+    """Return `text` on one line, with characters that hide or reorder text as escapes."""
+    text = " ".join(escaped(text[: limit * 4]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

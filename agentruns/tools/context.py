@@ -1,4 +1,4 @@
-"""The context a handler receives, and the outcomes it and `reconcile` return."""
+"""The context of a run or a call for the functions of a project, and the outcomes of a call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,43 @@ logger = get_logger("agentruns.tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
+class OfRun:
+    """A run as every context tells of it: `actor` is who started it."""
+
+    run_id: str
+    session_key: str | None = None
+    scope: str = ""
+    context: dict[str, Any] = field(default_factory=dict)
+    actor: Any = None
+    _user: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def user(self) -> Any:
+        """The Django user whose run it is, read on first use; None for the program. NotFoundError if gone."""
+        return self._user() if self._user is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext(OfRun):
+    """A run that is about to start, as the functions `instructions` and `tools_for` of its agent see it."""
+
+    agent: str
+    version: str = "1"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext(OfRun):
     """One call of one tool, as its handler, gate and reconcile function see it.
 
     `idempotency_key` is the same for every attempt of this call and different for every other call.
-    The engine sets the three private callables; without them, as in a unit test, the methods do nothing.
+    The engine sets the private callables; without them, as in a unit test, the methods do nothing.
     """
 
-    run_id: str
     call_id: str
     tool_name: str
     idempotency_key: str
-    session_key: str | None = None
     attempt: int = 1
-    actor: Any = None
     approved_by: tuple[str, ...] = ()
     _is_cancelled: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
     _heartbeat: Callable[[], object] | None = field(default=None, repr=False, compare=False)
@@ -53,7 +76,7 @@ class ToolOutput:
     """A handler's result as JSON, with flags for what the conversion changed.
 
     `flags`: `{"misfit": text}` if it does not fit the return annotation, `{"stringified": True}` if a
-    part of it was not JSON and is stored as text.
+    part of it was not JSON and is stored as text, `{"stored": [files]}` if the content is blocks.
     """
 
     content: Any
@@ -65,6 +88,7 @@ class Occurred:
     """The effect happened; `result` becomes the result of the call."""
 
     result: Any = None
+    _stored: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)  # files of blocks
 
 
 @dataclass(frozen=True, slots=True)

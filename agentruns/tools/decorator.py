@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Unpack, overload
 
 from agentruns.tools import signature
@@ -43,6 +44,7 @@ def tool(
     parallel: bool = False,
     timeout: float | timedelta | None = None,
     sensitive: Iterable[str] = (),
+    sensitive_results: Iterable[str] = (),
     refuses: Refusal | Iterable[Refusal] = (),
 ) -> Any:
     """Declare a function as a tool, with or without parentheses.
@@ -66,14 +68,12 @@ def tool(
         parallel=parallel,
         timeout=as_seconds(timeout),
         sensitive=as_names(sensitive),
+        sensitive_results=as_names(sensitive_results, "sensitive_results", "members of the result"),
         refuses=as_refusals(refuses),
     )
     # Types defined beside the tool, inside a function, can be found nowhere else.
-    local_names = sys._getframe(1).f_locals
-
-    def declare(function: Callable[..., Any]) -> Tool[..., Any]:
-        return declared(function, name, description, options, local_names)
-
+    given: Any = {"name": name, "description": description, "options": options}
+    declare: Any = partial(declared, **given, local_names=sys._getframe(1).f_locals)
     return declare if fn is None else declare(fn)
 
 

@@ -14,6 +14,8 @@ Risk = Literal["low", "normal", "high"]
 Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
 Gate = bool | Callable[[dict[str, Any], Any], Any]
 
+REQUESTER = "requester"  # `approvers` of a call that the user confirms whose run it is
+
 _LONGEST = timedelta(days=3650)
 
 
@@ -35,12 +37,13 @@ class ToolKeywords(TypedDict, total=False):
     parallel: bool
     timeout: float | timedelta | None
     sensitive: Iterable[str]
+    sensitive_results: Iterable[str]
     refuses: Refusal | Iterable[Refusal]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Options:
-    """The declarations of one tool; `timeout` in seconds, `sensitive` sorted."""
+    """The declarations of one tool; `timeout` in seconds, `sensitive` and `sensitive_results` sorted."""
 
     requires_approval: Gate = False
     approvers: str | None = None
@@ -55,6 +58,7 @@ class Options:
     parallel: bool = False
     timeout: float | None = None
     sensitive: tuple[str, ...] = ()
+    sensitive_results: tuple[str, ...] = ()  # members of the result; "*" is all of it
     refuses: tuple[Refusal, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
 
@@ -100,6 +104,8 @@ class Options:
         who = self.approvers
         if who is not None and not (isinstance(who, str) and who.strip() and who.isprintable()):
             raise TypeError(f"Tool {name!r}: approvers must be a permission or a group name, not {who!r}.")
+        if who == REQUESTER and self.approvals != 1:
+            raise TypeError(f"Tool {name!r}: approvers='requester' is one person; leave approvals at 1.")
         if who is not None and len(who) > NAME_LENGTH:
             raise TypeError(f"Tool {name!r}: approvers must be at most {NAME_LENGTH} characters long.")
         count = self.approvals
@@ -157,10 +163,10 @@ def as_refusals(refuses: object) -> tuple[Any, ...]:
     return tuple(refuses) if isinstance(refuses, Iterable) and not isinstance(refuses, type) else (refuses,)
 
 
-def as_names(sensitive: object) -> tuple[str, ...]:
-    """Return sorted parameter names; raises TypeError for a bare string, or anything but a list of names."""
-    if isinstance(sensitive, Iterable) and not isinstance(sensitive, str):
-        names = list(sensitive)
+def as_names(given: object, option: str = "sensitive", what: str = "parameter names") -> tuple[str, ...]:
+    """Return sorted names; raises TypeError for a bare string, or anything but a list of names."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        names = list(given)
         if all(isinstance(each, str) for each in names):
             return tuple(sorted(set(names)))
-    raise TypeError(f"sensitive must be a list of parameter names, not {sensitive!r}.")
+    raise TypeError(f"{option} must be a list of {what}, not {given!r}.")

@@ -14,6 +14,12 @@ logger = get_logger("agentruns.tools")
 
 Refusal = type[Exception] | Callable[[Any], bool]
 
+# What an error is followed by as the result of a call.
+MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
+NOTHING_HAPPENED = " Nothing happened."
+ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
+EFFECTS = (MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK)
+
 # The server may be at work on an earlier copy of the request, or may not have read this one to its end.
 UNDECIDED = (408, 409, 425, 429)
 

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentruns.utils import json as canonical
+
 MAX_DEPTH = 64  # levels of objects and lists in the input of a call, its edit, and a body of the API
 MAX_RESULT_DEPTH = 100  # the same of a result; what lies deeper is kept as text
 MAX_ROW_DEPTH = 128  # the same of a journal row; far below what Python's recursion limit bears
 MAX_CALLS = 64  # calls taken from one reply
 MAX_APPROVALS = 1_000  # people that one call can need
+TEXT_LENGTH = 100_000  # characters of a task and of a result that a person types, in the console and the API
+REASON_LENGTH = 2_000  # characters of a reason, a note, and evidence
 NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approvers`, of a person's name
+
+
+def check_name(what: str, name: str) -> None:
+    """Check the name of a session or a key; ValueError if some database would refuse or cut it.
+
+    Raises TypeError if it is not a text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"The {what} must be a text, not {name!r}.")
+    # Databases disagree about these: what one stores another refuses, or cuts.
+    if not is_name(name):
+        raise ValueError(
+            f"The {what} must be at most {NAME_LENGTH} printable characters, not {len(name)}: {name[:50]!r}."
+        )
+
+
+def is_name(text: str) -> bool:
+    """Return whether every database stores a text and finds it again."""
+    return len(text) <= NAME_LENGTH and text.isprintable()
+
+
+def said(value: Any) -> str:
+    """Return a value of a context as it is kept and searched for; "" for what is not."""
+    if not isinstance(value, str | int | float):  # a bool is an int
+        return ""
+    text = value if isinstance(value, str) else canonical.dumps(value)
+    return text if is_name(text) else ""
 
 
 def is_deeper(value: Any, levels: int) -> bool:

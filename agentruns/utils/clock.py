@@ -72,3 +72,8 @@ def _asked(alias: str, known: Reading | None) -> Reading:
             break
     _readings[alias] = reading
     return reading
+
+
+def utc(moment: datetime) -> str:
+    """Return a time as ISO 8601 in UTC with six digits, as the journal hashes it."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -1,8 +1,9 @@
-"""UUID version 7 (RFC 9562), monotonic within a process; `uuid.uuid7` exists from Python 3.14 only."""
+"""Ids and secrets. UUID version 7 (RFC 9562) is our own: `uuid.uuid7` exists from Python 3.14 only."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 import uuid
@@ -24,3 +25,8 @@ def uuid7() -> uuid.UUID:
         _last = (millis, counter)
     tail = random & ((1 << 62) - 1)
     return uuid.UUID(int=millis << 80 | 0x7 << 76 | counter << 64 | 0b10 << 62 | tail)
+
+
+def secret() -> str:
+    """Return a new random key of 32 bytes, in hex."""
+    return secrets.token_hex(32)

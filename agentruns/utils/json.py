@@ -28,7 +28,10 @@ def dumps(value: Any) -> str:
         text = _encode(value)
     except ValueError:  # a non-finite number, most likely
         return _encode(_escape(value))
-    return _encode(_escape(value)) if _needs_escape(text) else text
+    # NUL and DLE are written as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
+    if "\\u00" in text or not is_utf8(text):
+        return _encode(_escape(value))
+    return text
 
 
 def loads(text: str) -> Any:
@@ -49,7 +52,7 @@ def sha256(text: str) -> str:
 
 def escape_text(text: str) -> str:
     """Return `text` with NUL, DLE and lone surrogates escaped, safe for any text column."""
-    if _is_utf8(text) and "\x00" not in text and ESCAPE not in text:
+    if is_utf8(text) and "\x00" not in text and ESCAPE not in text:
         return text
     return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
 
@@ -59,16 +62,11 @@ def unescape_text(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ESCAPE in text else text
 
 
-def chain_hash(prev_hash: str, row: dict[str, Any]) -> str:
-    """Return the hash of a journal row, chained to the previous row's."""
-    return sha256(prev_hash + _encode(row))
-
-
 def legal(value: Any) -> Any:
     """Return `value` as strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
     if isinstance(value, str):
         # Most texts are plain, and the search takes many times longer.
-        plain = "\x00" not in value and (value.isascii() or _is_utf8(value))
+        plain = "\x00" not in value and (value.isascii() or is_utf8(value))
         return value if plain else _ILLEGAL.sub("\ufffd", value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -90,22 +88,17 @@ def _encoder() -> Callable[[Any], str]:
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # not CPython
         return ordinary.encode
-    quote = json.encoder.encode_basestring
     # Its arguments: markers (None: a circular value is too deep instead), default, encoder, indent,
     # key separator, item separator, sort_keys, skipkeys, allow_nan.
-    encode = make(None, ordinary.default, quote, None, ":", ",", True, False, False)
+    encode = make(None, ordinary.default, quoted, None, ":", ",", True, False, False)
     return lambda value: "".join(encode(value, 0))
 
 
+quoted = json.encoder.encode_basestring  # a text as it stands in canonical JSON, unescaped
 _encode = _encoder()
 
 
-def _needs_escape(text: str) -> bool:
-    # json.dumps writes NUL and DLE as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
-    return "\\u0000" in text or "\\u0010" in text or not _is_utf8(text)
-
-
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """Return whether a text has no lone surrogate; many times faster than searching for one."""
     if text.isascii():
         return True

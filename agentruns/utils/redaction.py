@@ -1,22 +1,36 @@
 """AGENTRUNS_REDACT: remove secrets from every text that is shown, exported or logged.
 
-The journal, the model and the tools keep the true values. Log records also get the id of their run.
+The journal, the model and the tools keep the true values. Log records also get the id of their run, and lose
+the sensitive values of the calls that their thread is working on.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 
 from agentruns.conf import settings
+from agentruns.utils.json import is_utf8
 
 FAILED = "[not shown: AGENTRUNS_REDACT failed]"
+MASK = "***"
+SHORT = 3  # characters; a shorter value is looked for only in what was made from it
+LONG_NUMBER = 6  # digits; a shorter number is not looked for inside of longer ones
+LONG = 100  # characters of a value that is masked from the left to the right only
+_ANY_DIGIT = str.maketrans("123456789", "000000000")
+FEW = 50  # ways to write values; so many are soonest looked for one by one
+
+_ANYWHERE, _NOWHERE = re.compile(r"(?s:.)"), re.compile(r"(?!)")
+_NUMBER = re.compile(r"[-+.,\d]+")
 
 
 class Driven(NamedTuple):
@@ -26,9 +40,166 @@ class Driven(NamedTuple):
     epoch: int = 0
 
 
+class Secrets:
+    """Sensitive values, and their replacement in texts and numbers that repeat them.
+
+    In time that grows with the text, not with the values: many are looked up by their beginnings.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self._known: set[str] = set()
+        # Ways to write a value -> without case and signs, once that was asked for.
+        self._forms: dict[str, str] = {}
+        self._lengths: dict[str, list[int]] = {}  # their beginnings -> their lengths, the longest first
+        self.add(value)
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def add(self, value: Any) -> None:
+        """Add every text and number in a JSON value; keys of objects are names, and words hide nothing."""
+        for text in _leaves(value):
+            if text.strip() and text != MASK and text not in self._known:
+                self._known.add(text)
+                escapes = (repr(text), json.dumps(text), json.dumps(text, ensure_ascii=False))
+                for form in (text, text.strip(), *(escape[1:-1] for escape in escapes)):
+                    self._add_form(form)
+
+    def update(self, others: Secrets) -> None:
+        """Add the values of others."""
+        for form in list(others._forms):
+            self._add_form(form)
+
+    def _add_form(self, form: str) -> None:
+        if form not in self._forms:
+            self._forms[form] = ""
+            lengths = {len(form), *self._lengths.get(form[:SHORT], ())}
+            self._lengths[form[:SHORT]] = sorted(lengths, reverse=True)
+
+    def hide(self, text: str, *, short: bool = False, alike: bool = False) -> str:
+        """Return a text with each value in it masked; `short` ones too, for what was made from them.
+
+        With `alike` what differs only in its digits is masked as well: who writes down every number of four
+        digits must not learn from the mask which of them it is.
+        """
+        if alike:
+            return self._hide_alike(text, short)
+        begins = _ANYWHERE
+        if len(self._forms) <= FEW:
+            found = {re.escape(form[:SHORT]) for form in list(self._forms) if form in text}
+            begins = re.compile("|".join(sorted(found))) if found else _NOWHERE
+        shown, start = [], 0
+        sizes = range(SHORT, 0 if short else SHORT - 1, -1)
+        match = begins.search(text)
+        while match:
+            end = self._end(text, match.start(), sizes)
+            if end:
+                shown += [text[start : match.start()], MASK]
+                start = end
+            match = begins.search(text, end or match.start() + 1)
+        return "".join([*shown, text[start:]])
+
+    def _end(self, text: str, start: int, sizes: range) -> int:
+        """Return the end of the longest value that begins here, or 0."""
+        for size in sizes:
+            for length in self._lengths.get(text[start : start + size], ()):
+                end = start + length
+                if length >= size and text[start:end] in self._forms and _stands(text, start, end):
+                    return end
+        return 0
+
+    def _hide_alike(self, text: str, short: bool) -> str:
+        shapes, shape = {form.translate(_ANY_DIGIT) for form in list(self._forms)}, text.translate(_ANY_DIGIT)
+        found = [each for each in shapes if each in shape and (short or len(each) >= SHORT)]
+        # Also where matches overlap; of long values, which would take very long, nobody can list the others.
+        looks = (f"(?=({_pattern(one)}))" if len(one) < LONG else f"({_pattern(one)})" for one in found)
+        spans = sorted(match.span(1) for look in looks for match in re.finditer(look, shape))
+        shown, end = "", 0
+        for start, stop in spans:
+            if start >= end:  # of places that overlap nothing is left between
+                shown += text[end:start] + MASK
+            end = max(end, stop)
+        return shown + text[end:]
+
+    def settled(self, text: str) -> int:
+        """Return the length of a text that goes on, without an end that may be the beginning of a value."""
+        end, longest = len(text), max(map(len, self._forms), default=0)
+        start = max(0, end - longest)
+        while start < end:
+            tail = text[start:end]
+            may = len(tail) < SHORT or tail[:SHORT] in self._lengths
+            if may and any(len(form) > len(tail) and form.startswith(tail) for form in self._forms):
+                end = start  # before it another one may begin
+                start = max(0, end - longest)
+            else:
+                start += 1
+        return end
+
+    def walk(self, value: Any, *, short: bool = False, alike: bool = False) -> Any:
+        """Return a JSON value with its texts and keys masked in part, its numbers as a whole."""
+        if not self._forms:
+            return value
+        walk, hide = (
+            partial(self.walk, short=short, alike=alike),
+            partial(self.hide, short=short, alike=alike),
+        )
+        if isinstance(value, str):
+            return hide(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return MASK if any(hide(each) != each for each in _leaves(value)) else value
+        if isinstance(value, dict):
+            return {self.walk(key, alike=alike): walk(each) for key, each in value.items()}
+        return [walk(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def is_suspect(self, value: Any) -> bool:
+        """Tell whether a value may spell a secret in another way: spaced, in pieces, in other case."""
+        text = _bare("".join(_leaves(value)))
+        self._forms |= {form: _bare(form) for form, bare in list(self._forms.items()) if not bare}
+        return any(len(bare) > SHORT and bare in text for bare in list(self._forms.values()))
+
+
+def _stands(text: str, start: int, end: int) -> bool:
+    """Tell whether a form that stands here is no part of a longer number or word, by chance."""
+    form = text[start:end]
+    around = text[max(0, start - 1) : start], text[end : end + 1]
+    if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
+        return not any(each.isdecimal() for each in around)
+    return len(form) > SHORT or not any(each.isalnum() or each == "_" for each in around)
+
+
+def _pattern(form: str) -> str:
+    """Return a pattern of the same rule."""
+    if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
+        return rf"(?<!\d){re.escape(form)}(?!\d)"
+    return rf"(?<!\w){re.escape(form)}(?!\w)" if len(form) <= SHORT else re.escape(form)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).casefold()
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value, and every number as the texts that it may be written as."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield str(value)
+        if abs(value) >= 1_000:
+            yield f"{value:,}"
+        if isinstance(value, float) and value.is_integer():
+            yield str(int(value))
+
+
 NOTHING = Driven()
 
 _driven: ContextVar[Driven] = ContextVar("agentruns_driven", default=NOTHING)
+_secrets: ContextVar[Secrets | None] = ContextVar("agentruns_secrets", default=None)
 
 logger = logging.getLogger("agentruns.redaction")  # its records contain nothing to redact
 
@@ -61,14 +232,57 @@ def driven() -> Driven:
     return _driven.get()
 
 
+def secrets() -> Secrets | None:
+    """Return the sensitive values that this thread's log records hide; None where it works on no run."""
+    return _secrets.get()
+
+
 @contextmanager
-def bound(run_id: UUID | str, epoch: int = 0) -> Iterator[None]:
-    """Attribute this thread's log records to a run."""
+def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> Iterator[None]:
+    """Attribute this thread's log records to a run, and hide in them what is `conceal`ed meanwhile."""
     token = _driven.set(Driven(str(run_id), epoch))
     try:
-        yield
+        with hiding(next((each for each in (hidden, _secrets.get()) if each is not None), Secrets())):
+            yield
     finally:
         _driven.reset(token)
+
+
+@contextmanager
+def hiding(hidden: Secrets) -> Iterator[None]:
+    """Hide values in this thread's log records, and in those of an exception that leaves the block."""
+    token = _secrets.set(hidden)
+    try:
+        yield
+    except BaseException as error:
+        with suppress(AttributeError):
+            error.agentruns_secrets = hidden  # type: ignore[attr-defined]
+        raise
+    finally:
+        _secrets.reset(token)
+
+
+@contextmanager
+def concealing(value: Any) -> Iterator[None]:
+    """Hide the texts and numbers of a value in log records: of this thread's run from now on, else inside."""
+    hidden = _secrets.get()
+    with hiding(Secrets() if hidden is None else hidden):
+        conceal(value)
+        yield
+
+
+def conceal(value: Any) -> None:
+    """Hide the texts and numbers of a value in the log records of this thread's run from now on."""
+    hidden = _secrets.get()
+    if hidden is not None:
+        hidden.add(value)
+
+
+def _hidden_in(record: logging.LogRecord) -> list[Secrets]:
+    args = record.args if isinstance(record.args, tuple) else ()
+    errors = [record.exc_info[1] if isinstance(record.exc_info, tuple) else None, *args]
+    found = [_secrets.get(), *(getattr(each, "agentruns_secrets", None) for each in errors)]
+    return [each for each in found if each]
 
 
 class RunFilter(logging.Filter):
@@ -87,20 +301,44 @@ class RedactingFilter(RunFilter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
         super().filter(record)
+        hidden = _hidden_in(record)
         try:
-            if not is_on():
-                return True
+            if not hidden and not is_on():
+                return _printable(record)
         except ImproperlyConfigured:  # a tool tested without Django
-            return True
+            return _printable(record)
         try:
-            record.msg = redact(record.getMessage())
+            record.msg = redact(_without(hidden, record.getMessage()))
         except Exception:  # an argument that cannot be converted to text
             record.msg = FAILED
         record.args = ()
-        if record.exc_info:
-            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        if record.exc_info:  # its frames hold the variables
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = redact(_without(hidden, text))
             record.exc_info = None
-        return True
+        return _printable(record)
+
+
+def _printable(record: logging.LogRecord) -> bool:
+    """Escape what no handler could write, as a lone surrogate in the words of an exception."""
+    text = f"{record.msg} {record.args} {record.exc_text or ''}"
+    if record.exc_info and not record.exc_text:
+        text += logging.Formatter().formatException(record.exc_info)
+    if not is_utf8(text):
+        record.msg, record.args = _escaped(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = _escaped(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _without(hidden: list[Secrets], text: str) -> str:
+    for each in hidden:
+        text = each.hide(text, short=True)
+    return text
 
 
 def _walk(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -38,20 +39,20 @@ def converse(params: dict[str, Any], context: TaskContext) -> str:
             messages.append({"role": "tool", "call": call, "content": content})
 
 
-def launch(url: str) -> Absurd:
-    """Return a client on a database; the schema is made if there is none, as by `absurdctl init`."""
+def launch(url: str, queue: str = "default") -> Absurd:
+    """Return a client of a queue on a database, with the schema that `absurdctl init` makes."""
     with psycopg.connect(url) as connection:
         if connection.execute("SELECT to_regnamespace('absurd')").fetchone() == (None,):
             connection.execute(absurdctl.BUNDLED_SCHEMA_SQL)
-    client = Absurd(url)
+    client = Absurd(url, queue)
     client.create_queue()
     return client
 
 
 def prepare(variant: str, url: str) -> None:
-    """Connect, and say what the task is."""
+    """Connect, and say what the task is; each process works on a queue of its own."""
     global app
-    app = launch(url)
+    app = launch(url, f"bench{os.getpid()}")
     app.register_task("converse")(converse)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 from uuid import uuid4
@@ -43,14 +44,15 @@ def converse(prompt: str) -> str:
             messages.append({"role": "tool", "call": call, "content": look_up(query)})
 
 
-def launch(url: str) -> None:
-    """Start DBOS on a database, whose tables it makes."""
+def launch(url: str, executor: str = "local") -> None:
+    """Start DBOS on a database, whose tables it makes, and resume what an executor of that name left."""
     place = url if url.startswith("postgres") else f"sqlite:///{url}"
     # A version of its own, as the documentation advises, saves it the hashing of the source.
     config: DBOSConfig = {
         "name": "bench",
         "system_database_url": place,
         "application_version": "1",
+        "executor_id": executor,
         "log_level": "WARNING",
     }
     DBOS(config=config)
@@ -59,7 +61,7 @@ def launch(url: str) -> None:
 
 def prepare(variant: str, url: str) -> None:
     """Start DBOS."""
-    launch(url)
+    launch(url, f"bench{os.getpid()}")
 
 
 def run(given: Workload) -> list[float]:

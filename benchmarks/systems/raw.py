@@ -21,12 +21,12 @@ VARIANTS = ("raw-postgresql", "raw-sqlite", "raw-sqlite-memory")
 Row = tuple[str, str, dict[str, Any]]  # kind, call, payload
 
 TABLES = (
-    "CREATE TABLE session (id uuid PRIMARY KEY, next_seq bigint NOT NULL, head text NOT NULL)",
-    """CREATE TABLE run (
+    "CREATE TABLE IF NOT EXISTS session (id uuid PRIMARY KEY, next_seq bigint NOT NULL, head text NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS run (
     id uuid PRIMARY KEY, session_id uuid NOT NULL REFERENCES session, status text NOT NULL,
     step integer NOT NULL, usage text NOT NULL, pending_calls text NOT NULL, output text,
     lease_epoch bigint NOT NULL, lease_expires_at {time}, updated_at {time} NOT NULL)""",
-    """CREATE TABLE message (
+    """CREATE TABLE IF NOT EXISTS message (
     id {key} PRIMARY KEY, session_id uuid NOT NULL REFERENCES session, seq bigint NOT NULL,
     run_id uuid NOT NULL REFERENCES run, kind text NOT NULL, call_id text NOT NULL,
     tool_name text NOT NULL, attempt integer NOT NULL, epoch bigint NOT NULL, payload text NOT NULL,

@@ -39,8 +39,9 @@ async function show(approval) {
   const agreed = approval.required > 1 ? `, ${approval.approved_count} of ${approval.required} agreed` : "";
   put(element, ".about", by + agreed);
   if (card.approval?.digest !== approval.digest) {
-    put(element, "h2", approval.title || approval.tool_name);
-    put(element, "pre", JSON.stringify(approval.arguments, null, 2));
+    const { title, tool_name, arguments: given } = approval.shown; // numbers as text: JSON.parse rounds large ones
+    put(element, "h2", title || tool_name);
+    put(element, "pre", given.map(({ name, text }) => `${name}: ${text}`).join("\n"));
     put(element, ".outcome", card.approval ? "Somebody changed the arguments: look again." : "");
     element.className = approval.risk;
   }

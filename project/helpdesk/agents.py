@@ -40,4 +40,5 @@ helpdesk = Agent(
     model=model(),
     tools=[look_up_order, search_articles, add_note, refund, email_customer],
     max_steps=20,
+    starters="anyone",  # every signed-in user of the demo
 )

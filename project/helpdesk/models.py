@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -85,6 +88,10 @@ class Ticket(models.Model):
         """Return the ticket as the agent reads it; always the same text, or it would be another task."""
         sender = f"{self.customer.name} <{self.customer.email}>"
         return f"Ticket {self.number}\nFrom: {sender}\nSubject: {self.subject}\n\n{self.body}"
+
+    def photos(self) -> list[Path]:
+        """Return what the customer sent with it."""
+        return sorted((settings.BASE_DIR / "fixtures" / "photos").glob(f"ticket-{self.number}.*"))
 
 
 class Note(models.Model):

@@ -112,6 +112,10 @@ class Narrator:
         text = " ".join(block["text"] for block in payload["content"] if block["type"] == "text")
         return f'says: "{text}"' if text.strip() else ""
 
+    def _user(self, row: Message, payload: dict[str, Any]) -> str:
+        text = " ".join(block.get("text", "") for block in payload["content"])
+        return f'writes again: "{text}"' if payload.get("reason") == "message" else ""
+
     def _tool_result(self, row: Message, payload: dict[str, Any]) -> str:
         outcome, call = payload["outcome"], self.call_name(row)
         if payload.get("reconciled"):

@@ -1,4 +1,4 @@
-"""The demo: five tickets, two real crashes, two decisions; safe to run again."""
+"""The demo: five tickets, two crashes, two decisions, a customer who writes again; safe to run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from agentruns import approve, list_runs
+from agentruns import approve, list_runs, send_message
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Run
 from project.helpdesk import ledger, words
@@ -23,6 +23,7 @@ from project.helpdesk.narrator import Narrator
 from project.helpdesk.workers import Worker, log_path
 
 BLINK = 0.05  # seconds between two reads of the journal
+SECOND_MESSAGE = "One more thing: I have thrown the box away. Can you take the machine back without it?"
 UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
 ME = f"demo {os.getpid()}"
 
@@ -91,10 +92,16 @@ class Story:
         self._recover(run)
 
     def left_for_the_console(self, ticket: Ticket) -> None:
-        """Leave the decision to the user."""
+        """Leave the decision to the user; meanwhile the customer writes again."""
         run = self._work(ticket)
         if run.status == Run.Status.AWAITING_APPROVAL:
-            self.narrator.explains("This one is yours: it waits, for as long as it takes, in the console.")
+            key = f"{ticket.idempotency_key}-again"
+            send_message(run.session, SECOND_MESSAGE, agent=helpdesk, idempotency_key=key)
+            self.narrator.follow(run, "the customer")
+            self.narrator.explains(
+                "This one is yours: it waits, for as long as it takes, in the console. The card says that "
+                "the customer wrote again; the agent reads it together with your decision."
+            )
 
     def killed_inside_the_mail(self, ticket: Ticket) -> None:
         """Kill the worker after the mail has gone out; only a person can find out."""
@@ -147,6 +154,7 @@ class Story:
             ticket.as_task(),
             f"--session={ticket.session_key}",
             f"--idempotency-key={ticket.idempotency_key}",
+            *(f"--file={photo}" for photo in ticket.photos()),
             hold=hold,
         )
         self.narrator.says(worker.name, f"starts: manage.py run_agent {helpdesk.name} ...")

@@ -81,7 +81,7 @@ def give(run: Run, verdict: str, role: str = "superuser", **changed: Any) -> Any
 
 def payload(run: Run, kind: str, place: int = 0) -> dict[str, Any]:
     """The payload of a run's row of one kind."""
-    return list(run.messages.filter(kind=kind).order_by("seq").values_list("payload", flat=True))[place]
+    return [row.payload for row in run.messages.filter(kind=kind).order_by("seq")][place]
 
 
 def finish(run: Run) -> Run:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 
 from agentruns import (
     Agent,
+    Policy,
     ToolContext,
     approve,
     ask_human,
@@ -22,10 +23,11 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.admin.approvals.card import preview
+from agentruns.admin.approvals.card import Preview, preview
 from agentruns.admin.forms import ValueField
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
+from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Message
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
@@ -465,27 +467,33 @@ def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
 
 
 def test_a_preview_masks_what_is_sensitive() -> None:
-    hidden = preview({"before": None, "after": {"iban": "DE1", "to": {"iban": "DE2"}}}, {"iban"})
+    mask = Mask([{"tools": {"pay": {"sensitive": ["iban"]}}}])
+    hidden = preview(mask.made("pay", {"before": None, "after": {"iban": "DE1", "to": {"iban": "DE2"}}}))
     assert hidden is not None
     assert "DE" not in str(hidden)
+    mask.know("pay", {"iban": "DE4711"})
+    assert "4711" not in str(preview(mask.made("pay", {"note": "to DE4711 today", "other": 5})))
+    assert preview(mask.made("pay", {"note": "to de 47 11", "other": 5})) == Preview(note="***")  # in doubt
 
 
 def test_a_rule_of_the_project_that_fails_lets_nobody_decide_and_breaks_no_page(
     world: World, settings: Any
 ) -> None:
     approval, other = world.waiting(), world.waiting("other", 6000)
-    settings.AGENTRUNS_CAN_DECIDE = "tests.admin.test_card.only_cheap"
-    assert "The project&#x27;s own rule failed" in browser("decider").get(url(other)).content.decode()
+    settings.AGENTRUNS_POLICY = f"{__name__}.OnlyCheap"
+    page = read(browser("decider").get(url(other)))
+    assert "The project's policy does not let decider decide this." in page.text
     assert send(other, "approve", "decider").status_code == 403
     assert send(approval, "approve", "decider").status_code == 302
     assert browser("decider").get("/admin/agentruns/approval/?mine=yes").status_code == 200
 
 
-def only_cheap(actor: Any, approval: Approval) -> bool:
-    """Fail for what is expensive."""
-    if approval.arguments["cents"] > 5000:
-        raise LookupError("no such price")
-    return True
+class OnlyCheap(Policy):
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        """Fail for what is expensive."""
+        if arguments["cents"] > 5000:
+            raise LookupError("no such price")
+        return True
 
 
 def test_an_approval_that_an_edit_voided_can_be_given_again(world: World) -> None:

@@ -26,6 +26,7 @@ from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
 from tests.admin.test_limits import drifted, seen
 from tests.effects import Effects
+from tests.rows import change
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -175,7 +176,7 @@ def test_an_altered_row_is_named_with_a_way_to_it(world: World) -> None:
     run = world.completed()
     row = run.messages.get(kind="tool_result")
     with triggers.lifted(connection):
-        Message.objects.filter(pk=row.pk).update(payload={**row.payload, "content": "nothing\u202e happened"})
+        change(row, content="nothing\u202e happened")
     response = press(run, "verify")
     shown = read(response)
     assert response.status_code == 200
@@ -189,7 +190,7 @@ def test_the_page_opens_when_the_journal_cannot_be_read(world: World, text: str)
     run = world.orphaned()
     seq = run.messages.get(kind="orphan_found").seq
     with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute("UPDATE agentruns_message SET payload = %s WHERE seq = %s", [text, seq])
+        cursor.execute("UPDATE agentruns_message SET facts = %s WHERE seq = %s", [text, seq])
     client, before = browser("superuser"), snapshot_of_columns()
     assert "post it" in page(run).text, "the task"
     assert "Its journal cannot be read." in page(run).text

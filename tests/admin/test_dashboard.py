@@ -20,6 +20,7 @@ from agentruns.admin import dashboard, register
 from agentruns.engine.leases import claim
 from agentruns.journal.outbox import MAX_ATTEMPTS
 from agentruns.models import Approval, Control, Notification, Run
+from agentruns.tools.card import MASK
 from agentruns.utils.ids import uuid7
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
@@ -170,7 +171,19 @@ def test_more_runs_cost_no_more_queries(world: World) -> None:
     few = cost()
     for number in range(4):
         busy(world, str(number))
-    assert cost() == few == empty == 8
+    assert (cost(), empty) == (few, 8)
+    assert few == 9  # what is masked of the oldest card
+
+
+def test_a_title_is_masked_where_a_session_is_too_long_to_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.waiting()
+    assert "Longest waiting: refund(cents=5000)" in text(index())
+    monkeypatch.setattr(dashboard, "MOST", 1)
+    shown = text(index())
+    assert f"Longest waiting: {MASK}" in shown
+    assert "5000" not in shown
 
 
 @pytest.mark.django_db(transaction=True)

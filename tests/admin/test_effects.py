@@ -25,15 +25,12 @@ def page(run: Run) -> str:
 def test_who_allowed_what_and_how_often_it_started(world: World) -> None:
     approval = world.waiting()
     shown = page(approval.run)
-    assert "The model asked for 1 call; a tool was started 0 times." in shown.replace(
-        "tools were", "a tool was"
-    )
+    assert "was started" not in shown
     approve(approval.pk, user("decider"))
     sweep()
     shown = page(approval.run)
-    assert "a tool was started 1 time. No call was started twice." in shown
-    assert "approved by decider" in shown
-    assert "1 timerow 6, " in shown
+    assert "A tool was started 1 time. No call was started twice." in shown
+    assert "Approved refund decider" in shown
 
 
 def test_a_call_that_was_started_again(world: World) -> None:
@@ -42,7 +39,7 @@ def test_a_call_that_was_started_again(world: World) -> None:
     resolve_orphan(run.pk, call_id, "not_occurred", user("superuser"), evidence="asked the bank")
     sweep()
     shown = page(run)
-    assert "tools were started 2 times. 1 call was started more than once." in shown
+    assert "Tools were started 2 times. 1 call was started more than once." in shown
 
 
 def test_what_is_sensitive_is_masked_and_a_forks_history_is_not_its_own(world: World) -> None:
@@ -50,4 +47,4 @@ def test_what_is_sensitive_is_masked_and_a_forks_history_is_not_its_own(world: W
     assert "DE02-secret" not in page(approval.run)
     run = world.completed()
     fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more")
-    assert "What it called" not in page(fork)
+    assert "No call was started twice." not in page(fork)

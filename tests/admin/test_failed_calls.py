@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentruns import ToolContext, approve, tool
+from agentruns.journal.masking import NOTHING
 from agentruns.journal.read import run_rows
 from agentruns.management.timeline import line
 from agentruns.models import Approval, Run
@@ -88,7 +89,7 @@ def test_an_approval_of_the_next_call_stands_on_the_page_of_the_failed_one(world
 def test_the_timeline_and_the_state_say_it(world: World) -> None:
     run, call_id = failed()
     row = run.messages.filter(kind="tool_result").get()
-    (shown,) = [one for one in record(state_at(run.pk, row.seq), {})["calls"] if one["id"] == call_id]
+    (shown,) = [one for one in record(state_at(run.pk, row.seq), NOTHING)["calls"] if one["id"] == call_id]
     assert (shown["outcome"], shown["in_doubt"]) == ("error", True)
     approve(Approval.objects.get().pk, user("decider"))
     lines = [line(one) for one in run_rows("default", run.pk)]

@@ -11,10 +11,10 @@ import pytest
 from agentruns.admin.runs.steps import PAYLOAD_LIMIT, row_card
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.journal.masking import masked, sensitive_of
+from agentruns.journal.masking import Mask
 
 CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
-KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.COPIED})
+KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.MESSAGE, events.COPIED})
 
 
 def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:
@@ -27,7 +27,7 @@ def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:
 
 
 def test_there_are_kinds() -> None:
-    assert len(KINDS) == 20
+    assert len(KINDS) == 22
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "invented_later", "<script>\u202e"])
@@ -47,7 +47,7 @@ def test_there_are_kinds() -> None:
     ],
 )
 def test_no_payload_breaks_a_card(kind: str, payload: dict[str, Any]) -> None:
-    shown = row_card(masked(row(kind, payload), {"refund": ("cents",)}))
+    shown = row_card(Mask([{"tools": {"refund": {"sensitive": ["cents"]}}}]).row(row(kind, payload)))
     assert shown.title
     assert "\u202e" not in shown.title
     assert shown.payload.text
@@ -112,16 +112,18 @@ def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:
 
 
 def test_sensitive_arguments_are_masked_wherever_they_are() -> None:
-    sensitive = sensitive_of({"tools": {"refund": {"sensitive": ["card"]}, "post": {"sensitive": []}}})
-    assert sensitive == {"refund": ("card",)}
+    definition = {"tools": {"refund": {"sensitive": ["card"]}, "post": {"sensitive": []}}}
+    mask = Mask([definition])
+    assert (mask.names("refund"), mask.names("post")) == (("card",), ())
     call = {"tool": "refund", "arguments": {"card": "4242", "cents": 1}, "verdict": "ask"}
     said = {"type": "tool_use", "name": "refund", "input": {"card": "4242", "cents": 1}}
-    reply = masked(row(events.ASSISTANT, {"calls": [call], "content": [said]}), sensitive)
-    asked = masked(row(events.APPROVAL_REQUESTED, {"arguments": {"card": "4242"}}), sensitive)
-    edited = masked(row(events.TOOL_RESULT, {"edited": {"card": "4242"}}), sensitive)
+    reply = mask.row(row(events.ASSISTANT, {"calls": [call], "content": [said]}))
+    asked = mask.row(row(events.APPROVAL_REQUESTED, {"arguments": {"card": "4242"}}))
+    edited = mask.row(row(events.TOOL_RESULT, {"edited": {"card": "4242"}}))
     for one in (reply, asked, edited):
         assert "4242" not in str(one.payload)
         assert "***" in str(one.payload)
     assert call["arguments"]["card"] == "4242"
     other = row(events.APPROVAL_REQUESTED, {"arguments": {"card": "4242"}}, tool_name="post")
-    assert masked(other, sensitive) == other
+    assert Mask([definition]).row(other) == other
+    assert "4242" not in str(mask.row(other).payload)  # which repeats a value that is sensitive

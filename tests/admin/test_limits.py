@@ -75,7 +75,7 @@ def test_the_meters_judge_as_the_engine_does(
     now = datetime.now(UTC)
     state.started_at = now - spent
     limits = {"cost_budget": Decimal("2.5"), "deadline": timedelta(hours=1)}
-    error = exceeded(SimpleNamespace(**{**BUDGETS, **limits}), state, now)  # type: ignore[arg-type]
+    error = exceeded(SimpleNamespace(**{**BUDGETS, **limits}), state, lambda: now)  # type: ignore[arg-type]
     used_up = [each.name for each in found if each.is_used_up]
     assert used_up[:1] == ([error.partition(":")[0]] if error else [])
     said = judgement(found, ended=False)

@@ -1,4 +1,4 @@
-"""Only POST acts: of OPTIONS and TRACE Django wants no CSRF token."""
+"""Only POST acts, or locks a row: of OPTIONS and TRACE Django wants no CSRF token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from agentruns.services.api_tokens import create_token
 from tests.admin.conftest import World
 from tests.admin.pages import snapshot
 from tests.admin.people import browser, user
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db
+LOCKING = ("UPDATE", "INSERT", "DELETE")
 DJANGOS = {"changelist", "add", "history", "delete", "change"}
 
 
@@ -26,7 +28,7 @@ def ours(model: type[Any]) -> list[URLPattern]:
     return [one for one in patterns if one.name and one.name.removeprefix(prefix) not in DJANGOS]
 
 
-@pytest.mark.parametrize("method", ["options", "trace", "put", "patch", "delete"])
+@pytest.mark.parametrize("method", ["get", "options", "trace", "put", "patch", "delete"])
 def test_nothing_but_post_changes_anything(world: World, method: str) -> None:
     approval, held = world.waiting(), world.orphaned()
     token, _text = create_token(user("decider"), ["runs:read"])
@@ -36,7 +38,7 @@ def test_nothing_but_post_changes_anything(world: World, method: str) -> None:
         ApiToken: [token],
         Run: [held, world.queued(), world.paused(), world.completed()],
     }
-    given = {"call_id": call_id, "seq": 1}
+    given = {"call_id": call_id, "seq": 1, "sha256": "0" * 64}
     # As a browser that another site sends: logged in, without a token.
     client = browser("superuser", enforce_csrf_checks=True)
     before, asked = snapshot(), set()
@@ -46,8 +48,10 @@ def test_nothing_but_post_changes_anything(world: World, method: str) -> None:
             for row in rows:
                 names = {"object_id": row.pk, "run_id": approval.run_id, **given}
                 wanted = {name: names[name] for name in pattern.pattern.converters}
-                response = getattr(client, method)(reverse(f"admin:{pattern.name}", kwargs=wanted))
+                with captured_statements() as statements:
+                    response = getattr(client, method)(reverse(f"admin:{pattern.name}", kwargs=wanted))
                 assert response.status_code < 500, pattern.name
+                assert not [sql for sql in statements if sql.startswith(LOCKING)], pattern.name
                 asked.add(pattern.name)
     for name in ("run_cancel", "run_pause", "run_again", "run_fork", "run_resolve", "approval_approve",
                  "approval_reveal", "approval_turn", "apitoken_revoke"):  # fmt: skip

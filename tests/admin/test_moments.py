@@ -20,6 +20,7 @@ from agentruns.services.forks import fork_run
 from tests.admin.conftest import World
 from tests.admin.pages import read
 from tests.admin.people import browser
+from tests.rows import change
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,9 +61,7 @@ def test_what_was_sent_is_told_from_what_was_not(world: World) -> None:
     assert "post done" not in shown, "what came after it"
     with triggers.lifted(connection):
         row = Message.objects.get(run=run, kind="user")
-        Message.objects.filter(pk=row.pk).update(
-            payload={**row.payload, "content": [{"type": "text", "text": "forged"}]}
-        )
+        change(row, content=[{"type": "text", "text": "forged"}])
     assert "This is not what was sent" in read(browser("superuser").get(url(run, seq=reply))).text
 
 

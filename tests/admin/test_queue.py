@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from agentruns import approve, run_agent, tool
+from agentruns import Policy, approve, run_agent, tool
 from agentruns.models import Approval
 from tests.admin.conftest import World
 from tests.admin.pages import read, url
@@ -82,13 +82,14 @@ def test_mine_are_those_that_i_can_decide_and_have_not_decided(settings: Any) ->
     assert listed("decider", mine="yes") == ["free"]
     assert len(listed("decider")) == 4
     assert listed("viewer", mine="yes") == []
-    settings.AGENTRUNS_CAN_DECIDE = "tests.admin.test_queue.nobody"
+    settings.AGENTRUNS_POLICY = f"{__name__}.Nobody"
     assert listed("superuser", mine="yes") == []
 
 
-def nobody(actor: Any, approval: Approval) -> bool:
-    """Let nobody decide."""
-    return False
+class Nobody(Policy):
+    def decidable(self, user: Any, approvals: Any) -> Any:
+        """Let nobody decide."""
+        return approvals.none()
 
 
 def test_after_a_decision_the_next_card_that_i_can_decide_opens() -> None:

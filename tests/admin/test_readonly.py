@@ -108,7 +108,7 @@ def test_no_permission_to_write_is_ever_granted() -> None:
 
 def user_like() -> object:
     class Superuser:
-        is_active = is_staff = is_superuser = True
+        is_active = is_authenticated = is_staff = is_superuser = True
 
         def has_perm(self, name: str) -> bool:
             return True

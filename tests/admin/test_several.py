@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from agentruns import Agent, approve, ask_human, deny, run_agent
+from agentruns import Agent, approve, ask_human, deny, run_agent, tool
 from agentruns.models import Approval
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
@@ -41,6 +43,11 @@ def three(world: World) -> list[Approval]:
         ),
     )
     return run_agent(agent, "go", "three").pending
+
+
+def paid(cents: int) -> str:
+    """Pay."""
+    return "paid"
 
 
 def turn(approval: Approval) -> str:
@@ -228,3 +235,25 @@ def test_select_all_says_that_only_the_page_is_decided(world: World) -> None:
     approval = world.waiting()
     page = read(select("approve", approval, select_across="1", index="0"))
     assert "Only what was on the page is decided: 1." in page.text
+
+
+@pytest.mark.parametrize("names", [["refund"], ["refund", "transfer"]])
+def test_more_cards_cost_no_more_queries(world: World, names: list[str]) -> None:
+    """One more for each further tool: whether it was called like that before."""
+    tools = [tool(name=name, requires_approval=True, approvers="owners")(paid) for name in names]
+
+    def costs(session: str, count: int) -> tuple[int, int]:
+        reply = {"tools": [call(names[n % len(names)], cents=5000 + n) for n in range(count)]}
+        model = ScriptedModel([reply])
+        agent = Agent(f"payer-{session}", instructions="Pay.", tools=tools, model=model)
+        cards, client = run_agent(agent, "go", session).pending, browser("decider")
+        with CaptureQueriesContext(connection) as page:
+            assert client.get(turn(cards[0])).status_code == 200
+        sent = {"action": "approve_selected", "_selected_action": [str(card.pk) for card in cards]}
+        with CaptureQueriesContext(connection) as selection:
+            assert client.post(reverse(LIST), sent).status_code == 200
+        return len(page), len(selection)
+
+    few, many = costs("few", len(names)), costs("many", 20)
+    assert few == many
+    assert few[0] <= 15 + len(names)

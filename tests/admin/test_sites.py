@@ -10,9 +10,10 @@ import pytest
 from django.contrib import admin
 from django.test import override_settings
 from django.urls import include, path, reverse
+from django.utils.module_loading import import_string
 
 from agentruns import run_agent
-from agentruns.admin import RunAdmin, register
+from agentruns.admin import ApprovalAdmin, RunAdmin, TokenAdmin, register
 from agentruns.models import Approval, Run
 from tests.admin.conftest import World
 from tests.admin.pages import read
@@ -30,6 +31,11 @@ urlpatterns = [
     path("lookout/", runs_only.urls),
 ]
 nested = [path("deep/", include("tests.admin.test_sites"))]
+
+
+def test_each_view_names_a_function() -> None:
+    named = {view.function for one in (ApprovalAdmin, RunAdmin, TokenAdmin) for view in one.views}
+    assert all(callable(import_string(f"agentruns.admin.{name}")) for name in named)
 
 
 @pytest.mark.urls("tests.admin.test_sites")

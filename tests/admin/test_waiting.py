@@ -23,7 +23,7 @@ def test_two_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
     world.completed()
     with CaptureQueriesContext(connection) as queries:
         found = waiting.waits("default", list(Run.objects.all()))
-    assert len(queries) == 3  # one of them for the runs
+    assert len(queries) == 4  # one of them for the runs, one for what is masked
     assert {run: [(wait.kind, wait.tool, wait.text) for wait in waits] for run, waits in found.items()} == {
         approval.run_id: [(waiting.APPROVAL, "refund", approval.title)],
         orphaned.pk: [(waiting.ORPHAN, "dies", "MemoryError inside the handler.")],

@@ -33,6 +33,7 @@ class Reader:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.comments: list[str] = []
+        self.notes: list[Event] = []  # what is no row
         self.retry = ""
         self._rest = b""
         self._fields: dict[str, str] = {}
@@ -55,7 +56,8 @@ class Reader:
         elif self._fields:
             fields, self._fields = self._fields, {}
             data = strict_json(fields["data"].encode())
-            self.events.append(Event(fields.get("id", ""), fields["event"], data))
+            among = self.notes if fields["event"] in ("draft", "waits_for") else self.events
+            among.append(Event(fields.get("id", ""), fields["event"], data))
 
 
 def read(chunks: Iterable[bytes]) -> Reader:

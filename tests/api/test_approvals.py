@@ -31,7 +31,7 @@ def test_the_card_shows_effective_arguments_and_digest(staff: Api, pending: Pend
     status, card = staff.get(f"/approvals/{approval.pk}")
     assert status == 200
     assert card["arguments"] == {"cents": 5000}
-    assert card["digest"] == call_digest("refund", {"cents": 5000})
+    assert card["digest"] == call_digest(approval.run.session.secret, "refund", {"cents": 5000})
     assert (card["run"], card["call_id"]) == (str(approval.run_id), approval.call_id)
     assert (card["status"], card["risk"], card["tool_name"]) == ("pending", "high", "refund")
     assert (card["decided_at"], card["decided_by"], card["reason"]) == (None, None, "")
@@ -61,7 +61,7 @@ def test_an_edit_runs_with_the_edited_arguments(staff: Api, pending: Pending, ef
     body = {"digest": approval.digest, "arguments": {"cents": 4000}}
     status, card = staff.post(f"/approvals/{approval.pk}/approve", body)
     assert (status, card["arguments"]) == (200, {"cents": 4000})
-    assert card["digest"] == call_digest("refund", {"cents": 4000})
+    assert card["digest"] == call_digest(approval.run.session.secret, "refund", {"cents": 4000})
     sweep()
     assert [line["cents"] for line in effects.lines()] == [4000]
 
@@ -157,7 +157,7 @@ def test_a_stale_digest_says_who_edited(staff: Api) -> None:
     approve(approval.pk, editor, digest=approval.digest, arguments={"number": 2})
     status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
     assert (status, problem["approval_status"]) == (409, "pending")
-    assert problem["digest"] == call_digest("ship", {"number": 2})
+    assert problem["digest"] == call_digest(approval.run.session.secret, "ship", {"number": 2})
     assert problem["decided_by_name"] == "editor"
     card = staff.get(f"/approvals/{approval.pk}")[1]
     assert (card["approved_count"], card["required"], card["arguments"]) == (1, 2, {"number": 2})

@@ -96,7 +96,7 @@ def test_a_bug_is_not_hidden(api: Api, shop: Agent, monkeypatch: Any) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("agentruns.api.runs.get_or_start", broken)
+    monkeypatch.setattr("agentruns.api.runs.starting.start_run", broken)
     with pytest.raises(ZeroDivisionError):
         api.post("/runs", {"agent": "shop", "input": "hi"})
 

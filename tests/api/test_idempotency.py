@@ -1,4 +1,4 @@
-"""The same key: done once, answered the same; on SQLite and PostgreSQL, alone and in a race."""
+"""The same key: done once, answered with what came of it; on SQLite and PostgreSQL, alone and in a race."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.db import connections
 
+from agentruns import Policy
 from agentruns.agents.agent import Agent
 from agentruns.models import Approval, IdempotencyRecord, Message, Run
 from tests.admin.conftest import World, world
@@ -52,14 +54,18 @@ def boss(db: None) -> Api:
 
 
 @pytest.mark.parametrize("name", POSTS)
-def test_the_same_key_is_answered_the_same(name: str, world: World, boss: Api, atomic_requests: bool) -> None:
+def test_the_same_key_tells_what_came_of_it(
+    name: str, world: World, boss: Api, atomic_requests: bool
+) -> None:
     path, body = POSTS[name](world)
     first = boss.post(path, body, Idempotency_Key="k1")
     assert (first[0], boss.response.headers.get("Idempotency-Replayed")) == (200, None)
     content, rows = boss.response.content, Message.objects.count()
-    Run.objects.update(blocked_reason="changed meanwhile")
     assert boss.post(path, {**body, "idempotency_key": "k1"}) == first
     assert (boss.response["Idempotency-Replayed"], boss.response.content) == ("true", content)
+    Run.objects.update(error="changed meanwhile")  # nothing of it was kept
+    again = boss.post(path, {**body, "idempotency_key": "k1"})
+    assert again[1].get("error") == (None if path.startswith("/approvals") else "changed meanwhile")
     assert (Message.objects.count(), IdempotencyRecord.objects.count()) == (rows, 1)
 
 
@@ -73,6 +79,30 @@ def test_many_at_once_act_once(name: str, world: World, boss: Api, atomic_reques
     assert (replayed.count("true"), replayed.count(None)) == (CLIENTS - 1, 1)
     kind = {"cancel": "run_cancel_requested", "approve": "approval_decided"}[name]
     assert (Message.objects.filter(kind=kind).count(), IdempotencyRecord.objects.count()) == (1, 1)
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("lost", ["the permission", "the sight of it", "their account"])
+def test_a_repeated_request_is_judged_anew(name: str, lost: str, world: World, settings: Any) -> None:
+    path, body = POSTS[name](world)
+    needs = ("decide_approval", "view_run", "cancel_run", "pause_run", "resume_run", "resolve_orphan")
+    ann = make_user("ann", *needs)
+    assert Api(ann).post(path, body, Idempotency_Key="k1")[0] == 200
+    if lost == "the permission":
+        ann.user_permissions.set(Permission.objects.filter(codename__in=["view_run", "view_approval"]))
+    elif lost == "the sight of it":
+        settings.AGENTRUNS_POLICY = f"{__name__}.Blind"
+    else:
+        User.objects.filter(pk=ann.pk).update(is_active=False)
+    status, problem = Api(User.objects.get(pk=ann.pk)).post(path, body, Idempotency_Key="k1")
+    assert status == {"the permission": 403, "the sight of it": 404, "their account": 401}[lost]
+    assert not {"arguments", "input"} & set(problem or {})
+
+
+class Blind(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Let nobody see anything."""
+        return runs.none()
 
 
 def test_a_key_belongs_to_one_request_of_one_owner(world: World, boss: Api) -> None:

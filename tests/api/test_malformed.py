@@ -69,6 +69,15 @@ def paths() -> list[tuple[str, str]]:
     ]
 
 
+def possible(headers: dict[str, str], body: bytes) -> dict[str, str]:
+    """Return the headers without a length beyond the body: Django's client asserts that nobody sends one."""
+    try:
+        is_beyond = int(headers.get("CONTENT_LENGTH", "0")) > len(body)
+    except ValueError:
+        return headers
+    return {name: each for name, each in headers.items() if not is_beyond or name != "CONTENT_LENGTH"}
+
+
 @given(data=st.data(), signed_in=st.sampled_from([True, True, True, False]))
 @hypothesis_settings(
     max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
@@ -77,13 +86,14 @@ def check(clients: dict[bool, Client], ids: dict[str, str], data: Any, signed_in
     method, path = data.draw(st.sampled_from(paths()))
     for name, real in ids.items():
         path = path.replace(f"{{{name}}}", data.draw(st.sampled_from([real, real, "x", "%00", "%FF", "é"])))
+    body = data.draw(bodies) if method == "POST" else b""
     response = clients[signed_in].generic(
         method,
         f"/api{path}",
-        data.draw(bodies) if method == "POST" else b"",
+        body,
         content_type=data.draw(kinds),
         query_params=data.draw(queries) if method == "GET" else None,
-        **data.draw(headers),
+        **possible(data.draw(headers), body),
     )
     if response.status_code >= 400:
         assert response.status_code < 500, response.content

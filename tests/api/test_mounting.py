@@ -62,14 +62,18 @@ def test_docs_and_openapi(api: Api, settings: Any, installed: bool) -> None:
     assert set(schema["paths"]) == {
         "/api/runs", "/api/runs/{run_id}", "/api/runs/{run_id}/messages", "/api/runs/{run_id}/resume",
         "/api/runs/{run_id}/state", "/api/runs/{run_id}/messages/{seq}/content",
+        "/api/runs/{run_id}/files/{sha256}",
+        "/api/runs/{run_id}/rows/{seq}/erase",
         "/api/runs/{run_id}/cancel", "/api/runs/{run_id}/fork", "/api/runs/{run_id}/pause",
         "/api/runs/{run_id}/events", "/api/runs/{run_id}/orphans/{call_id}/resolve",
         "/api/approvals", "/api/approvals/{approval_id}",
         "/api/approvals/{approval_id}/approve", "/api/approvals/{approval_id}/deny",
-        "/api/approvals/{approval_id}/answer", "/api/agents", "/api/sessions/{key}", "/api/health",
+        "/api/approvals/{approval_id}/answer", "/api/agents", "/api/sessions", "/api/sessions/{key}",
+        "/api/sessions/{key}/messages", "/api/health",
     }  # fmt: skip
     start = schema["paths"]["/api/runs"]["post"]
-    assert set(start["responses"]) == {"200", "201", "400", "401", "403", "404", "409", "413", "422", "429"}
+    statuses = "200 201 400 401 403 404 409 413 415 422 429 500"
+    assert set(start["responses"]) == {*statuses.split()}
     assert set(start["responses"]["409"]["content"]) == {"application/problem+json"}
     assert start["security"] == [{"BearerAuth": []}, {"SessionAuth": []}]
     assert schema["components"]["securitySchemes"]["SessionAuth"]["name"] == settings.SESSION_COOKIE_NAME

@@ -12,9 +12,9 @@ import pytest
 from django.db import connection, connections
 
 from agentruns.agents.agent import Agent
-from agentruns.api import runs
 from agentruns.journal.verify import problems
 from agentruns.models import Run
+from agentruns.services import runs as services
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.db.racing import at_once
@@ -124,13 +124,13 @@ def test_workers_are_rung_after_the_commit(
 ) -> None:
     approval = pending()
     inside: list[bool] = []
-    get_or_start = runs.get_or_start
+    get_or_start = services.get_or_start
 
     def watched(*given: Any, **options: Any) -> Any:
         inside.append(connection.in_atomic_block)
         return get_or_start(*given, **options)
 
-    monkeypatch.setattr(runs, "get_or_start", watched)
+    monkeypatch.setattr(services, "get_or_start", watched)
     settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
     monkeypatch.setattr(Bell, "rung", [])
     boss = Api(make_user("boss", "decide_approval", "view_run", "resume_run"))

@@ -25,7 +25,8 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert status == 201
     assert set(run) == {
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
-        "input", "step", "usage", "output", "error", "lease_expires_at", "not_before", "attempts",
+        "input", "step", "usage", "tokens", "cost", "output", "error", "scope", "title", "context",
+        "lease_expires_at", "not_before", "attempts",
         "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))

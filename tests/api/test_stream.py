@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection, connections, transaction
 from django.http import HttpRequest
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import path
 from ninja import NinjaAPI
 from pytest_django.live_server_helper import LiveServer
 
+import agentruns
 from agentruns import ModelReply, cancel_run, deny, run_agent, start_run
 from agentruns.agents.agent import Agent
 from agentruns.api import router
-from agentruns.api.stream import Feed
-from agentruns.models import ApiToken, Run
+from agentruns.api.errors import Problem
+from agentruns.api.poller import Poller
+from agentruns.api.stream import Places, _place, places
+from agentruns.models import ApiToken, Run, SessionBearer
 from agentruns.services import api_tokens
 from agentruns.services.sweep import sweep
+from agentruns.utils.ids import uuid7
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
     Listener,
@@ -53,8 +62,9 @@ CUTS = 200
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Feed, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(Feed, "LONGEST_PAUSE", 0.3)
+    monkeypatch.setattr("agentruns.api.stream.poller", Poller())
+    monkeypatch.setattr(Poller, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(Poller, "LONGEST_PAUSE", 0.3)
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +174,7 @@ def test_rows_that_commit_between_polls_and_nobody_elses(shop: Agent, owner: Any
 def test_a_long_journal_comes_in_pages_without_a_wait(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = shop_agent("long", *[{"tools": [call("search", query="x")] * 4}] * 12)
     run = Run.objects.get(pk=run_agent(agent, "go", "s1", actor=owner, idempotency_key="k").run_id)
-    monkeypatch.setattr(Feed, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(Poller, "FIRST_PAUSE", 60.0)
     assert len(journal(run)) > 100
     assert rows(read(Stream(owner, run)._chunks).events) == journal(run)
 
@@ -288,6 +298,7 @@ def test_a_run_that_waits_for_people_goes_on_with_heartbeats(
     assert (events[-1].name, events[-1].data) == ("end", {"status": "completed"})
 
 
+@override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Unlimited")  # all listeners are one user
 @pytest.mark.parametrize("pooled", [False, True], ids=["persistent", "pooled"])
 def test_idle_listeners_hold_no_connection_and_leave_nothing(
     pooled: bool,
@@ -308,7 +319,7 @@ def test_idle_listeners_hold_no_connection_and_leave_nothing(
     else:
         monkeypatch.setitem(settings, "CONN_MAX_AGE", None)
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(Feed, name, 0.7)
+        monkeypatch.setattr(Poller, name, 0.7)
     known = len(journal(approval.run))
     listeners = [Listener(server, url(approval.run), cookie) for _number in range(LISTENERS)]
     try:
@@ -382,8 +393,145 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
     assert got[-1].data == {"status": "completed"}
 
 
+@override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Unlimited")
+def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
+    server: str, owner: Any, nobody_left: None
+) -> None:
+    model, cookie, heard = Endless(), cookies(owner), dict[int, list[Any]]()
+    agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)
+    runs = [start_run(agent, "go", session, actor=owner) for session in ("s1", "s2")]
+
+    def listen(number: int) -> None:
+        time.sleep(number * 0.1)
+        heard[number] = Listener(server, url(runs[number % 2]), cookie).to_the_end()
+
+    listeners = [threading.Thread(target=listen, args=(number,)) for number in range(LISTENERS)]
+    workers = [threading.Thread(target=work, args=(run.pk,)) for run in runs]
+    for thread in (*listeners, *workers):
+        thread.start()
+    time.sleep(LISTENERS * 0.1 + 1)
+    model.enough.set()
+    for thread in (*listeners, *workers):
+        thread.join()
+    for number, events in heard.items():
+        assert rows(events) == journal(runs[number % 2]), number
+    assert len(heard) == LISTENERS
+
+
 def work(run_id: Any) -> None:
     try:
         sweep(run_id=run_id)
     finally:
         connections.close_all()
+
+
+class Unlimited(agentruns.Policy):
+    """Any number of streams at once."""
+
+    def quota(self, user: Any, agent: Any) -> Any:
+        return replace(super().quota(user, agent), streams=None)
+
+
+def test_a_user_has_so_many_streams_at_once_and_the_server_goes_on(
+    server: str, pending: Any, owner: Any, nobody_left: None
+) -> None:
+    path, other, cookie = url(pending("a").run), url(pending("b").run), cookies(owner)
+    listeners = [Listener(server, path, cookie) for _number in range(4)]
+    for listener in listeners:
+        listener.wait_for(lambda one: one.events)
+    request = Request(f"{server}{other}", headers={"Cookie": cookie})
+    with pytest.raises(HTTPError) as refused:
+        urlopen(request, timeout=5)
+    problem = json.loads(refused.value.read())
+    assert (refused.value.code, refused.value.headers["Retry-After"]) == (429, "5")
+    assert (problem["type"], problem["retry_after"]) == ("urn:agentruns:streams", 5)
+    with urlopen(Request(f"{server}/api/runs", headers={"Cookie": cookie}), timeout=5) as response:
+        assert response.status == 200  # any other request is answered
+    listeners[0].cut()  # the server learns of it by writing
+    until = time.monotonic() + 10
+    while len(places._open[owner.pk]) == 4:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    again = Listener(server, other, cookie)
+    again.wait_for(lambda one: one.events)
+    for listener in [*listeners[1:], again]:
+        listener.cut()
+    wait_until_nobody_is_served()
+    assert owner.pk not in places._open
+
+
+def test_who_comes_back_before_the_server_has_noticed_takes_the_oldest_place_of_the_run(
+    server: str, pending: Any, owner: Any, nobody_left: None
+) -> None:
+    run = pending("a").run
+    path, cookie, everything = url(run), cookies(owner), journal(run)
+    listeners = []
+    for _number in range(5):  # one after the other, or their threads would take places in any order
+        listeners.append(Listener(server, path, cookie))
+        listeners[-1].wait_for(lambda one: len(one.events) == len(everything))
+    first, *others = listeners
+    assert rows(first.to_the_end()) == everything
+    assert len(places._open[owner.pk]) == 4
+    for listener in others:
+        listener.cut()
+    wait_until_nobody_is_served()
+    assert owner.pk not in places._open
+
+
+def test_a_place_is_given_back_once_however_a_stream_ends(owner: Any) -> None:
+    found, run, other = Places(), uuid7(), uuid7()
+    first, second = found.take(owner.pk, run, 2), found.take(owner.pk, run, 2)
+    with pytest.raises(Problem):
+        found.take(owner.pk, other, 2)
+    with pytest.raises(Problem):
+        found.take("nobody", other, 0)
+    third = found.take(owner.pk, run, 2)
+    assert [one.over.is_set() for one in (first, second, third)] == [True, False, False]
+    first.close()
+    assert len(found._open[owner.pk]) == 2, "its place is the third's now"
+    second.close()
+    second.close()
+    assert len(found._open[owner.pk]) == 1
+    del third  # a response that a server forgot to close
+    gc.collect()
+    assert not found._open
+    found.take(owner.pk, run, None)
+
+
+def test_each_session_has_streams_of_its_own_for_its_visitors(pending: Any, nobody_left: None) -> None:
+    assert SessionBearer.pk is None  # all visitors would be counted together
+    with override_settings(AGENTRUNS_POLICY="tests.api.test_stream.OneEach"):
+        runs = [pending(name).run for name in ("a", "b")]
+        taken = [_place(HttpRequest(), SessionBearer(run.session_id), run.pk) for run in runs]
+        assert [len(places._open[run.session_id]) for run in runs] == [1, 1]
+        with pytest.raises(Problem):
+            places.take(runs[0].session_id, runs[1].pk, 1)
+        for place in taken:
+            place.close()
+        assert not {run.session_id for run in runs} & set(places._open)
+
+
+class OneEach(agentruns.Policy):
+    """One stream at once."""
+
+    def quota(self, user: Any, agent: Any) -> Any:
+        return replace(super().quota(user, agent), streams=1)
+
+
+class Broken(agentruns.Policy):
+    """Its quota fails."""
+
+    def quota(self, user: Any, agent: Any) -> Any:
+        raise RuntimeError("no quota today")
+
+
+def test_a_quota_that_raises_lets_nobody_through(
+    server: str, pending: Any, owner: Any, nobody_left: None
+) -> None:
+    path, cookie = url(pending("a").run), cookies(owner)
+    with override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Broken"):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(f"{server}{path}", headers={"Cookie": cookie}), timeout=5)
+        with refused.value:  # its socket
+            assert refused.value.code == 429
+    assert owner.pk not in places._open

@@ -11,8 +11,8 @@ from django.core.cache import cache
 from django.urls import path
 
 from agentruns.api import auth
-from agentruns.api.stream import Feed
-from agentruns.checks import check_throttle
+from agentruns.api.poller import Poller
+from agentruns.checks.settings import check_throttle
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
 from tests.api.http import Api
@@ -93,7 +93,7 @@ def test_a_stream_that_authenticates_again_counts_once(
 ) -> None:
     run = pending().run
     settings.AGENTRUNS_API_THROTTLE, settings.AGENTRUNS_API_PING_SECONDS = {"user": "1/d"}, 0
-    monkeypatch.setattr(Feed, "FIRST_PAUSE", 0)
+    monkeypatch.setattr(Poller, "FIRST_PAUSE", 0)
     program = Program(create_token(owner, ["runs:read"])[1])
     response = program.client.get(f"/api/runs/{run.pk}/events")
     stream = iter(response.streaming_content)

@@ -19,7 +19,8 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     page = visitor.open("/admin/agentruns/run/?q=ticket-4")
     visitor.click(page.locator("#result_list tbody th a").first)
     visitor.wait_for("No call was started twice.")
-    visitor.wait_for("approved by decider")
+    decided = page.locator("li.ar-card", has=page.get_by_role("heading", name="Approved"))
+    assert "decider" in decided.inner_text()
     assert_sound(page)
 
     visitor.click(visitor.link("Look back, or fork from a row"))

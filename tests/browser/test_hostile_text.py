@@ -147,4 +147,5 @@ def test_a_message_about_a_hostile_card(desk: Desk, visitor: Visitor, hostile: s
     visitor.wait_for("Approved. A worker runs the call.")
     assert "".join(hostile.split()) in "".join(visitor.text.split())
     assert visitor.page.evaluate("window.owned") is None
-    assert_harmless(visitor, hostile, INDEX)  # which says what was done lately
+    # What was done lately names the tool, and repeats nothing that a model wrote.
+    assert_harmless(visitor, f"write {run.approvals.get().pk}", INDEX)

@@ -65,7 +65,7 @@ def test_an_inbox_of_another_language(inbox: Visitor, desk: Desk) -> None:
 
     first = card(inbox, "Refund 349.00 EUR for order 1004")
     assert "high risk, requested by superuser (agent helpdesk), just now" in first.inner_text()
-    assert '"cents": 34900' in first.locator("pre").inner_text()
+    assert "cents: 34900" in first.locator("pre").inner_text()
     first.get_by_role("button", name="Approve").click()
     inbox.wait_for("You decided: approved. A worker does the rest.")
     assert decided(refund) == ("approved", "superuser")
@@ -90,7 +90,7 @@ def test_an_inbox_of_another_language(inbox: Visitor, desk: Desk) -> None:
     page.unroute(LIST)
 
     # What a model wrote is a text, and shows what it hides.
-    assert "<img src=x onerror=alert(1)> \\u{202e}today" in card(inbox, "Mail to x@y.z").inner_text()
+    assert "<img src=x onerror=alert(1)> \\u202etoday" in card(inbox, "Mail to x@y.z").inner_text()
 
     credit = desk.one(CREDIT, actor=superuser)
     approve(hostile.pk, user("decider"))

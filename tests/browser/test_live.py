@@ -56,8 +56,6 @@ def hide(visitor: Visitor, is_hidden: bool) -> None:
 def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     page, count = visitor.open(approval.run), asked(visitor)
-    table = page.locator(".ar-timeline-table")
-    table.locator("summary").click()
     payload = page.locator(".ar-card details").first
     payload.locator("summary").click()
     page.locator("h1").click()  # somewhere else
@@ -68,15 +66,11 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     assert "Refund" in page.locator(".ar-journal").inner_text()
     rows = [int(name.removeprefix("row-")) for name in ids(page.locator(".ar-journal > li"))]
     assert rows == list(range(1, approval.run.messages.latest("seq").seq + 1))
-    assert table.get_attribute("open") is not None
     assert payload.get_attribute("open") is not None
-    assert "Tool refund_order" in table.inner_text()
+    assert page.locator(".ar-took").count() == 3  # the requests and the tool, whose rows came later
     assert page.evaluate("window.stays")
     before = count()
     assert count() == before
-    page.locator(".ar-timeline svg + svg a").last.click()
-    assert page.url.endswith(f"#row-{rows[-1]}")
-    assert page.evaluate("window.stays")
     assert_sound(page)
 
 

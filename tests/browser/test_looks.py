@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from agentruns import approve, deny
 from agentruns.services.sweep import sweep
@@ -97,12 +98,25 @@ def card_with_a_mistake(desk: Desk, visitor: Visitor) -> None:
 
 
 @page
+def card_that_wants_a_password(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(desk.one())
+    with override_settings(AGENTRUNS_REAUTH_SECONDS=300), visitor.refused(403):
+        visitor.choose("Approve")
+    visitor.unfold()
+
+
+@page
 def card_refused(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     visitor.open(approval)
     deny(approval.pk, user("decider"), "Repair it.")
     with visitor.refused():
         visitor.choose("Approve")
+
+
+@page
+def erasure(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(f"{RUNS}{World().completed().pk}/rows/2/erase/")
 
 
 @page

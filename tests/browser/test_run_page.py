@@ -58,7 +58,7 @@ def test_a_used_up_limit_and_a_journal_that_cannot_be_read(desk: Desk, visitor: 
     assert_sound(page)
     row = Message.objects.filter(run=run, kind="assistant").get()
     with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute("UPDATE agentruns_message SET payload = '{' WHERE id = %s", [row.pk])
+        cursor.execute("UPDATE agentruns_message SET content = '{' WHERE id = %s", [row.pk])
     visitor.open(run)
     visitor.wait_for("Its journal cannot be read.")
     visitor.click(visitor.link(f"Look at row {row.seq}"))

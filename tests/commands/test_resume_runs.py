@@ -15,6 +15,7 @@ from django.db import OperationalError, connection
 from django.db.models import Min
 
 from agentruns import approve, pause_run, run_agent, start_run
+from agentruns.engine import wakeup
 from agentruns.engine.leases import claim
 from agentruns.management.commands import resume_runs
 from agentruns.management.terminal import moment
@@ -184,14 +185,17 @@ def test_an_idle_worker_waits_twice_as_long_each_time_up_to_the_interval(
 ) -> None:
     pauses: list[float] = []
 
-    def wait(seconds: float, stop: Any) -> None:
+    def wait(seconds: float, stop: Any, bell: Any) -> bool:
         pauses.append(seconds)
-        if len(pauses) == 6:
+        if len(pauses) == 8:
             os.kill(os.getpid(), signal.SIGTERM)
+        return len(pauses) == 6  # the doorbell rings
 
     monkeypatch.setattr(resume_runs, "_wait", wait)
-    assert run("resume_runs", "--watch", "--interval=0.8").code == 0
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 0.8, 0.8]
+    monkeypatch.setattr(wakeup, "separate_connection", lambda alias: None)  # as in memory
+    outcome = run("resume_runs", "--watch", "--interval=0.8")
+    assert "No doorbell on this database: it looks every 0.8 s." in outcome.out
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 0.8, 0.8, 0.1, 0.2]
 
 
 class TestWatchingProcess:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentruns.providers.base import ProviderError
 from agentruns.testing import ScriptedModel, crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
+from tests.pictures import PDF, PNG, files_of
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -161,7 +163,7 @@ class TestExitCodes:
     def test_another_task_in_the_session(self) -> None:
         self.command()
         outcome = run("run_agent", "cli", "something else", "--session=s1")
-        assert (outcome.code, "another agent or input" in outcome.err) == (4, True)
+        assert (outcome.code, "another agent, input or context" in outcome.err) == (4, True)
 
     def test_unknown_agent(self) -> None:
         outcome = run("run_agent", "nobody\x1b[2J", "do it")
@@ -173,3 +175,21 @@ class TestExitCodes:
     def test_usage(self, arguments: tuple[str, ...]) -> None:
         assert run("run_agent", *arguments).code == 2
         assert not Run.objects.exists()
+
+
+def test_a_task_with_files(tmp_path: Path) -> None:
+    shop_agent("sees", {"text": "I see."})
+    photo, paper = tmp_path / "mug.png", tmp_path / "bill.pdf"
+    photo.write_bytes(PNG)
+    paper.write_bytes(PDF)
+    done = run("run_agent", "sees", "look", "--session", "s1", "--file", str(photo), "--file", str(paper))
+    assert done.code == 0
+    assert "[image mug.png: image/png" in done.out
+    row = Message.objects.get(kind="user")
+    assert [each["name"] for each in files_of(row)] == ["mug.png", "bill.pdf"]
+    for path in (tmp_path / "none.png", tmp_path):
+        assert run("run_agent", "sees", "look", "--file", str(path)).code == 2
+    photo.write_bytes(b"\x00\xff")
+    refused = run("run_agent", "sees", "look", "--file", str(photo))
+    assert (refused.code, "of no known type" in refused.err) == (2, True)
+    assert Run.objects.count() == 1

@@ -17,7 +17,7 @@ from agentruns.management.terminal import as_json, call_text, escaped, moment, s
         ("safe\u202eetacovda", "safe\\u202eetacovda"),
         ("one\ntwo\r\x00", "one\\ntwo\\r\\x00"),
         ("zero\u200bwidth \ud800", "zero\\u200bwidth \\ud800"),
-        ("no\xa0break", "no\xa0break"),
+        ("no\xa0break", "no\\xa0break"),
     ],
 )
 def test_what_a_terminal_would_act_on_is_shown(text: str, shown: str) -> None:

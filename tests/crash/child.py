@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,12 +24,25 @@ django.setup()
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
-from agentruns import approve, cancel_run, get_run, run_agent, start_run, tool
+from agentruns import (
+    Agent,
+    ModelReply,
+    ModelRequest,
+    RunContext,
+    approve,
+    cancel_run,
+    get_run,
+    run_agent,
+    send_message,
+    start_run,
+    tool,
+)
 from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import journal_alias
 from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
@@ -52,6 +65,38 @@ shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally])
 shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
 
+class Echo(ScriptedModel):
+    """Looks an order up, then says what it was told beforehand."""
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        reply = super().propose(request)
+        told = f"{request.system} {' '.join(tool['name'] for tool in request.tools)}"
+        return (
+            reply
+            if reply.stop_reason == "tool_use"
+            else replace(reply, content=[{"type": "text", "text": told}])
+        )
+
+
+def said(run: RunContext) -> str:
+    """Say what the process that starts the run was told to."""
+    return os.environ.get("SHOP_SAYS", "nothing")
+
+
+def chosen(run: RunContext) -> list[str]:
+    """Choose what the process that starts the run was told to."""
+    return ["lookup", os.environ.get("SHOP_TOOL", "post")]
+
+
+Agent(
+    "made",
+    instructions=said,
+    tools=TOOLS,
+    tools_for=chosen,
+    model=Echo([{"tools": [call("lookup", number="A1")]}, {"text": "told"}]),
+)
+
+
 def work() -> None:
     """Sweep until killed."""
     while True:
@@ -66,6 +111,7 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "work": work,
     "run": lambda agent, session: run_agent(agent, "do it", session, idempotency_key=session),
     "start": lambda agent, session: start_run(agent, "do it", session),
+    "send": lambda session, text, agent: send_message(session, text, agent=agent),
     "sweep": sweep,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),

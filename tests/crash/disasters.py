@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from django.db import connection, connections, transaction
-from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.test import override_settings
 
@@ -24,6 +23,7 @@ from tests.crash.processes import Forked
 from tests.effects import VARIABLE, Effects
 from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
 from tests.shop.models import Order
+from tests.statements import at_each_commit
 
 
 def asked(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
@@ -83,6 +83,7 @@ def leave(ctx: ToolContext, how: str) -> str:
     return "stayed"
 
 
+FAULTS = ExitStack()  # for as long as the process lives
 DISASTERS = [*TOOLS, ship, ship_soon, tally_up, tally_asked, leave]
 
 for _name, _call in {
@@ -99,27 +100,16 @@ shop_agent("surfaces", {"tools": [call("post", text="hello")]}, on_orphan="surfa
 
 
 def die_before_commit(nth: int) -> None:
-    """Kill this process just before the nth COMMIT of its thread: what it wrote since is undone."""
+    """Kill this process just before the nth commit of its thread: what it wrote since is undone."""
     left = [nth]
 
-    def deadly(**facts: Any) -> None:
-        commit = facts["connection"]._commit
+    def commit_or_die(commit: Callable[[], Any], undo: Callable[[], Any]) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return commit()
 
-        def commit_or_die() -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            commit()
-
-        facts["connection"]._commit = commit_or_die
-
-    def deadly_if_the_journals(**facts: Any) -> None:
-        if threading.get_ident() == here and facts["connection"].alias != "default":
-            deadly(**facts)
-
-    here = threading.get_ident()
-    deadly(connection=connections["default"])
-    connection_created.connect(deadly_if_the_journals, weak=False)
+    FAULTS.enter_context(at_each_commit(commit_or_die))
 
 
 def stop_at(point: str) -> None:

@@ -41,7 +41,11 @@ before_finish           sweep    here       here       here         here        
 after_finish            here     here       here       here         here            here              here
 after_decision          sweep    here       here       here         here            here              sweep
 """
-INSIDE_TRANSACTION = ("before_start_commit", "before_result_commit:4")
+# On PostgreSQL the start in a new session is one statement: before it nothing is locked.
+INSIDE_TRANSACTION = {
+    "sqlite": ("before_start_commit", "before_result_commit:4"),
+    "postgresql": ("before_result_commit:4",),
+}
 
 ONE_WRITER = (
     "SQLite has one writer: while a process is frozen inside a transaction, no other one can write at all."
@@ -51,7 +55,7 @@ IMPOSSIBLE = {
     ("sqlite", "", "terminate"): "SQLite runs in the process itself: there is no backend to terminate.",
     ("sqlite", "", "open_committed"): "SQLite has no server whose transaction outlives the client.",
     ("sqlite", "", "open_rolled_back"): "SQLite has no server whose transaction outlives the client.",
-    **{("sqlite", point, "second"): ONE_WRITER for point in INSIDE_TRANSACTION},
+    **{("sqlite", point, "second"): ONE_WRITER for point in INSIDE_TRANSACTION["sqlite"]},
 }
 
 

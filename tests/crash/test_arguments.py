@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from agentruns import Agent, ToolContext, approve, run_agent, tool
 from agentruns.engine.gate import call_digest
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.crash.processes import LEASE, expire_lease, interpret_and_die
@@ -176,7 +176,7 @@ def ordered(effects: Effects) -> list[tuple[int, dict[str, str]]]:
 def bound(arguments: dict[str, Any], digest: str, seen: dict[str, str], **edited: str) -> None:
     """Check that what the handler saw is what was given, recorded and hashed."""
     assert {name: seen[name] for name in SEEN} == {**SEEN, **edited}
-    assert digest == call_digest("order", arguments)
+    assert digest == call_digest(Session.objects.get().secret, "order", arguments)
     assert seen["request_id"] == f"UUID {arguments['request_id']}"
     assert seen["made"] == f"datetime {datetime.fromisoformat(arguments['made'])}"
     assert seen["parcel"].startswith("Parcel Parcel(sent=datetime.datetime(2026, 1, 1, 0, 0, tzinfo=")

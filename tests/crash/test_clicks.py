@@ -39,7 +39,7 @@ class SlowTool:
 
 def outcomes(run: Run) -> list[str]:
     rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
-    return [payload["outcome"] for payload in rows.values_list("payload", flat=True)]
+    return [row.payload["outcome"] for row in rows]
 
 
 def test_cancel_keeps_the_result_and_starts_nothing_more(effects: Effects, tmp_path: Path) -> None:

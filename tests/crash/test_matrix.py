@@ -101,7 +101,7 @@ def terminate(stage: Stage) -> str:
 
 
 def lose_commit(stage: Stage) -> str:
-    worker, proxy = stage.worker(LEASE), stage.proxy
+    worker, proxy = stage.worker(LONG), stage.proxy  # no commit of a heartbeat comes between
     worker.hear()
     if proxy is None:
         worker.go(stage.cell.fault)
@@ -119,7 +119,7 @@ def lose_commit(stage: Stage) -> str:
 
 def freeze(stage: Stage) -> str:
     """Let another worker take the run as far as it gets; the first may then not write an engine row."""
-    inside = stage.cell.point in INSIDE_TRANSACTION
+    inside = stage.cell.point in INSIDE_TRANSACTION[connection.vendor]
     worker = stage.worker(LONG if stage.cell.expected == "here" else BRIEF)
     worker.hear()
     stop(worker)

@@ -27,7 +27,7 @@ def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects) ->
     run = Run.objects.get()
     (path,) = stored_in(folder)
     assert path.read_text() == report_of(MEGABYTE)
-    assert not any(map(names_in, Message.objects.values_list("payload", flat=True)))
+    assert not any(names_in(row.payload) for row in Message.objects.all())
     expire_lease(run)
     sweep()
     run.refresh_from_db()

@@ -67,8 +67,8 @@ def run_and_die(*action: str, point: str = "", **environment: str) -> None:
     assert child(*action, point=point, **environment) == -signal.SIGKILL
 
 
-def finish(*action: str) -> None:
-    assert child(*action) == 0
+def finish(*action: str, **environment: str) -> None:
+    assert child(*action, **environment) == 0
 
 
 def die(tool: str, where: str, agent: str = "") -> Run:
@@ -136,10 +136,8 @@ def test_only_the_call_in_flight_is_in_doubt(where: str, effects: Effects) -> No
     assert [line["tool"] for line in effects.lines()] == ["lookup"] + ["post"] * (where != "post:before")
     result = resume_run(run.pk)
     assert result.status == "completed"
-    outcomes = list(
-        Message.objects.filter(run=run, kind="tool_result").order_by("seq").values_list("payload", flat=True)
-    )
-    assert [one["outcome"] for one in outcomes] == ["ok", "unknown", "cancelled"]
+    outcomes = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
+    assert [one.payload["outcome"] for one in outcomes] == ["ok", "unknown", "cancelled"]
     assert "charge" not in {line["tool"] for line in effects.lines()}
     check_messages(result.messages)
 

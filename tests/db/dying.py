@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connections
 
 import agentruns.engine.loop
 import agentruns.engine.tool_calls
@@ -50,7 +50,7 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
         try:
             answers.append(ask())
         finally:
-            connection.close()
+            connections.close_all()
 
     thread = Thread(target=look)
     thread.start()

@@ -44,7 +44,7 @@ def the_run(result: RunResult) -> Run:
 def payloads(run: Run, kind: str) -> list[dict[str, Any]]:
     """Return the payloads of a run's rows of one kind."""
     rows = Message.objects.filter(run=run, kind=kind).order_by("seq")
-    return list(rows.values_list("payload", flat=True))
+    return [row.payload for row in rows]
 
 
 def outcomes(run: Run) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from agentruns import Agent, approve, resume_run, run_agent
+from agentruns import Agent, Document, Image, Text, approve, resume_run, run_agent
 from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Message, Run
@@ -20,6 +21,7 @@ from agentruns.testing import crashing_at, expire_leases, run_until_blocked
 from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
+from tests.pictures import BIG, NOTE, PDF, PNG, photograph
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -270,3 +272,20 @@ def test_a_structured_answer_is_asked_for_and_sent_back_once(claude: Any) -> Non
     form = fake.calls[-1].body["output_config"]["format"]
     assert (form["type"], sorted(form["schema"]["properties"])) == ("json_schema", ["cents", "order"])
     assert len(fake.calls) == 3
+
+
+def test_pictures_and_documents_are_sent_as_the_api_takes_them(claude: Any) -> None:
+    blocks = [
+        Text("see"),
+        Image(data=PNG, name="mug.png"),
+        Document(data=PDF, name="a.pdf"),
+        Document(data=NOTE),
+    ]
+    fake = claude({"tools": [call("photograph", big=True)]}, DONE, DONE, tools=[photograph])
+    result = run_agent("claude", blocks, "s1", idempotency_key="k")
+    assert (result.status, [one.status for one in fake.calls]) == ("completed", [200, 200])
+    sent = fake.calls[1].body["messages"]
+    assert [block["type"] for block in sent[0]["content"]] == ["text", "image", "document", "document"]
+    assert sent[2]["content"][0]["content"][0]["source"]["data"] == base64.b64encode(BIG).decode()
+    assert run_agent("claude", "and now?", "s1", idempotency_key="k2").status == "completed"
+    assert {one.path for one in fake.calls} == {"/v1/messages"}, "no picture makes a request seem too long"

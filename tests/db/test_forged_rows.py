@@ -9,17 +9,16 @@ import pytest
 
 from agentruns import approve, fork_run
 from agentruns.engine.gate import call_digest
-from agentruns.journal.events import Row, row_hash
-from agentruns.journal.read import FIELDS
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.db.test_verify import forge
 from tests.effects import Effects
+from tests.rows import change as change_row
+from tests.rows import row_of, sealed
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,11 +51,10 @@ def said_of_one_more(run: Run, kind: str, **changes: Any) -> str:
     history = History(run.session)
     assert history.read("default") is None
     source = Message.objects.filter(run=run, kind=kind).earliest("seq")
-    row = Row(*(getattr(source, name) for name in FIELDS))
+    row = row_of(source)
     payload = {**row.payload, **changes.pop("payload", {})}
     row = row._replace(payload=payload, seq=history.seq + 1, prev_hash=history.head, **changes)
-    text = canonical.dumps(payload)
-    return str(history.add(row._replace(hash=row_hash(run.session_id, row, text)), text))
+    return str(history.add(*sealed(run.session_id, row)))
 
 
 def test_an_approval_asked_for_what_is_done(finished: Run) -> None:
@@ -115,11 +113,11 @@ def test_a_copy_that_spends_an_approval(finished: Run, another: UUID) -> None:
 def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(effects: Effects) -> None:
     """A person approves what the card shows: what the call would do is not that."""
     result = run_turns({"tools": [call("refund", cents=9000)]})
-    harmless = {"arguments": {"cents": 1}, "digest": call_digest("refund", {"cents": 1})}
+    secret = Run.objects.get().session.secret
+    harmless = {"arguments": {"cents": 1}, "digest": call_digest(secret, "refund", {"cents": 1})}
 
     def change(rows: Any) -> None:
-        row = rows.get(kind="approval_requested")
-        Message.objects.filter(pk=row.pk).update(payload={**row.payload, **harmless})
+        change_row(rows.get(kind="approval_requested"), **harmless)
 
     forge(Run.objects.get().session_id, change)
     Approval.objects.update(**harmless)

@@ -18,6 +18,7 @@ from agentruns.testing import crashing_at, expire_leases
 from tests.db.helpers import names, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.files import MEGABYTE, fetch, folder, report_of, said
+from tests.rows import change
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,7 +54,7 @@ def test_what_the_origin_has_executed_since_is_not_told_as_not_executed(effects:
     row = Message.objects.get(run=run, kind="tool_result")
     assert (copied["copied"]["run"], copied["copied"]["seq"]) == (str(run.pk), row.seq)
     with triggers.lifted(connection):
-        Message.objects.filter(pk=row.pk).update(payload={**row.payload, "content": "forged"})
+        change(row, content="forged")
     assert f"is not what row {row.seq} of run {run.pk} says" in problems(fork.session_id)[0]
 
 

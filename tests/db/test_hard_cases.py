@@ -25,6 +25,7 @@ from agentruns import (
     tool,
 )
 from agentruns.exceptions import ApprovalStateError, PermissionDeniedError, RunStateError
+from agentruns.journal.policy import visible_runs
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.providers.base import ProviderError
@@ -145,7 +146,7 @@ def test_nobody_is_not_the_owner_of_what_belongs_to_nobody() -> None:
             run_agent(agent, "do it", "s1", actor=actor, idempotency_key="k")
         with pytest.raises(PermissionDeniedError):
             start_run(agent, "do it", "s2", actor=actor)
-    assert not Run.objects.for_user(AnonymousUser()).exists()
+    assert not visible_runs(AnonymousUser()).exists()
     assert Session.objects.count() == 1
 
 
@@ -161,14 +162,15 @@ def test_a_caller_without_the_permission_does_not_surface() -> None:
     assert resume_run(result.run_id, boss).status == "completed"
 
 
-def test_the_programs_key_is_that_of_the_sessions_owner() -> None:
+def test_the_programs_key_is_its_own_unless_it_names_an_owner() -> None:
     ann, agent = user("ann"), shop_agent("keyed")
     hers = run_agent(agent, "do it", "hers", actor=ann, idempotency_key="k")
     nobodys = run_agent(agent, "do it", "nobodys", idempotency_key="k")
     assert hers.run_id != nobodys.run_id
-    assert run_agent(agent, "do it", "hers", idempotency_key="k").run_id == hers.run_id
-    with pytest.raises(RunStateError, match=str(Run.objects.get(owner=None).pk)):
-        start_run(agent, "do it", "anywhere", idempotency_key="k")
+    assert run_agent(agent, "do it", "hers", owner=ann, idempotency_key="k").run_id == hers.run_id
+    for session in ("hers", "anywhere"):
+        with pytest.raises(RunStateError, match=str(Run.objects.get(owner=None).pk)):
+            start_run(agent, "do it", session, idempotency_key="k")
 
 
 def test_the_program_alone_is_no_quorum() -> None:
@@ -207,11 +209,12 @@ def test_an_edit_changes_what_the_next_person_reads() -> None:
 def test_sqlite_cannot_replace_a_row() -> None:
     run_turns()
     columns = (
-        "id, session_id, seq, run_id, kind, call_id, tool_name, attempt, epoch, prev_hash, hash, created_at"
+        "id, session_id, seq, run_id, kind, call_id, tool_name, attempt, epoch, prev_hash, hash, created_at,"
+        " facts_salt, content_hash"
     )
     with pytest.raises(IntegrityError, match="append-only"), connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT OR REPLACE INTO agentruns_message ({columns}, payload)"
+            f"INSERT OR REPLACE INTO agentruns_message ({columns}, facts)"
             f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2"
         )
 

@@ -20,7 +20,7 @@ from django.db.backends.signals import connection_created
 from django.test import TransactionTestCase
 
 from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run
-from agentruns.checks import check_database
+from agentruns.checks.database import check_database
 from agentruns.exceptions import NotDurableError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers

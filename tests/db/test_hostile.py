@@ -102,6 +102,24 @@ def test_each_payment_is_journaled_before_it_and_happens_once(
     assert not Message.objects.filter(run=run, kind="late_result").exists()
 
 
+def test_a_transactional_call_runs_after_one_that_left_its_connection_read_only() -> None:
+    @tool
+    def look() -> str:
+        """Look, carelessly."""
+        HOSTILITIES["read_only"]()
+        return "seen"
+
+    @tool(transactional=True)
+    def book() -> str:
+        """Book an order."""
+        return str(Order.objects.create(number="booked", customer="Ada", total_cents=1).number)
+
+    agent = shop_agent("careless", {"tools": [call("look"), call("book")]}, tools=[look, book])
+    run = the_run(run_agent(agent, "look and book", "s1"))
+    assert outcomes(run) == ["ok", "ok"]
+    assert Order.objects.filter(number="booked").count() == 1
+
+
 def test_the_connections_that_django_lists_are_not_the_journals() -> None:
     seen: list[list[str]] = []
 
@@ -114,7 +132,7 @@ def test_the_connections_that_django_lists_are_not_the_journals() -> None:
     agent = shop_agent("looks", {"tools": [call("look")]}, tools=[look])
     with captured_statements() as statements:
         assert run_agent(agent, "look", "s1").status == "completed"
-    assert len(statements) > 5
+    assert len(statements) > 3
     assert set(seen[0]) <= set(connections)
     assert not journal_connection._opened.__dict__, "closed with the drive"
 
@@ -129,8 +147,9 @@ def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects
             return execute(sql, params, many, context)
         raw = context["connection"].connection
         raw.execute("SET SESSION synchronous_commit TO off")
-        result = execute(sql, params, many, context)
-        in_force.append(raw.execute("SHOW synchronous_commit").fetchone()[0])
+        with raw.transaction():  # shows what was in force when the statement's own would be committed
+            result = execute(sql, params, many, context)
+            in_force.append(raw.execute("SHOW synchronous_commit").fetchone()[0])
         return result
 
     with statement_wrapper(spoilt):

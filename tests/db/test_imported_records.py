@@ -29,7 +29,7 @@ from agentruns import (
 )
 from agentruns.admin.approvals.card import precedents
 from agentruns.exceptions import AgentRunsError, RunStateError
-from agentruns.journal.events import Row, row_hash, timestamp
+from agentruns.journal.events import Row, timestamp
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Notification, Run
 from agentruns.services.control import hold_run
@@ -38,13 +38,13 @@ from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import import_run
 from agentruns.services.waiting import uncleared
 from agentruns.services.write import write
-from agentruns.utils import json as canonical
 from tests.admin.people import user as person
 from tests.api.http import Api
 from tests.commands.running import run as command
 from tests.db.helpers import names, outcomes, payloads, run_turns, user
 from tests.db.test_imports import Line, forget_everything, sealed
 from tests.effects import Effects
+from tests.rows import sealed as seal
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,19 +69,17 @@ def with_rows(lines: list[Line], *added: dict[str, Any]) -> list[Line]:
             tool_name=line["tool_name"],
             attempt=0,
             epoch=0,
-            payload={},
+            payload=line["payload"],
             created_at=datetime.fromisoformat(last["created_at"]),
             prev_hash=last["hash"],
             hash="",
             consumes=None,
         )
-        text = canonical.dumps(line["payload"])
-        hash = row_hash(UUID(head["session"]["id"]), row, text)
+        row, parts = seal(UUID(head["session"]["id"]), row)
         last = {
-            **row._asdict(), "run": last["run"], "created_at": timestamp(row.created_at), "hash": hash,
-            "payload": text,
+            **row._asdict(), **parts._asdict(), "run": last["run"], "created_at": timestamp(row.created_at),
         }  # fmt: skip
-        del last["run_id"]
+        del last["run_id"], last["payload"]
         lines = [*lines, last]
     return sealed([{**head, "head": {"seq": last["seq"], "hash": last["hash"]}}, *lines[1:]])
 

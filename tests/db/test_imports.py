@@ -16,6 +16,7 @@ from agentruns import ToolContext, approve, export_run, fork_run, run_again, run
 from agentruns.exceptions import PayloadError, RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
+from agentruns.models.parts import commitment
 from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import _written, import_run
 from agentruns.utils import json as canonical
@@ -27,7 +28,7 @@ from tests.effects import Effects
 from tests.files import folder
 from tests.shop.agents import call, shop_agent
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 __all__ = ["folder"]  # a fixture
 
@@ -144,22 +145,22 @@ def alter(number: int, **changes: Any) -> Callable[[list[Line]], None]:
         (lambda lines: lines.append(lines[-1]), "goes on after its last line"),
         (lambda lines: lines.insert(1, lines[1]), "is there twice"),
         (alter(0, exported_at="2026-01-01T00:00:00+00:00"), "last line, with the hash of all others"),
-        (alter(0, version=1), "last line, with the hash of all others"),
+        (alter(0, version=2), "no export of version 3"),
         (alter(-1, end="0" * 64), "last line, with the hash of all others"),
         (lambda lines: lines.pop(5), "is missing"),
         (lambda lines: lines.insert(6, lines[5]), "is missing"),
-        (alter(5, payload='{"v":1}'), "was altered"),
+        (alter(5, facts='{"v":1}'), "was altered"),
         (alter(5, kind="user"), "was altered"),
-        (alter(5, redacted="x"), "redacted"),
+        (alter(5, content_redacted="x"), "redacted"),
         (alter(5, created_at="yesterday"), "no export of a run"),
         (alter(1, body='{"agent":"other"}'), "was altered"),
         (
             lambda lines: [lines.remove(one) for one in lines[1:] if "definition" in one],
             "lacks the definitions",
         ),
-        (alter(0, version=3), "no export of version 2"),
+        (alter(0, version=4), "no export of version 3"),
         (alter(0, run="01a20189-67e9-70a1-9b0c-1b07670a3b0b"), "has no row of run"),
-        (lambda lines: lines.clear(), "no export of version 2"),
+        (lambda lines: lines.clear(), "no export of version 3"),
     ],
 )
 def test_nothing_is_stored_of_an_export_that_is_not_whole(
@@ -233,12 +234,13 @@ def test_a_row_that_nobody_could_read_is_not_imported(depth: int, effects: Effec
     deep, head = "[" * depth + "]" * depth, ""
     for line in (line for line in lines if "seq" in line):
         if line["kind"] == "tool_result":
-            line["payload"] = line["payload"].replace('"post done"', deep)
+            line["content"] = line["content"].replace('"post done"', deep)
+            line["content_hash"] = commitment(line["content_salt"], line["content"])
         line["prev_hash"] = head or line["prev_hash"]
-        row = {name: value for name, value in line.items() if name not in ("prev_hash", "hash")}
-        line["hash"] = head = canonical.chain_hash(
-            line["prev_hash"], {**row, "session": lines[0]["session"]["id"]}
-        )
+        outside = {"prev_hash", "hash", "facts", "facts_salt", "content", "content_salt"}
+        row = {name: value for name, value in line.items() if name not in outside}
+        text = canonical.dumps({**row, "session": lines[0]["session"]["id"]})
+        line["hash"] = head = canonical.sha256(line["prev_hash"] + text)
     lines[0]["head"]["hash"] = head
     with pytest.raises(RunStateError, match=r"nested more than 128 levels|cannot be folded|no export"):
         import_run(lines)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from django.db import DatabaseError, connection, transaction
 
 from agentruns import ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import JournalConflictError
+from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, Tombstone, triggers
@@ -27,7 +29,7 @@ def run() -> Run:
     "change",
     [
         lambda rows: rows.update(kind="user"),
-        lambda rows: rows.filter(seq=3).update(payload={}),
+        lambda rows: rows.filter(seq=3).update(content={}),
         lambda rows: rows._raw_delete("default"),
     ],
 )
@@ -68,7 +70,7 @@ def test_the_triggers_are_installed_again_after_migrate(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda rows: rows.filter(seq=2).update(payload={"v": 1, "content": []}), "seq 2 (user) was altered"),
+        (lambda rows: rows.filter(seq=2).update(content={"content": []}), "seq 2 (user) was altered"),
         (lambda rows: rows.filter(seq=4).update(tool_name="refund"), "seq 4 (tool_started) was altered"),
         (lambda rows: rows.filter(seq=7)._raw_delete("default"), "its head is seq 7, the journal ends at 6"),
         (lambda rows: rows.filter(seq=3)._raw_delete("default"), "seq 3 is missing"),
@@ -85,30 +87,72 @@ def test_a_changed_column_is_found(run: Run) -> None:
     assert "output is 'something else', the journal says 'all done'" in problems(run.session_id)[0]
 
 
-def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing() -> None:
+def append(batch: Batch, *, own: bool) -> None:
+    """Store a batch in a transaction of Django's, or by the driver on the journal's own connection."""
+    with own_connection("default") if own else nullcontext():
+        DatabaseStore().append(batch, durable=own)
+        assert not own or own_alias("default") != "default"
+
+
+# On PostgreSQL that is one statement: what it has written by the time it fails is committed.
+own_commit = pytest.mark.parametrize("own", [False, True])
+
+
+@own_commit
+def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(own: bool) -> None:
     run = start_run(shop_agent("stale"), "do it", "s1", idempotency_key="k")
-    store, stale = DatabaseStore(), load("default", run.session_id, run.pk)
+    stale = load("default", run.session_id, run.pk)
     for note in ("first", "second"):
         batch = Batch(load("default", run.session_id, run.pk) if note == "first" else stale)
         batch.add("run_pause_requested", {"reason": note})
         if note == "first":
-            store.append(batch)
+            append(batch, own=own)
             continue
         with pytest.raises(JournalConflictError):
-            store.append(batch)
+            append(batch, own=own)
     session = Session.objects.get()
     assert (session.next_seq, Message.objects.count()) == (4, 3)
     assert problems(session.pk) == []
 
 
-def test_an_engine_row_of_another_epoch_is_refused() -> None:
+@own_commit
+def test_an_engine_row_of_another_epoch_is_refused(own: bool) -> None:
     run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
     Run.objects.update(lease_epoch=7)
+    before = [Session.objects.values().get(), Run.objects.values().get()]
     batch = Batch(load("default", run.session_id, run.pk), epoch=6)
     batch.add("model_failed", {"error": {"type": "x", "text": "y"}})
     with pytest.raises(JournalConflictError):
-        DatabaseStore().append(batch)
-    assert (Message.objects.count(), Session.objects.get().next_seq) == (2, 3)
+        append(batch, own=own)
+    assert [Session.objects.values().get(), Run.objects.values().get()] == before
+    assert Message.objects.count() == 2
+
+
+def test_a_refused_append_leaves_a_connection_for_the_next_one() -> None:
+    run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
+    with own_connection("default"):
+        for epoch in (6, 0):
+            batch = Batch(load("default", run.session_id, run.pk), epoch=epoch)
+            batch.add("run_pause_requested", {"reason": "stop"})
+            with pytest.raises(JournalConflictError) if epoch else nullcontext():
+                DatabaseStore().append(batch, durable=True)
+    assert Message.objects.count() == 3
+    assert problems(run.session_id) == []
+
+
+def test_a_wrapper_of_the_host_hears_of_what_is_written_on_the_shared_connection() -> None:
+    run = start_run(shop_agent("heard"), "do it", "s1", idempotency_key="k")
+    batch = Batch(load("default", run.session_id, run.pk))
+    batch.add("run_pause_requested", {"reason": "stop"})
+    heard: list[str] = []
+
+    def hear(execute: Any, sql: str, *about: Any) -> Any:
+        heard.append(sql)
+        return execute(sql, *about)
+
+    with connection.execute_wrapper(hear):
+        DatabaseStore().append(batch, durable=True)
+    assert sum('INTO "agentruns_message"' in sql for sql in heard) == 1
 
 
 def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(effects: Effects) -> None:
@@ -134,12 +178,13 @@ def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(ef
     assert (Message.objects.count(), problems(run.session_id)) == (3, [])
 
 
-def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: Run) -> None:
+@own_commit
+def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: Run, own: bool) -> None:
     rows = Message.objects.count()
     batch = Batch(load("default", run.session_id, run.pk))
     batch.add("run_pause_requested", {"reason": "it has ended"})
     with pytest.raises(JournalConflictError):
-        DatabaseStore().append(batch)
+        append(batch, own=own)
     assert (Message.objects.count(), problems(run.session_id)) == (rows, [])
 
 
@@ -156,7 +201,7 @@ def test_odd_text_survives_on_every_database(odd: str) -> None:
     assert reply.payload["calls"][0]["id"] == row.call_id
     assert run.input == f"say {odd}"
     with connection.cursor() as cursor:
-        cursor.execute("SELECT payload FROM agentruns_message")
+        cursor.execute("SELECT facts || content FROM agentruns_message")
         assert all("\x00" not in text for (text,) in cursor.fetchall())
 
 

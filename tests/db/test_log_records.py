@@ -85,5 +85,5 @@ def test_the_page_s_settings_write_json(monkeypatch: pytest.MonkeyPatch) -> None
             logger.removeHandler(handler)
     [line] = written.getvalue().splitlines()
     said = json.loads(line)
-    assert (said["run_id"], said["epoch"], said["level"]) == (str(Run.objects.get().pk), 1, "INFO")
+    assert (said["run_id"], said["epoch"], said["level"]) == (str(Run.objects.get().pk), 1, "ERROR")
     assert said["logger"] == "agentruns.executor" and "on fire" in said["error"]

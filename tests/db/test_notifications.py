@@ -8,11 +8,14 @@ import hmac
 import json
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -26,6 +29,7 @@ from django.dispatch import Signal
 
 from agentruns import approve, cancel_run, deny, pause_run, run_agent, signals, start_run, tool
 from agentruns.contrib.mail import MailNotifier
+from agentruns.contrib.webhook import WebhookNotifier
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.outbox import MAX_ATTEMPTS, Notice, UndeliverableError, deliver_due, resting
 from agentruns.models import Notification, Run
@@ -40,6 +44,8 @@ from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+# Ids, hashes and times hold any four digits by chance.
+AMOUNT = re.compile(r"(?<![-.0-9a-f])5000(?![-0-9a-f])")
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 WEBHOOK = "agentruns.contrib.webhook.WebhookNotifier"
 MAIL = "agentruns.contrib.mail.MailNotifier"
@@ -507,7 +513,7 @@ def test_a_receiver_that_fails_twice_gets_it_at_the_third_attempt(receiver: Rece
         assert headers["content-type"] == "application/json"
         payload = json.loads(body)
         assert (payload["type"], payload["data"]["run_id"]) == ("approval.requested", result.run_id)
-        assert b"5000" not in body
+        assert not AMOUNT.search(body.decode())
 
 
 @pytest.mark.parametrize(("answer", "attempts"), [(302, 1), (307, 1), (404, 1), (410, MAX_ATTEMPTS)])
@@ -528,6 +534,84 @@ def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
     cancelled(*(f"n{number}" for number in range(3)))
     assert time.monotonic() - began < receiver.pause, "the time-out, and not the answer, was waited for"
     assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
+
+
+def dripping(listener: socket.socket, first: bytes, each: bytes, done: threading.Event) -> None:
+    """Take one connection and send `each` every 50 ms after `first`, until the other end is gone."""
+    with suppress(OSError):
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(first)
+            while True:
+                time.sleep(0.05)
+                peer.sendall(each)
+    done.set()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+DRIPS = {
+    "status": (b"", b"H"),
+    "headers": (HEAD, b"x"),
+    "many headers": (HEAD, b"x: y\r\n"),
+    "not yet": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_delivery_ends_in_time_however_slowly_the_answer_drips(
+    drip: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.4)
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=dripping, args=(listener, *DRIPS[drip], done), daemon=True).start()
+        took = delivery(settings, listener)
+        assert took < 2
+        assert done.wait(5), "the connection is closed, too: no thread waits for its end"
+    assert Notification.objects.values_list("attempts", "sent_at").get() == (1, None)
+
+
+def test_a_receiver_that_takes_no_connection(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.4)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as stack:
+        for _ in range(3):  # fill what the system takes on its behalf
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        assert delivery(settings, listener) < 2
+    assert Notification.objects.values_list("attempts", "sent_at").get() == (1, None)
+
+
+@pytest.mark.parametrize(("status", "sent"), [(b"200 OK", True), (b"500 Oh", False), (b"302 Found", False)])
+def test_a_body_without_end_is_not_read(status: bytes, sent: bool, settings: Any) -> None:
+    first, done = b"HTTP/1.1 " + status + b"\r\nLocation: /again\r\n\r\n", threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=dripping, args=(listener, first, b"x" * 65_536, done), daemon=True).start()
+        assert delivery(settings, listener) < 2
+        assert done.wait(5)
+    assert (Notification.objects.get().sent_at is not None) is sent
+
+
+def delivery(settings: Any, listener: socket.socket) -> float:
+    """Return how many seconds the worker was held by one delivery."""
+    settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.Timed"]
+    settings.AGENTRUNS_WEBHOOK_URL = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    settings.AGENTRUNS_WEBHOOK_SECRET = SECRET
+    cancelled("s1")
+    return Timed.took
+
+
+class Timed(WebhookNotifier):
+    """A webhook that notes how long it took."""
+
+    took: ClassVar[float] = 0
+
+    def __call__(self, notice: Notice) -> None:
+        began = time.monotonic()
+        try:
+            super().__call__(notice)
+        finally:
+            Timed.took = time.monotonic() - began
 
 
 # --- e-mail ---
@@ -553,10 +637,43 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
     for line in ("Risk: high", "Asked for by: bea", "Session: s1"):
         assert f"\n{line}\n" in letter.body
     assert f"https://shop.example/admin/agentruns/approval/{card.pk}/change/" in letter.body
-    assert "5000" not in letter.body
+    assert not AMOUNT.search(letter.body)
     cancel_run(result.run_id or "")
     assert len(letters) == 1, "an end needs nobody"
     assert not Notification.objects.filter(sent_at=None).exists()
+
+
+def test_a_mail_server_that_drips_holds_no_run_for_long(settings: Any, letters: list[Any]) -> None:
+    server, done = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def drip() -> None:
+        peer, _ = server.accept()
+        with peer, suppress(OSError):
+            for each in b"220-" + b"x" * 60:
+                peer.send(bytes([each]))
+                if done.wait(1):
+                    return
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    host, port = server.getsockname()
+    smtp = "django.core.mail.backends.smtp.EmailBackend"
+    if django.VERSION >= (6, 1):
+        settings.MAILERS = {
+            "default": {"BACKEND": smtp, "OPTIONS": {"host": host, "port": port, "timeout": 5}}
+        }
+    else:
+        settings.EMAIL_BACKEND, settings.EMAIL_TIMEOUT = smtp, 5
+        settings.EMAIL_HOST, settings.EMAIL_PORT = host, port
+    began = time.monotonic()
+    try:
+        run_agent("calls-refund", "do it", "s1", idempotency_key="k")
+        assert time.monotonic() - began < 10
+    finally:
+        done.set()
+        server.close()
+        thread.join(30)
+    assert Notification.objects.get().sent_at is None, "it is tried again"
 
 
 HOSTILE = "Refund\r\nBcc: everybody@evil.example\n\nLink: https://evil.example\x00\u202e\u2028" + "x" * 500

@@ -244,7 +244,10 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects)
         model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
         agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
         first = run_agent(agent, "do it", "s1", idempotency_key="k")
-        assert (first.status, first.error) == ("queued", "")
+        assert (first.status, first.error) == (
+            "queued",
+            "overloaded_error: Anthropic answered 529: Overloaded",
+        )
         run = the_run(first)
         forget_backoff(run)
         result = resume_run(run.pk)

@@ -14,7 +14,7 @@ from django.db.models.functions import Cast
 
 from agentruns import ToolContext, resolve_orphan, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent
-from agentruns.checks import check_payload_storage, check_payloads
+from agentruns.checks.settings import check_payload_storage, check_payloads
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
 from agentruns.journal.store import DatabaseStore, load
@@ -41,7 +41,7 @@ LIMIT = 65_536
 
 def texts_of(run: Run) -> list[str]:
     """Return the payloads of a run's rows as they are in the database."""
-    rows = Message.objects.filter(run=run).annotate(text=Cast("payload", TextField()))
+    rows = Message.objects.filter(run=run).annotate(text=Cast("content", TextField()))
     return list(rows.order_by("seq").values_list("text", flat=True))
 
 
@@ -278,7 +278,7 @@ def test_an_export_carries_the_files(folder: Path, tmp_path: Path) -> None:
     assert [line["part"] for line in parts] == [1, 2, 3, 4, 5]
     assert max(map(len, path.read_text().splitlines())) < 1_000_000
     code, out = verified(path)
-    assert (code, "1 files, and 0 that were left out" in out) == (0, True), out
+    assert (code, "1 files (0 left out)" in out) == (0, True), out
     for change in (lambda: parts[2].update(data=parts[1]["data"]), lambda: lines.remove(parts[4])):
         change()
         path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -300,7 +300,7 @@ def test_a_redacted_export_leaves_the_files_out(folder: Path, settings: Any, tmp
         True,
     )
     code, out = verified(path)
-    assert (code, "0 files, and 1 that were left out" in out) == (0, True), out
+    assert (code, "0 files (1 left out)" in out) == (0, True), out
     assert any("data" in line for line in exported(run, path, true_values=True))
     assert verified(path)[0] == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from django.db import connection, transaction
 
 from agentruns import ToolContext, approve, start_run, tool
 from agentruns.journal.verify import problems
+from agentruns.management.commands import resume_runs
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests import pgbouncer
@@ -92,3 +95,9 @@ def test_a_crash(effects: Effects) -> None:
     assert outcomes(run) == ["ok"] * 4
     assert Counter(line["tool"] for line in effects.lines()) == {"post": 1, "charge": 1, "lookup": 1}
     assert problems(run.session_id) == []
+
+
+def test_a_watcher_says_that_it_looks_where_no_ring_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume_runs, "_wait", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    said = command("resume_runs", "--watch").out
+    assert "No doorbell behind a pooler such as pgbouncer: it looks every 1 s.\n" in said

@@ -16,12 +16,14 @@ from agentruns.agents.agent import isolated_registry
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease, claim
 from agentruns.engine.worker import advance
-from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError
+from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError, SessionBusyError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.services.sweep import sweep
+from agentruns.utils import failpoints
 from tests.crash.processes import wait_for
+from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, run_turns, the_run
 from tests.db.racing import (
     CLICKS,
@@ -299,6 +301,28 @@ class BusyOnce:
             self.failed = True
             raise OperationalError("could not serialize access due to concurrent update")
         return execute(sql, params, many, context)
+
+
+@pytest.mark.skipif(DATABASE == "sqlite", reason="SQLite has one writer: nobody comes between")
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
+def test_a_start_that_looked_without_a_lock_stores_nothing_beside_another(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes between the look at the session that is there and the statement."""
+    run_agent(shop_agent("before"), "do it", "s1")
+    start = run_agent if ends else start_run
+    monkeypatch.setattr(failpoints, "_armed", None)
+    failpoints.arm(
+        "before_start_commit:2", lambda: elsewhere(lambda: start(shop_agent("quick"), "mine", "s1"))
+    )
+    if ends:
+        assert run_agent(shop_agent("late"), "do it", "s1").status == "completed"
+    else:
+        with pytest.raises(SessionBusyError, match="another agent"):
+            run_agent(shop_agent("late"), "do it", "s1")
+    runs = Run.objects.order_by("created_at")
+    assert [run.agent for run in runs] == ["before", "quick", "late"][: 2 + ends]
+    assert problems(runs[0].session_id) == []
 
 
 def test_a_lost_race_for_the_lease_row_costs_no_call(

@@ -31,6 +31,7 @@ from agentruns.testing import ScriptedModel
 from tests.commands.running import run as command
 from tests.db.helpers import the_run
 from tests.effects import Effects
+from tests.rows import change
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,7 +97,7 @@ def test_a_row_altered_in_the_database_shows() -> None:
     seq = seqs(run, "tool_result")[1]
     row = Message.objects.get(run=run, seq=seq)
     with triggers.lifted(connection):
-        Message.objects.filter(pk=row.pk).update(payload={**row.payload, "content": "forged"})
+        change(row, content="forged")
     report = replay_run(run.pk)
     assert report.notes == [f"Session s1: seq {seq} (tool_result) was altered."]
     assert report.seq == seqs(run, "assistant")[1], "what was sent for this reply is not what is there now"

@@ -16,9 +16,9 @@ from django.test import override_settings
 
 from agentruns import cancel_run, fork_run, replay_run, run_again, run_agent, start_run, state_at
 from agentruns.agents.agent import isolated_registry
-from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError
+from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError, SessionBusyError
 from agentruns.journal import payloads
-from agentruns.journal.masking import sensitive_in
+from agentruns.journal.masking import mask_of
 from agentruns.journal.verify import problems
 from agentruns.models import (
     Approval,
@@ -31,12 +31,14 @@ from agentruns.models import (
     Session,
     Tombstone,
 )
-from agentruns.services import retention
+from agentruns.models.tombstone import forgotten
+from agentruns.services import retention, submit
 from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended, revived
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
 from tests.crash.processes import interpret_and_die
+from tests.db.dying import elsewhere
 from tests.db.helpers import user
 from tests.db.racing import at_once
 from tests.effects import Effects
@@ -75,7 +77,7 @@ def keys() -> set[str]:
 def answer(owner: Any, run: Run, days: float) -> IdempotencyRecord:
     """Return what the API answered about a run so long ago."""
     record = IdempotencyRecord.objects.create(
-        owner=owner, key=str(run.pk), fingerprint="x", status=200, body=f'{{"id":"{run.pk}"}}'
+        owner=owner, key=str(run.pk), fingerprint="x", status=200, run_id=run.pk
     )
     IdempotencyRecord.objects.filter(pk=record.pk).update(created_at=Now() - timedelta(days=days))
     return record
@@ -114,9 +116,11 @@ def test_nothing_is_left_but_a_tombstone(folder: Path, settings: Any) -> None:
     assert IdempotencyRecord.objects.get().key == str(young.pk)
     tombstone = Tombstone.objects.get()
     assert (tombstone.pk, tombstone.key, tombstone.head) == (session.pk, "s1", session.head)
-    assert tombstone.idempotency_keys == {"s1": str(run.pk), "once more": str(again.pk)}
+    mine, other = forgotten("s1"), forgotten("once more")
+    names = {"session": forgotten("s1"), mine: str(run.pk), other: str(again.pk)}
+    assert tombstone.idempotency_keys == names
     assert set(PrunedKey.objects.values_list("owner_id", "key", "run_id")) == {
-        (ada.pk, "s1", run.pk), (ada.pk, "once more", again.pk),
+        (ada.pk, mine, run.pk), (ada.pk, other, again.pk),
     }  # fmt: skip
     for left in Session.objects.all():
         assert problems(left.pk) == []
@@ -142,7 +146,7 @@ def test_a_key_stays_refused_in_every_session() -> None:
     def start(session: str, actor: Any, key: str = "key-hers") -> Run:
         return start_run("agent-hers", "do it", session, actor=actor, idempotency_key=key)
 
-    for forgotten in (False, True):
+    for forgot in (False, True):
         for attempt in (
             lambda: start("hers", ada),
             lambda: start("a new one", ada),
@@ -155,7 +159,7 @@ def test_a_key_stays_refused_in_every_session() -> None:
                 attempt()
         with pytest.raises(RunStateError, match=f"belongs to run {nobodys.pk}"):
             start("x", None, "key-nobody's")
-        if not forgotten:
+        if not forgot:
             assert keys() == {"other"}
             erase_session("hers", forget_key=True)
             erase_session("hers", forget_key=True)
@@ -182,7 +186,7 @@ def test_a_fork_goes_on_without_its_origin(folder: Path) -> None:
         for one in (fork, second):
             assert problems(one.session_id) == []
             assert state_at(one.pk, row.seq + 1).status
-            assert sensitive_in(Run.objects.get(pk=one.pk)) == {"fetch": ("token",)}
+            assert mask_of(Run.objects.get(pk=one.pk)).arguments_of == {"fetch": ("token",)}
         assert replay_run(fork.pk).is_equal
         with pytest.raises(DurableRunNotFoundError):
             fork_run(run.pk, row.seq)
@@ -336,6 +340,37 @@ def test_killed_in_the_middle_it_goes_on(folder: Path) -> None:
     os.utime(left, (left.stat().st_mtime - DAY - 1,) * 2)
     assert prune_ended(30) == Pruned(files=1)
     assert not stored_in(folder)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite: nobody prunes while another writes")
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("moment", ["_begin", "_unfinished", "load", "lock_session"])
+def test_a_session_pruned_while_a_run_begins_in_it(
+    moment: str, large: bool, folder: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is looked for, once it is found, before the statement; and before it is locked."""
+    settings.AGENTRUNS_PAYLOAD_INLINE_MAX = 2_000
+    ended("s1")
+    gone, act = [Session.objects.get().pk], getattr(submit, moment)
+
+    def pruned_before(*args: Any, **options: Any) -> Any:
+        if Session.objects.filter(pk__in=gone).exists():
+            elsewhere(lambda: erase_session("s1"))
+        return act(*args, **options)
+
+    monkeypatch.setattr(submit, moment, pruned_before)
+    if moment == "lock_session":  # on the way that is taken where the one without a lock has failed
+        monkeypatch.setattr(submit, "_unlocked", lambda *args: None)
+    agent = shop_agent("worker", {"text": "done"})
+    text = "more " * (1_000 if large else 1)
+    if large:
+        with pytest.raises(SessionBusyError, match="pruned just now; try again"):
+            run_agent(agent, text, "s1")
+    run = run_agent(agent, text, "s1")
+    assert run.status == "completed"
+    (session,) = Session.objects.all()
+    assert session.pk not in gone
+    assert problems(session.pk) == []
 
 
 def test_beside_workers(effects: Effects) -> None:

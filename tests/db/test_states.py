@@ -12,6 +12,7 @@ import pytest
 
 from agentruns import ToolContext, approve, deny, export_run, run_agent, state_at, tool
 from agentruns.exceptions import DurableRunNotFoundError, RunStateError
+from agentruns.journal.masking import NOTHING
 from agentruns.journal.store import load
 from agentruns.models import Message, Run
 from agentruns.services.history import record, session_at
@@ -78,7 +79,7 @@ def test_the_command_and_the_record_mask_what_is_sensitive() -> None:
     (asked,) = shown["calls"]
     assert (asked["arguments"], asked["approval"]["status"]) == ({"cents": 7, "token": "***"}, "pending")
     assert shown["status"] == "awaiting-approval"
-    assert record(state_at(run.pk, seq), {})["calls"][0]["arguments"]["token"] == "tok_42"
+    assert record(state_at(run.pk, seq), NOTHING)["calls"][0]["arguments"]["token"] == "tok_42"
     refused = command("show_run", str(run.pk), "--at", "99")
     assert (refused.code, ", not 99." in refused.err) == (1, True)
 
@@ -118,7 +119,7 @@ def test_an_export_is_verified_without_us(tmp_path: Path) -> None:
     rows = Message.objects.filter(session_id=run.session_id).count()
     assert verified(path) == (
         0,
-        f"{rows} rows, 0 of them and of the definitions redacted (chained, but not recomputable)\nintact\n",
+        f"{rows} rows (0 hidden or erased), 0 files (0 left out)\nintact\n",
     )
     assert [line["hash"] for line in lines if "seq" in line] == list(
         Message.objects.filter(session_id=run.session_id).order_by("seq").values_list("hash", flat=True)
@@ -130,7 +131,7 @@ def test_an_export_is_verified_without_us(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda rows: rows[5].update(payload=rows[5]["payload"] + " "), "was altered"),
+        (lambda rows: rows[5].update(content=rows[5]["content"] + " "), "was altered"),
         (lambda rows: rows[3].update(tool_name="refund"), "was altered"),
         (lambda rows: rows.pop(-2), "the export at row"),
         (lambda rows: rows.pop(), "the last line"),
@@ -153,9 +154,9 @@ def test_secrets_are_left_out_of_an_export_and_the_chain_still_holds(tmp_path: P
     exported(run, path)
     assert "tok_42" not in path.read_text(encoding="utf-8")
     code, out = verified(path)
-    assert (code, "2 of them" in out) == (0, True), out
+    assert (code, "(2 hidden or erased)" in out) == (0, True), out
     lines = exported(run, path, true_values=True)
     assert "tok_42" in path.read_text(encoding="utf-8")
     assert verified(path)[0] == 0
-    assert not any("redacted" in line for line in lines)
+    assert not any("redacted" in name for line in lines for name in line)
     assert "tok_42" in command("export_run", str(run.pk), "--true-values").out

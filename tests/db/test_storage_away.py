@@ -123,7 +123,7 @@ def test_a_content_is_out_of_reach_and_not_empty(folder: Path, settings: Any) ->
     with pytest.raises(PayloadError, match="is out of reach: STORAGES has no such alias"):
         payloads.check(stored)
     with pytest.raises(PayloadError, match="has no place: STORAGES has no such alias"):
-        payloads.restore(stored, [b"x"])
+        payloads.check_parts(stored, [b"x"])
     assert (retention.delete_files([stored.name]), retention.delete_old_files()) == (0, 0)
     assert len(stored_in(folder)) == 1
 
@@ -133,7 +133,7 @@ def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(folder: Pa
     (path,) = stored_in(folder)
     path.unlink()
     with pytest.raises(PayloadError, match="was altered"):
-        payloads.restore(stored, [b"something ", b"else"])
+        payloads.check_parts(stored, [b"something ", b"else"])
     assert stored_in(folder) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
@@ -16,11 +17,12 @@ from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Message, Run, triggers
 from agentruns.services.runs import result_of
-from agentruns.services.sweep import BATCH, RENEWED, sweep
+from agentruns.services.sweep import BATCH, RENEWED, STAMPED, sweep
 from tests.commands.running import run as command
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.effects import Effects
+from tests.rows import columns
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,7 +79,7 @@ def spoilt(run_id: Any) -> None:
     row = Message.objects.filter(run=run_id, kind__in=("assistant", "run_started")).latest("seq")
     kept = {key: value for key, value in row.payload.items() if key not in ("calls", "agent")}
     with triggers.lifted(connection):
-        Message.objects.filter(pk=row.pk).update(payload=kept)
+        Message.objects.filter(pk=row.pk).update(**columns(row.kind, kept))
 
 
 def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None:
@@ -126,6 +128,9 @@ def test_an_approval_expires_with_an_honest_text(effects: Effects) -> None:
 def test_the_sweeper_is_seen() -> None:
     sweep()
     first = Control.objects.get(name="resume_runs").seen_at
+    sweep()  # right after it: no commit, which would wake other workers
+    assert Control.objects.get(name="resume_runs").seen_at == first
+    Control.objects.update(seen_at=F("seen_at") - timedelta(seconds=STAMPED))
     sweep()
     assert Control.objects.get(name="resume_runs").seen_at > first
 

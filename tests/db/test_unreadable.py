@@ -47,9 +47,9 @@ def test_a_journal_that_cannot_be_read_pauses_its_run(text: str, effects: Effect
     other = start_run(agent, "do it", "s2", idempotency_key="k2")
     row = Message.objects.get(run=run, kind="run_started")
     with connection.cursor() as cursor:
-        cursor.execute("SELECT payload FROM agentruns_message WHERE id = %s", [row.pk])
+        cursor.execute("SELECT facts FROM agentruns_message WHERE id = %s", [row.pk])
         before = cursor.fetchone()[0]
-    write_raw("agentruns_message", "payload", text, "id", row.pk)
+    write_raw("agentruns_message", "facts", text, "id", row.pk)
     assert sweep_often(4) == 4
     Run.objects.update(not_before=None)
     named = command("resume_runs")
@@ -65,7 +65,7 @@ def test_a_journal_that_cannot_be_read_pauses_its_run(text: str, effects: Effect
     for service in (cancel_run, resume_run):
         with pytest.raises(JournalUnreadableError, match="cannot be read"):
             service(run.pk)
-    write_raw("agentruns_message", "payload", before, "id", row.pk)
+    write_raw("agentruns_message", "facts", before, "id", row.pk)
     assert resume_run(run.pk).status == "completed"
     assert (problems(run.session_id), effects.count()) == ([], 2)
 
@@ -75,7 +75,7 @@ def test_a_row_too_deep_to_be_sent_pauses_its_run_with_the_reason(effects: Effec
     deep = nested(480)
     write_raw(
         "agentruns_message",
-        "payload",
+        "content",
         str({"content": [{"type": "text", "text": deep}]}).replace("'", '"'),
         "seq",
         2,

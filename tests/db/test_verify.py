@@ -12,13 +12,14 @@ from django.test.utils import CaptureQueriesContext
 import agentruns.services.repair
 from agentruns import approve, cancel_run, deny, run_agent, start_run
 from agentruns.journal import verify
-from agentruns.journal.events import Row, row_hash
-from agentruns.journal.read import FIELDS
+from agentruns.journal.read import stored_rows
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run, Session, triggers
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
+from tests.rows import change as change_row
+from tests.rows import row_of, sealed
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,13 +50,11 @@ def forge(session_id: Any, change: Callable[[Any], object]) -> None:
         rows = Message.objects.filter(session_id=session_id).order_by("seq")
         change(rows)
         head = "0" * 64
-        for pk, text, *values in rows.annotate(text=verify.Cast("payload", verify.TextField())).values_list(
-            "pk", "text", *FIELDS[:7], "created_at", "consumes"
-        ):
-            *first, created_at, consumes = values
-            row = Row(*first, {}, created_at, head, "", consumes)
-            Message.objects.filter(pk=pk).update(prev_hash=head, hash=row_hash(session_id, row, text))
-            head = row_hash(session_id, row, text)
+        for pk, (row, parts) in zip(rows.values_list("pk", flat=True), list(stored_rows(rows)), strict=True):
+            row, _parts = sealed(session_id, row._replace(prev_hash=head), parts)
+            names = ("facts_salt", "content_salt", "content_hash", "prev_hash", "hash")
+            Message.objects.filter(pk=pk).update(**{name: getattr(row, name) for name in names})
+            head = row.hash
         Session.objects.filter(pk=session_id).update(head=head, next_seq=rows.count() + 1)
 
 
@@ -64,7 +63,7 @@ def edited(kind: str, **changes: Any) -> Callable[[Any], None]:
 
     def change(rows: Any) -> None:
         row = rows.filter(kind=kind).first()
-        Message.objects.filter(pk=row.pk).update(payload={**row.payload, **changes})
+        change_row(row, **changes)
 
     return change
 
@@ -110,10 +109,11 @@ def test_an_altered_journal_is_found(approved: Run, change: Any, found: str) -> 
     assert problem.seq is not None
 
 
-@pytest.mark.parametrize("text", ["' ' || payload", "'{' || payload", "''"])
-def test_the_hash_is_of_the_stored_text_whether_it_parses_or_not(approved: Run, text: str) -> None:
+@pytest.mark.parametrize("part", ["facts", "content"])
+@pytest.mark.parametrize("text", ["' ' || {part}", "'{{' || {part}", "''"])
+def test_the_hash_is_of_the_stored_text_whether_it_parses_or_not(approved: Run, text: str, part: str) -> None:
     with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute(f"UPDATE agentruns_message SET payload = {text} WHERE seq = 2")
+        cursor.execute(f"UPDATE agentruns_message SET {part} = {text.format(part=part)} WHERE seq = 2")
     assert problems(approved.session_id) == ["Session s1: seq 2 (user) was altered."]
 
 
@@ -146,7 +146,7 @@ def test_the_hash_is_of_the_stored_text_whether_it_parses_or_not(approved: Run, 
         (edited("approval_requested", approval="no id"), "(approval_requested) cannot be folded: ValueError"),
         (lambda rows: rows.filter(kind="tool_result").update(kind="note"), "is a reply while call"),
         (lambda rows: rows.filter(kind="tool_started").update(kind="note"), "was done, which never started"),
-        (lambda rows: rows.filter(seq=1).update(payload={"v": 1}), "seq 1 (run_started) cannot be folded"),
+        (lambda rows: rows.filter(seq=1).update(facts={"v": 1}), "seq 1 (run_started) cannot be folded"),
     ],
 )
 def test_a_forged_journal_is_found_by_what_it_says(approved: Run, change: Any, found: str) -> None:
@@ -176,10 +176,9 @@ def test_what_the_databases_constraints_refuse_is_found_too(
     history = History(approved.session)
     assert history.read("default") is None
     source = Message.objects.filter(kind="tool_started" if kind == "orphan_found" else kind).earliest("seq")
-    row = Row(*(getattr(source, name) for name in FIELDS))
+    row = row_of(source)
     row = row._replace(kind=kind, seq=history.seq + 1, prev_hash=history.head, **changes)
-    text = verify.canonical.dumps(row.payload)
-    problem = history.add(row._replace(hash=row_hash(approved.session_id, row, text)), text)
+    problem = history.add(*sealed(approved.session_id, row))
     assert problem is not None
     assert found in str(problem)
 
@@ -188,20 +187,17 @@ def test_an_approval_is_consumed_once(approved: Run) -> None:
     forge(
         approved.session_id,
         lambda rows: rows.filter(kind="tool_result", tool_name="refund").update(
-            kind="tool_started", attempt=2, payload=rows.get(consumes__isnull=False).payload
+            kind="tool_started", attempt=2, facts=rows.get(consumes__isnull=False).facts, content={}
         ),
     )
     (problem,) = problems(approved.session_id)
     assert "is a reply while call" in problem  # a second attempt is one of the same approval
     row = Message.objects.get(consumes__isnull=False)
     history = History(approved.session)
-    for values in Message.objects.filter(seq__lte=row.seq).order_by("seq").values_list(*FIELDS):
-        one = Row(*values)
-        assert history.add(one, verify.canonical.dumps(one.payload)) is None
-    again = Row(*(getattr(row, name) for name in FIELDS))
-    again = again._replace(seq=row.seq + 1, attempt=2, prev_hash=row.hash)
-    text = verify.canonical.dumps(row.payload)
-    second = history.add(again._replace(hash=row_hash(approved.session_id, again, text)), text)
+    for one, parts in stored_rows(Message.objects.filter(seq__lte=row.seq)):
+        assert history.add(one, parts) is None
+    again = row_of(row)._replace(seq=row.seq + 1, attempt=2, prev_hash=row.hash)
+    second = history.add(*sealed(approved.session_id, again))
     assert f"consumes approval {row.consumes} a second time" in str(second)
 
 

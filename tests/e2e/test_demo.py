@@ -72,10 +72,24 @@ def test_the_refund_was_found_by_its_key(ended: Ended, journals: dict[str, list[
     assert refund["pid"] != mail["pid"], "a second process ended the ticket"
 
 
+def test_the_broken_mug_is_seen(journals: dict[str, list[dict[str, Any]]]) -> None:
+    task = next(row["payload"] for row in journals["ticket-2"] if row["kind"] == "user")
+    (photo,) = [block for block in task["content"] if block["type"] == "image"]
+    assert (photo["media_type"], photo["name"]) == ("image/png", "ticket-2.png")
+
+
 def test_the_mail_waits_for_a_person(journals: dict[str, list[dict[str, Any]]]) -> None:
     rows = of_tool(journals["ticket-5"], "email_customer")
     assert list(rows) == ["tool_started", "orphan_found"]
     assert rows["orphan_found"]["payload"]["action"] == "held"
+
+
+def test_the_customer_writes_again_while_the_refund_waits(ended: Ended) -> None:
+    project, demo = ended
+    rows = project.journal(project.runs()["ticket-4"])
+    assert [row["kind"] for row in rows][-2:] == ["approval_requested", "user"]
+    assert rows[-1]["payload"]["reason"] == "message"
+    assert "writes again" in demo.stdout
 
 
 def test_the_approval_names_who_and_what(journals: dict[str, list[dict[str, Any]]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from agentruns.testing.script import InvalidMessages, check_messages
 from tests.fake_anthropic import shape
 from tests.fake_anthropic.errors import Refused
+from tests.fake_anthropic.files import OPTIONAL, check_file
 from tests.fake_anthropic.replies import THINKING, Replies
 
 _TEXT = ("type", "text")
@@ -96,11 +97,18 @@ def _block(block: Any, role: str, where: str, replies: Replies) -> None:
     if kind == "thinking":
         shape.of(str, block["thinking"], f"{where}.thinking.thinking")
         shape.of(str, block["signature"], f"{where}.thinking.signature")
+    if kind in OPTIONAL:
+        check_file(block, where)
     if kind == "tool_result" and isinstance(block.get("content"), list):
         for position, inner in enumerate(block["content"]):
             at = f"{where}.tool_result.content.{position}"
-            if shape.tagged(inner, at, _IN_RESULT) == "text":
+            inner_kind = shape.tagged(inner, at, _IN_RESULT)
+            if inner_kind == "text":
                 shape.fields(inner, f"{at}.text", _TEXT, ("cache_control", "citations"))
+            elif inner_kind in OPTIONAL:
+                check_file(inner, at)
+            if block.get("is_error") and inner_kind != "text":
+                raise Refused(f"{at}: all content must be type `text` if `is_error` is true")
             _common(inner, at)
     _common(block, where)
 

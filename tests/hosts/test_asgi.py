@@ -15,7 +15,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.db import connections
 
 from agentruns import deny
-from agentruns.api.stream import Feed
+from agentruns.api.poller import Poller
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.api.conftest import decider, owner, pending, shop
@@ -71,13 +71,14 @@ class Guest(Reader):
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "atomic-requests"])
 def test_streams_under_asgi(
-    atomic: bool, pending: Any, owner: Any, decider: Any, monkeypatch: pytest.MonkeyPatch
+    atomic: bool, pending: Any, owner: Any, decider: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     approval = pending()
+    settings.AGENTRUNS_POLICY = "tests.api.test_stream.Unlimited"  # all listeners are one user
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(Feed, name, 0.7)
+        monkeypatch.setattr(Poller, name, 0.7)
     threads = threading.active_count()
     run, cookie = approval.run, cookies(owner)
     connections.close_all()

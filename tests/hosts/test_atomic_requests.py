@@ -85,9 +85,17 @@ def fork_of(run: Run) -> str:
     return f"/api/runs/{run.pk}/fork"
 
 
+def erasure(run: Run) -> Post:
+    return reverse("admin:agentruns_run_erase", args=[run.pk, 2]), {"reason": "asked for"}, run
+
+
 def verdict(run: Run) -> Post:
     call_id = run.messages.get(kind="orphan_found").call_id
     return service(run, f"orphans/{call_id}/resolve", verdict="occurred", result="posted")
+
+
+def message(run: Run) -> Post:
+    return f"/api/sessions/{run.session.key}/messages", {"content": "and more"}, run
 
 
 def card(approval: Approval, verb: str, **data: Any) -> Post:
@@ -118,6 +126,10 @@ QUIET: dict[str, Callable[[World], Post]] = {
     "apitoken_revoke": lambda world: (revocation(), {}, world.completed()),
     "run_export": lambda world: console(world.completed(), "export"),
     "run_replay": lambda world: console(world.completed(), "replay", who="code"),
+    "run_erase": lambda world: erasure(world.completed()),
+    "/runs/{run_id}/rows/{seq}/erase": lambda world: service(
+        world.completed(), "rows/2/erase", reason="asked for"
+    ),
     "run_verify": lambda world: console(world.completed(), "verify"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
     "/runs/{run_id}/pause": lambda world: service(world.waiting().run, "pause", reason="lunch"),
@@ -148,6 +160,10 @@ API: dict[str, list[Callable[[World], Post]]] = {
         lambda world: card(world.waiting(), "answer", text="not this time", idempotency_key="k")
     ],
     "/runs/{run_id}/orphans/{call_id}/resolve": [lambda world: verdict(world.orphaned())],
+    "/sessions/{path:key}/messages": [
+        lambda world: message(world.queued()),
+        lambda world: (*message(world.completed())[:2], None),
+    ],
 }
 POSTS = [
     (name, prepare) for table in (CONSOLE, API) for name, prepares in table.items() for prepare in prepares
@@ -162,7 +178,19 @@ def test_these_are_all_the_posts_there_are() -> None:
         for url in admin.site._registry[model].get_urls()
         if url.name is not None
     }
-    pages = {"row", "content", "call", "live", "at", "changelist", "add", "history", "delete", "change"}
+    pages = {
+        "row",
+        "content",
+        "file",
+        "call",
+        "live",
+        "at",
+        "changelist",
+        "add",
+        "history",
+        "delete",
+        "change",
+    }
     listed = {*CONSOLE, *API, *QUIET}
     assert {name for name in offered if name.partition("_")[2] not in pages} == {
         name for name in listed if not name.startswith("/")

@@ -10,10 +10,16 @@ CALLS, DOUBT, GATE, HANDLER = (
     "engine/gate.py",
     "engine/handler.py",
 )
+STATEMENTS = "journal/statements.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"
 
 EXECUTOR = [
+    Mutant(
+        "executor: an approval counts only while its giver may give it",
+        (Edit(CALLS, "    if _void(driver, group):\n        return\n", ""),),
+        ("db/test_givers.py::test_it_counts_no_more_when_the_call_is_to_run",),
+    ),
     Mutant(
         "executor: a start is committed before the handler is entered",
         (Edit(CALLS, "if not all(one.id in calls", "if False and not all(one.id in calls"),),
@@ -82,12 +88,12 @@ EXECUTOR = [
     # `invoke` looks as well, but then the journal says that the handler was entered.
     Mutant(
         "executor: the arguments are validated again before a call is started",
-        (Edit(CALLS, 'misfit = "" if entered else _misfit(tool, call)', 'misfit = ""'),),
+        (Edit(CALLS, 'misfit = "" if entered else _misfit(driver.state.secret, tool, call)', 'misfit = ""'),),
         ("db/test_arguments.py::test_a_coercer_that_changes_after_the_decision_runs_nothing",),
     ),
     Mutant(
         "executor: the arguments are still those that were recorded",
-        (Edit(CALLS, "same = gate.call_digest(tool.name, arguments) == call.digest", "same = True"),),
+        (Edit(CALLS, "same = gate.call_digest(secret, tool.name, arguments) == call.digest", "same = True"),),
         ("db/test_arguments.py::test_a_coercer_that_changes_after_the_decision_runs_nothing",),
     ),
     # Recovery classifies what was started; the executor refuses what nobody classified.
@@ -226,8 +232,8 @@ GATED = [
         (
             Edit(
                 GATE,
-                "tool = driver.agent.tools.get(name) if isinstance(name, str) else None",
-                "tool = driver.agent.tools.get(intent.tool)",
+                "tool = driver.tools.get(name) if isinstance(name, str) else None",
+                "tool = driver.tools.get(intent.tool)",
             ),
         ),
         ("db/test_bounds.py::test_a_tool_name_is_matched_exactly",),
@@ -237,8 +243,8 @@ GATED = [
         (
             Edit(
                 TOOL,
-                'a person is asked", self.name, exc_info=True)\n            return True',
-                'a person is asked", self.name, exc_info=True)\n            return False',
+                'a person is asked", self.name, exc_info=True)\n                return True',
+                'a person is asked", self.name, exc_info=True)\n                return False',
             ),
         ),
         ("db/test_executor.py::test_the_gate_asks_when_its_predicate_raises",),
@@ -266,7 +272,7 @@ GATED = [
     ),
     Mutant(
         "gate: ids that the provider repeats are replaced",
-        (Edit(GATE, "or provider_id in seen:", "or False:"),),
+        (Edit(GATE, "or any(provider_id in ids for ids in seen):", "or False:"),),
         ("db/test_executor.py::test_repeated_and_missing_tool_use_ids_are_replaced",),
     ),
 ]
@@ -282,16 +288,52 @@ LEASED = [
             ),
             Edit(
                 LEASES,
-                "        runs.runnable()\n        .filter(~drain",
-                "        runs\n        .filter(~drain",
+                "            runs.runnable()\n            .filter(~Exists(drain",
+                "            runs\n            .filter(~Exists(drain",
             ),
         ),
         ("db/test_leases.py::test_a_live_run_is_not_claimed",),
     ),
     Mutant(
         "leases: a claim does not wait for a locked run",
-        (Edit(LEASES, "select_for_update(skip_locked=True)", "select_for_update()"),),
+        (Edit(STATEMENTS, "FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE"),),
         ("db/test_leases.py::test_a_locked_run_is_passed_over",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "leases: a live one is not claimed by one statement",
+        (
+            Edit(
+                LEASES,
+                "runs = Run.objects.using(alias).runnable().filter(~Exists",
+                "runs = Run.objects.using(alias).filter(~Exists",
+            ),
+        ),
+        ("db/test_leases.py::test_a_live_run_is_not_claimed",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "leases: who claims by one statement locks what it saw",
+        (Edit(STATEMENTS, " FOR NO KEY UPDATE SKIP LOCKED", ""),),
+        ("db/test_races.py::test_one_of_many_claimers_wins",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "leases: each claim by one statement has an epoch of its own",
+        (Edit(STATEMENTS, " lease_epoch = run.lease_epoch + 1,", ""),),
+        ("db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "leases: who is to drain claims nothing",
+        (
+            Edit(
+                LEASES,
+                ".runnable().filter(~Exists(drain_requests(alias)), pk=run_id)",
+                ".runnable().filter(pk=run_id)",
+            ),
+        ),
+        ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
         POSTGRESQL,
     ),
     Mutant(
@@ -299,7 +341,7 @@ LEASED = [
         (
             Edit(
                 LEASES,
-                'lease_owner=owner,\n            lease_epoch=F("lease_epoch") + 1,',
+                "lease_owner=owner,\n                lease_epoch=epoch + 1,",
                 "lease_owner=owner,",
             ),
         ),
@@ -361,7 +403,7 @@ LEASED = [
     ),
     Mutant(
         "leases: a draining process claims nothing",
-        (Edit(LEASES, "~drain_requested(alias), pk=run_id", "pk=run_id"),),
+        (Edit(LEASES, "~Exists(drain_requests(alias)), pk=run_id, lease_epoch", "pk=run_id, lease_epoch"),),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
     ),
     Mutant(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.mutants import POSTGRESQL, Edit, Mutant
 
-STORE, CONNECTION, DB = "journal/store.py", "journal/connection.py", "utils/db.py"
+STORE, STATEMENTS, CONNECTION, DB = (
+    "journal/store.py", "journal/statements.py", "journal/connection.py", "utils/db.py",
+)  # fmt: skip
 FOLD, STATE, VERIFY, TRIGGERS = (
     "journal/fold.py", "journal/conversation.py", "journal/verify.py", "models/triggers.py",
 )  # fmt: skip
@@ -13,16 +15,20 @@ APPEND = [
     # The head alone says as much as both: each seq has one. The seq is what the index of rows is made of.
     Mutant(
         "append: a writer that has not seen the whole journal (SQLite)",
-        (Edit(STORE, "AND next_seq = %s AND head = %s',", "AND (next_seq = %s OR head = %s OR 1 = 1)',"),),
+        (
+            Edit(
+                STATEMENTS, "AND next_seq = %s AND head = %s',", "AND (next_seq = %s OR head = %s OR 1 = 1)',"
+            ),
+        ),
         ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
     ),
     Mutant(
         "append: a writer that has not seen the whole journal (PostgreSQL)",
         (
             Edit(
-                STORE,
-                "next_seq = %s AND head = %s RETURNING",
-                "(next_seq = %s OR head = %s OR TRUE) RETURNING",
+                STATEMENTS,
+                "id = %s AND next_seq = %s AND head = %s'\n        f\" FOR",
+                "id = %s AND (next_seq = %s OR head = %s OR TRUE)'\n        f\" FOR",
             ),
         ),
         ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
@@ -30,36 +36,45 @@ APPEND = [
     ),
     Mutant(
         "append: the head, where another history is as long (SQLite)",
-        (Edit(STORE, "next_seq = %s AND head = %s',", "next_seq = %s AND (head = %s OR 1 = 1)',"),),
+        (Edit(STATEMENTS, "next_seq = %s AND head = %s',", "next_seq = %s AND (head = %s OR 1 = 1)',"),),
         ("db/test_journal.py::test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused",),
     ),
     Mutant(
         "append: the head, where another history is as long (PostgreSQL)",
-        (Edit(STORE, "AND head = %s RETURNING", "AND (head = %s OR TRUE) RETURNING"),),
+        (
+            Edit(
+                STATEMENTS,
+                "AND head = %s'\n        f\" FOR",
+                "AND (head = %s OR TRUE)'\n        f\" FOR",
+            ),
+        ),
         ("db/test_journal.py::test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused",),
         POSTGRESQL,
     ),
     Mutant(
         "append: the epoch of the writer's lease",
-        (Edit(STORE, '" AND lease_epoch = %s"', '" AND (lease_epoch = %s OR 1 = 1)"'),),
+        (Edit(STATEMENTS, '" AND lease_epoch = %s"', '" AND (lease_epoch = %s OR 1 = 1)"'),),
         ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
     ),
     Mutant(
         "append: no service row for a run that has ended",
-        (Edit(STORE, '"" if closed else f" AND status NOT IN {ENDED}"', '""'),),
+        (Edit(STATEMENTS, '"" if closed else f" AND status NOT IN {ENDED}"', '""'),),
         ("db/test_journal.py::test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended",),
     ),
     Mutant(
-        "append: rows only if the run could be written (order of the statement)",
-        (Edit(STORE, "SELECT v.* FROM r,", "SELECT v.* FROM s,"),),
+        "append: the session only if the run could be written (order of the statement)",
+        (
+            Edit(STATEMENTS, "head = %s FROM r'", "head = %s FROM l'"),
+            Edit(STATEMENTS, "session.id = r.session_id", "session.id = l.id"),
+        ),
         ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
         POSTGRESQL,
     ),
     Mutant(
         "append: the run only if the session could be written (order of the statement)",
         (
-            Edit(STORE, "SET {sets} FROM s'", "SET {sets} '"),
-            Edit(STORE, " AND run.session_id = s.id{where}", "{where}"),
+            Edit(STATEMENTS, "SET {sets} FROM l WHERE", "SET {sets} WHERE"),
+            Edit(STATEMENTS, " AND run.session_id = l.id{where}", "{where}"),
         ),
         ("db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",),
         POSTGRESQL,
@@ -75,6 +90,11 @@ APPEND = [
         ),
         ("db/test_locks.py::test_a_service_and_a_worker_take_their_locks_in_the_same_order",),
         POSTGRESQL,
+    ),
+    Mutant(
+        "append: all of a batch or nothing, in a transaction of its own by the driver (SQLite)",
+        (Edit(STORE, "            connection.rollback()\n", ""),),
+        ("db/test_journal.py::test_a_refused_append_leaves_a_connection_for_the_next_one",),
     ),
     Mutant(
         "append: all of a batch or nothing",
@@ -102,6 +122,11 @@ APPEND = [
 
 DURABLE = [
     Mutant(
+        "commit: not over the socket of the process that this one was forked from",
+        (Edit(CONNECTION, "return connection if pid == os.getpid() else None", "return connection"),),
+        ("db/test_kept_connection.py::test_a_forked_process_leaves_it_to_its_parent",),
+    ),
+    Mutant(
         "commit: on the journal's own connection",
         (Edit(STORE, "alias = own_alias(alias)", "alias = str(alias)"),),
         (
@@ -111,7 +136,7 @@ DURABLE = [
     ),
     Mutant(
         "commit: on the disk, whatever a pooler passes on",
-        (Edit(STORE, "'synchronous_commit') WHEN 'off'", "'synchronous_commit') WHEN 'never'"),),
+        (Edit(STATEMENTS, "'synchronous_commit') WHEN 'off'", "'synchronous_commit') WHEN 'never'"),),
         ("db/test_hostile.py::test_each_append_is_on_the_disk_whatever_a_pooler_passes_on",),
         POSTGRESQL,
     ),
@@ -124,7 +149,7 @@ DURABLE = [
     ),
     Mutant(
         "commit: nothing is driven inside a caller's transaction",
-        (Edit(CONNECTION, "    if _foreign_blocks(connection):", "    if False:"),),
+        (Edit(CONNECTION, "    if has_foreign_blocks(connection):", "    if False:"),),
         ("db/test_bad_input.py::test_a_call_inside_an_outer_transaction",),
     ),
     Mutant(
@@ -215,7 +240,13 @@ VERIFYING = [
     ),
     Mutant(
         "verify: the hash of each row",
-        (Edit(VERIFY, "intact = row.hash == events.row_hash(self.session.pk, row, text)", "intact = True"),),
+        (
+            Edit(
+                VERIFY,
+                "intact = row.hash == events.row_hash(self.session.pk, row, facts_hash)",
+                "intact = True",
+            ),
+        ),
         (
             "db/test_verify.py::test_an_altered_journal_is_found",
             "db/test_verify.py::test_the_hash_is_of_the_stored_text_whether_it_parses_or_not",
@@ -265,25 +296,25 @@ VERIFYING = [
     ),
 ]
 
+REFUSED = ("db/test_journal.py::test_the_database_refuses_to_change_the_journal",)
+BURIED = (*REFUSED, "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted")
+FORGED = ("db/test_walls.py::test_a_tombstone_allows_no_forged_rows_and_stays",)
 LOCKED = [
     Mutant(
         "triggers: no UPDATE (SQLite)",
-        (Edit(TRIGGERS, "BEFORE UPDATE ON {MESSAGE} BEGIN", "BEFORE UPDATE ON {MESSAGE} WHEN 0 BEGIN"),),
-        ("db/test_journal.py::test_the_database_refuses_to_change_the_journal",),
+        (Edit(TRIGGERS, 'f"NOT ({{same}} AND OLD', 'f"0 AND NOT ({{same}} AND OLD'),),
+        REFUSED,
     ),
     Mutant(
         "triggers: no DELETE (SQLite)",
         (
             Edit(
                 TRIGGERS,
-                "WHEN NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) BEGIN",
-                "WHEN 0 BEGIN",
+                'f"NOT EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id)"',
+                '"0"',
             ),
         ),
-        (
-            "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
-            "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",
-        ),
+        BURIED,
     ),
     Mutant(
         "triggers: no REPLACE (SQLite)",
@@ -294,9 +325,20 @@ LOCKED = [
         ("db/test_hard_cases.py::test_sqlite_cannot_replace_a_row",),
     ),
     Mutant(
+        "triggers: a tombstone is not deleted (SQLite)",
+        (Edit(TRIGGERS, '(TOMBSTONE, "DELETE", "1")', '(TOMBSTONE, "DELETE", "0")'),),
+        FORGED,
+    ),
+    Mutant(
+        "triggers: no INSERT under a tombstone (PostgreSQL)",
+        (Edit(TRIGGERS, "WHERE session_id = NEW.session_id) THEN", "WHERE FALSE) THEN"),),
+        FORGED,
+        POSTGRESQL,
+    ),
+    Mutant(
         "triggers: no UPDATE (PostgreSQL)",
-        (Edit(TRIGGERS, "BEFORE UPDATE ON {MESSAGE}\n", "BEFORE UPDATE OF id ON {MESSAGE}\n"),),
-        ("db/test_journal.py::test_the_database_refuses_to_change_the_journal",),
+        (Edit(TRIGGERS, "IF was - erasable = becomes - erasable AND", "IF TRUE OR"),),
+        REFUSED,
         POSTGRESQL,
     ),
     Mutant(
@@ -304,20 +346,23 @@ LOCKED = [
         (
             Edit(
                 TRIGGERS,
-                "IF EXISTS (SELECT 1 FROM {TOMBSTONE} WHERE session_id = OLD.session_id) THEN",
+                "IF EXISTS (SELECT 1 FROM @.{TOMBSTONE} WHERE session_id = OLD.session_id) THEN",
                 "IF TRUE THEN",
             ),
         ),
-        (
-            "db/test_journal.py::test_the_database_refuses_to_change_the_journal",
-            "db/test_journal.py::test_a_tombstone_lets_one_session_be_deleted",
-        ),
+        BURIED,
         POSTGRESQL,
     ),
     Mutant(
         "triggers: no TRUNCATE (PostgreSQL)",
-        (Edit(TRIGGERS, "IF NOT EXISTS (SELECT 1 FROM {MESSAGE}) THEN", "IF TRUE THEN"),),
+        (Edit(TRIGGERS, "ELSIF NOT EXISTS (SELECT 1 FROM @.{MESSAGE}) THEN", "ELSIF TRUE THEN"),),
         ("db/test_journal.py::test_postgresql_refuses_to_truncate_the_journal",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "triggers: also for replicas (PostgreSQL)",
+        (Edit(TRIGGERS, "ENABLE ALWAYS TRIGGER", "ENABLE TRIGGER"),),
+        ("db/test_walls.py::test_replicas_are_no_way_around",),
         POSTGRESQL,
     ),
 ]

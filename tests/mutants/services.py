@@ -5,9 +5,37 @@ from __future__ import annotations
 from tests.mutants import Edit, Mutant
 
 APPROVALS, CONTROL, PERMISSIONS = "services/approvals.py", "services/control.py", "services/permissions.py"
-QUERYSETS, RUNS, WRITE = "models/querysets.py", "services/runs.py", "services/write.py"
+SUBMIT, SESSIONS, WRITE = "services/submit.py", "services/sessions.py", "services/write.py"
+QUOTAS, STARTING = "services/quotas.py", "services/starting.py"
+DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
 DECISIONS = [
+    Mutant(
+        "erasure: no run that reads the value goes on",
+        (Edit("services/erasure.py", "        if hindrance is not None:", "        if False:"),),
+        ("db/test_erasure.py::test_erased_in_a_fork_it_is_gone_from_the_origin",),
+    ),
+    Mutant(
+        "erasure: a fork takes up what was erased since it read its rows",
+        (Edit("services/forks.py", "    fork.read_again(alias)\n", ""),),
+        ("db/test_erasure.py::test_beside_a_fork_of_the_same_rows",),
+    ),
+    Mutant(
+        "erasure: a run made again has the context that is left",
+        (
+            Edit(
+                "services/submit.py",
+                "            request = replace(request, context=left)\n",
+                "            pass\n",
+            ),
+        ),
+        ("db/test_erasure.py::test_a_context_erased_meanwhile_is_not_written_again",),
+    ),
+    Mutant(
+        "erasure: a fork has the context that is left",
+        (Edit("services/forks.py", "        self.origin = find_run(self.origin.pk)\n", ""),),
+        ("db/test_erasure.py::test_a_context_erased_meanwhile_is_not_written_again",),
+    ),
     Mutant(
         "approvals: in time, at the very update that decides",
         (Edit(APPROVALS, "write(approval.run_id, change, guard=IN_TIME)", "write(approval.run_id, change)"),),
@@ -56,7 +84,7 @@ DECISIONS = [
     ),
     Mutant(
         "approvals: an edit fits the tool",
-        (Edit(APPROVALS, "edited = tool.effective(arguments)", "edited = arguments"),),
+        (Edit(APPROVALS, "return tool, tool.effective(arguments)", "return tool, arguments"),),
         ("db/test_expiry_races.py::test_what_cannot_be_meant_changes_nothing",),
     ),
     Mutant(
@@ -76,12 +104,12 @@ DECISIONS = [
     ),
     Mutant(
         "control: a verdict needs the permission",
-        (Edit(CONTROL, '    permissions.require(actor, "agentruns.resolve_orphan", run)\n', ""),),
+        (Edit(CONTROL, '    permissions.require(actor, "resolve", run)\n', ""),),
         ("db/test_doubt.py::test_a_verdict_needs_the_permission_and_a_call_in_doubt",),
     ),
     Mutant(
         "runs: a key stands for one task",
-        (Edit(RUNS, "    if not request.is_for(run):\n", "    if False:\n"),),
+        (Edit(SUBMIT, "    if not request.is_for(run):\n", "    if False:\n"),),
         ("db/test_bad_input.py::test_an_idempotency_key_used_for_another_task",),
     ),
     Mutant(
@@ -91,7 +119,7 @@ DECISIONS = [
     ),
     Mutant(
         "runs: a key of another session",
-        (Edit(RUNS, "if request.names_session and run.session.key != request.session:", "if False:"),),
+        (Edit(SUBMIT, "if request.names_session and run.session.key != request.session:", "if False:"),),
         ("db/test_key_of_another_session.py::test_python_refuses_the_key_and_names_the_run_and_its_session",),
     ),
 ]
@@ -99,24 +127,20 @@ DECISIONS = [
 POLICY = [
     Mutant(
         "policy: who may not decide decides nothing",
-        (Edit(APPROVALS, "    if why_not:\n", "    if False:\n"),),
+        (Edit(PERMISSIONS, "    if why:\n        raise PermissionDeniedError(why)", "    pass"),),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run",),
     ),
     Mutant(
         "policy: the permission to decide",
-        (Edit(PERMISSIONS, "    if not actor.has_perm(DECIDES):", "    if False:"),),
+        (Edit(DECIDERS, 'if not ask("can", False, actor, "decide", approval):', "if False:"),),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[without the permission]",),
     ),
     # Django's backend gives no permission to such a user, a project's own might.
     Mutant(
         "policy: who is not active decides nothing (both guards)",
         (
-            Edit(
-                PERMISSIONS,
-                "    if not actor.is_active:\n        return _(",
-                "    if False:\n        return _(",
-            ),
-            Edit(PERMISSIONS, "    if not actor.has_perm(DECIDES):", "    if False:"),
+            Edit(DECIDERS, "    if not is_somebody(actor):", "    if False:"),
+            Edit(DECIDERS, 'if not ask("can", False, actor, "decide", approval):', "if False:"),
         ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[not active]",),
     ),
@@ -124,38 +148,50 @@ POLICY = [
         "policy: only the approvers of the tool",
         (
             Edit(
-                PERMISSIONS,
-                "if approval.approvers and not _is_among(actor, approval.approvers, groups):",
+                DECIDERS,
+                "if approval.approvers and not is_among(actor, approval.approvers, groups):",
                 "if False:",
             ),
         ),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[not among the approvers]",),
     ),
     Mutant(
-        "policy: not the requester, where the project says so",
+        "policy: nobody who asked for the run, where the project says so",
         (
             Edit(
-                PERMISSIONS,
-                "if not settings.REQUESTER_MAY_APPROVE and owns(actor, approval.run):",
+                DECIDERS,
+                "if not settings.REQUESTER_MAY_APPROVE and requested(actor, approval.run):",
                 "if False:",
             ),
         ),
-        ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[the requester]",),
+        (
+            "db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[the requester]",
+            "db/test_givers.py::test_who_asked_for_a_run_is_the_owner_and_everybody_after",
+        ),
     ),
     Mutant(
-        "policy: a rule of the project's that fails lets nobody decide",
-        (
-            Edit(
-                PERMISSIONS,
-                'return _("The project\'s own rule failed, so nobody is let through. The log says why.")',
-                'return ""',
-            ),
-        ),
+        "policy: a rule of the project's that fails lets nobody through",
+        (Edit(POLICIES, "        return refusal\n", "        return True\n"),),
         ("db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[a rule that fails]",),
     ),
     Mutant(
+        "policy: the arguments that will run are judged, not those before the edit",
+        (Edit(APPROVALS, 'approval, edited, verb="edit")', 'approval, verb="edit")'),),
+        ("db/test_decisions.py::test_the_rule_judges_the_arguments_that_will_run",),
+    ),
+    Mutant(
+        "policy: the first giver still counts when the second approves",
+        (Edit(APPROVALS, "        void(batch, call, lost)\n", ""),),
+        ("db/test_givers.py::test_a_decision_races_with_the_voiding",),
+    ),
+    Mutant(
+        "policy: a repeated request is judged anew",
+        (Edit("api/approvals.py", "        permissions.require_decide(user, approval)\n", ""),),
+        ("api/test_idempotency.py::test_a_repeated_request_is_judged_anew",),
+    ),
+    Mutant(
         "policy: who may cancel, pause and resume",
-        (Edit(PERMISSIONS, "if may(actor, permission) or (", "if True or ("),),
+        (Edit(PERMISSIONS, "    if not may(actor, action, run):", "    if False:"),),
         (
             "admin/test_services.py::test_a_service_asks_by_itself[pause-decider]",
             "db/test_doubt.py::test_a_verdict_needs_the_permission_and_a_call_in_doubt",
@@ -163,25 +199,455 @@ POLICY = [
     ),
     Mutant(
         "policy: everybody sees their own runs only",
-        (Edit(QUERYSETS, "        return self.filter(owner_id=user.pk)", "        return self"),),
+        (
+            Edit(
+                POLICIES,
+                "return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)",
+                "return runs",
+            ),
+        ),
         ("api/test_auth.py::test_who_sees_which_runs",),
     ),
     Mutant(
         "policy: everybody sees the approvals of their own runs only",
-        (Edit(QUERYSETS, "        return self.filter(run__owner_id=user.pk)", "        return self"),),
+        (
+            Edit(
+                POLICIES,
+                "return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals",
+                "return approvals",
+            ),
+        ),
         ("db/test_gate.py::test_the_second_gate_belongs_to_the_owner_as_the_first_did",),
     ),
     Mutant(
         "policy: everybody writes into their own sessions only",
+        (Edit(SESSIONS, "if session.owner_id == owner.id:", "if True:"),),
+        ("db/test_bad_input.py::test_a_session_of_somebody_else",),
+    ),
+    Mutant(
+        "sessions: whoever was first to use a key does not own what the program writes there",
         (
             Edit(
-                RUNS,
-                "if request.again is None and owner is not None and session.owner_id != owner.pk:",
-                "if False:",
+                SESSIONS,
+                "if session.owner_id == owner.id:",
+                "if session.owner_id == owner.id or actor is None:",
             ),
         ),
-        ("db/test_bad_input.py::test_a_session_of_somebody_else",),
+        ("db/test_scope.py::test_the_program_does_not_write_into_the_session_of_whoever_came_first",),
+    ),
+    Mutant(
+        "starting: people start what the policy lets them",
+        (Edit(STARTING, "if why := why_not_start(user, agent):", 'if why := "":'),),
+        ("api/test_starting.py::test_starting_takes_the_permission",),
+    ),
+    Mutant(
+        "starting: for others only who may act for them",
+        (Edit(STARTING, "or not (is_own or ask(", "or not (True or ask("),),
+        ("api/test_starting.py::test_acting_for_another",),
+    ),
+    Mutant(
+        "quotas: the count is judged as it is raised",
+        (Edit(QUOTAS, "filter(is_over | Q(count__lt=limit), user_id=user_id)", "filter(user_id=user_id)"),),
+        ("db/test_scope.py::test_a_quota_counts_what_a_user_starts",),
     ),
 ]
 
-MUTANTS = [*DECISIONS, *POLICY]
+MASKING, STREAM = "journal/masking.py", "api/stream.py"
+NO_EXIT = "masks/test_masks.py::test_no_exit_shows_what_is_sensitive"
+VISITED = "doors/test_matrix.py::test_the_api[visitor]"
+
+TRIED = ("db/test_context_values.py::test_a_masked_value_is_not_found_by_trying",)
+
+SHOWN = [
+    Mutant(
+        "contexts: the API finds no value that is masked",
+        (Edit("api/runs.py", "if said(run.context.get(name)) == value]", "if True]"),),
+        TRIED,
+    ),
+    Mutant(
+        "contexts: the console finds no value that is masked",
+        (Edit("admin/filters.py", "redacted(masks[run.session_id].run(run).context)", "run.context"),),
+        TRIED,
+    ),
+    Mutant(
+        "contexts: what a tool calls sensitive is not kept",
+        (Edit("models/context.py", "if name not in hidden}", "}"),),
+        ("db/test_context_values.py::test_what_a_tool_calls_sensitive_is_not_kept",),
+    ),
+    Mutant(
+        "contexts: an erased one is found no more",
+        (Edit("services/erasure.py", "run__in=without).delete()", "run__in=without).count()"),),
+        ("db/test_context_values.py::test_they_go_with_the_context_and_with_the_run",),
+    ),
+    Mutant(
+        "masking: texts that repeat a value",
+        (
+            Edit(
+                MASKING,
+                "return self.secrets.hide(text) if self and isinstance(text, str) else text",
+                "return text",
+            ),
+        ),
+        (NO_EXIT,),
+    ),
+    Mutant(
+        "masking: what a tool made of its arguments",
+        (Edit(MASKING, "if not self.names(tool) or value is None:", "if True:\n            return value"),),
+        ("masks/test_masks.py::test_random_values_never_leave",),
+    ),
+    Mutant(
+        "quotas: one that raises lets nobody through",
+        (Edit(POLICIES, "Quota(runs=0, streams=0)", "Quota()"),),
+        ("api/test_stream.py::test_a_quota_that_raises_lets_nobody_through",),
+    ),
+    Mutant(
+        "quotas: no rule about users is asked about a visitor",
+        (
+            Edit(
+                POLICIES,
+                'return ask("visitor_quota", nothing, session)',
+                'return ask("quota", nothing, user, agent)',
+            ),
+        ),
+        (VISITED,),
+    ),
+    Mutant(
+        "reveals: no rule about users is asked about a visitor",
+        (Edit("services/reveals.py", "if not policy.is_somebody(user):", "if not user.is_active:"),),
+        (VISITED,),
+    ),
+    Mutant(
+        "quotas: visitors of a session have one",
+        (Edit("services/quotas.py", "isinstance(actor, SessionBearer) or getattr", "getattr"),),
+        ("api/test_visitors.py::test_visitors_of_a_session_have_a_quota",),
+    ),
+    Mutant(
+        "streams: each session's visitors are counted by themselves",
+        (Edit(STREAM, "user.session_id if isinstance(user, SessionBearer) else user.pk", "user.pk"),),
+        ("api/test_stream.py::test_each_session_has_streams_of_its_own_for_its_visitors",),
+    ),
+    Mutant(
+        "streams: a newer one of the same run ends the oldest",
+        (Edit(STREAM, "mine.pop(same)[1].set()", "mine.pop(same)"),),
+        ("api/test_stream.py::test_a_place_is_given_back_once_however_a_stream_ends",),
+    ),
+]
+
+POLLER, DRAFTS = "api/poller.py", "engine/drafts.py"
+DRAFTED = [
+    Mutant(
+        "streams: a newcomer takes no row from the others",
+        (Edit(POLLER, "since <= after and last <= until", "since <= after"),),
+        ("api/test_drafts.py::test_who_comes_between_two_looks_takes_no_row_from_the_others",),
+    ),
+    Mutant(
+        "drafts: shown only of the run's epoch and next step",
+        (Edit(POLLER, "drafted[:2] == [epoch, step]", "bool(drafted[2])"),),
+        ("api/test_drafts.py::test_a_draft_is_shown_only_for_the_runs_epoch_and_next_step",),
+    ),
+    Mutant(
+        "drafts: a zombie writes over nobody's",
+        (Edit(DRAFTS, "epoch__lte=reply.epoch, ", ""), Edit(DRAFTS, " and epoch == reply.epoch", "")),
+        ("crash/test_drafts.py::test_a_zombie_writes_over_nobodys_draft",),
+    ),
+    Mutant(
+        "drafts: none before a reply whose calls may have sensitive arguments",
+        (Edit(DRAFTS, "bool(reply.mask.arguments_of)", "False"),),
+        ("db/test_drafts.py::test_with_sensitive_arguments_nothing_is_shown_before_the_reply",),
+    ),
+    Mutant(
+        "drafts: the beginning of a hidden value is held back",
+        (Edit(DRAFTS, "text[: mask.secrets.settled(text)]", "text"),),
+        ("db/test_drafts.py::test_a_sensitive_result_in_two_pieces_is_masked",),
+    ),
+    Mutant(
+        "drafts: the end, in which AGENTRUNS_REDACT may not find what it begins, is held back",
+        (Edit(DRAFTS, "    if not is_on():\n        return text\n", "    return text\n"),),
+        ("db/test_drafts.py::test_a_secret_in_two_pieces_is_never_stored",),
+    ),
+    Mutant(
+        "drafts: gone with the reply",
+        (Edit(DRAFTS, 'rows.update(text="")', "0"),),
+        ("db/test_drafts.py::test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply",),
+    ),
+]
+
+SENDING, MESSAGES = "services/messages.py", "db/test_messages.py::test_"
+SENT = [
+    Mutant(
+        "messages: a run that is being cancelled takes none",
+        (Edit(SENDING, "if state.run.cancel_requested:", "if False:"),),
+        (f"{MESSAGES}a_run_that_is_being_cancelled_takes_none",),
+    ),
+    Mutant(
+        "messages: there is a limit of those that nobody has read",
+        (Edit(SENDING, "if len(state.unread) >= MOST_UNREAD:", "if False:"),),
+        (f"{MESSAGES}what_refuses_a_message", f"{MESSAGES}senders_race_for_the_last_place"),
+    ),
+    Mutant(
+        "messages: one whose acknowledgement was lost is not sent again",
+        (
+            Edit(
+                SENDING,
+                "            if row.hash in self.tried:\n                return row.run_id\n",
+                "",
+            ),
+            Edit(SENDING, "        if runs.exists():", "        if False:"),
+        ),
+        (f"{MESSAGES}a_lost_acknowledgement_sends_no_message_twice",),
+    ),
+    Mutant(
+        "messages: a pruned session takes none",
+        (Edit(SENDING, "    if pruned.exists():", "    if False:"),),
+        (f"{MESSAGES}what_refuses_a_message",),
+    ),
+    Mutant(
+        "messages: who asks for the session's next run may act for its owner",
+        (Edit(SENDING, "        if self.refusal:", "        if False:"),),
+        ("api/test_messages.py::test_others_learn_nothing_and_write_only_with_permission",),
+    ),
+    Mutant(
+        "messages: the policy is asked",
+        (
+            Edit(
+                SENDING,
+                "    if last is not None and not isinstance(actor, SessionBearer):",
+                "    if False:",
+            ),
+        ),
+        ("api/test_messages.py::test_others_learn_nothing_and_write_only_with_permission",),
+    ),
+    Mutant(
+        "messages: senders are requesters",
+        (Edit("journal/fold.py", "if asker and asker not in", "if False and asker not in"),),
+        (f"{MESSAGES}who_sends_a_message_is_a_requester",),
+    ),
+    Mutant(
+        "messages: they count for quotas",
+        (
+            Edit(
+                SENDING,
+                "        count_start(settings.DATABASE, request.actor, self.limit)\n",
+                "",
+            ),
+        ),
+        (f"{MESSAGES}messages_count_as_runs_do",),
+    ),
+    Mutant(
+        "messages: a run that has not read one does not complete",
+        (Edit("engine/loop.py", "elif stop in FINAL and batch.state.unread:", "elif False:"),),
+        (f"{MESSAGES}the_run_goes_on_as_often_as_it_is_written_to",),
+    ),
+    Mutant(
+        "messages: they stand after a reply that has not read them",
+        (Edit("journal/conversation.py", "if read is None or said.seq <= read:", "if True:"),),
+        (f"{MESSAGES}the_run_goes_on_as_often_as_it_is_written_to",),
+    ),
+    Mutant(
+        "messages: they stand after a reply that the provider cut",
+        (Edit("journal/conversation.py", "holds = self._is_cut and", "holds = False and"),),
+        (f"{MESSAGES}a_reply_that_goes_on_is_sent_back_before_the_message",),
+    ),
+    Mutant(
+        "messages: who may not start the agent writes to no run of it",
+        (Edit(STARTING, "found = startable(user, _agent(user, agent or", "found = (_agent(user, agent or"),),
+        ("api/test_messages.py::test_who_may_not_start_an_agent_any_more_writes_in_no_run_of_it",),
+    ),
+    Mutant(
+        "messages: none starts a run for a user who is gone",
+        (Edit(STARTING, "if not (acts_for and owner and ask(", "if not (acts_for and ask("),),
+        ("api/test_messages.py::test_nothing_is_started_for_a_user_who_is_not_active",),
+    ),
+    Mutant(
+        "messages: the program is not oneself in another scope",
+        (
+            Edit(STARTING, "owner = AnonymousUser() if", "owner = None if"),
+            Edit(STARTING, "acts_for and owner and", "acts_for and"),
+        ),
+        ("api/test_messages.py::test_who_may_start_own_runs_in_a_scope_does_not_write_as_the_program_there",),
+    ),
+    Mutant(
+        "messages: none is put into a hidden run",
+        (Edit(SENDING, "if self.seen is not None and run.pk not in self.seen:", "if False:"),),
+        ("doors/test_split.py::test_refusals_do_not_name_a_hidden_open_run",),
+    ),
+    Mutant(
+        "messages: whose words an ended run has not read is a requester of the next one",
+        (Edit("services/requests.py", "*filter(None, unread))", "*())"),),
+        ("api/test_messages.py::test_whose_words_the_next_run_reads_is_its_requester",),
+    ),
+    Mutant(
+        "messages: whose words were answered is none",
+        (Edit("journal/store.py", "in self.asking.items() if seq > read", "in self.asking.items()"),),
+        ("api/test_messages.py::test_whose_words_were_answered_is_no_requester_of_the_next_run",),
+    ),
+    Mutant(
+        "starting: a run made again has an active owner",
+        (Edit(STARTING, "if run.owner_id not in (None, user.pk) and", "if False and"),),
+        ("api/test_messages.py::test_nothing_is_started_for_a_user_who_is_not_active",),
+    ),
+    Mutant(
+        "starting: the context is asked for again",
+        (Edit(PERMISSIONS, '    if not narrows("context") and last', "    if last"),),
+        ("api/test_contexts.py::test_a_rank_that_was_lost_starts_nothing_any_more",),
+    ),
+    Mutant(
+        "starting: without a rule a user's context is no other's",
+        (Edit(PERMISSIONS, " and last.owner_id in (None, owner_id):", ":"),),
+        ("api/test_contexts.py::test_without_a_rule_the_context_of_one_user_is_no_others",),
+    ),
+    Mutant(
+        "visitors: they have no user's context",
+        (Edit("services/visitors.py", "if not starter or starter.startswith(VISITOR):", "if True:"),),
+        ("api/test_contexts.py::test_a_visitor_borrows_no_rank",),
+    ),
+    Mutant(
+        "visitors: they write for no owner who is gone",
+        (Edit("services/visitors.py", "if owner is None and own.owner_id is not None:", "if False:"),),
+        ("api/test_contexts.py::test_a_visitor_of_a_users_session_has_what_the_user_has",),
+    ),
+    Mutant(
+        "visitors: they read no context of a run",
+        (Edit("api/auth.py", "        run.context = {}\n", "        pass\n"),),
+        ("api/test_visitors.py::test_a_visitor_reads_no_context",),
+    ),
+    Mutant(
+        "visitors: they read no context in its rows",
+        (Edit("api/auth.py", 'hidden |= {"context"} if', 'hidden |= {"contexts"} if'),),
+        ("api/test_visitors.py::test_a_visitor_reads_no_context",),
+    ),
+    Mutant(
+        "sessions: what is read as a whole may be seen as a whole",
+        (Edit(PERMISSIONS, "    if rows.exclude(run__in=visible_runs(actor)).exists():", "    if False:"),),
+        (
+            "doors/test_split.py::test_the_console_reads_no_rows_of_a_hidden_run",
+            "doors/test_split.py::test_a_fork_copies_no_rows_of_a_hidden_run",
+        ),
+    ),
+    Mutant(
+        "sessions: up to the row that is read",
+        (Edit(PERMISSIONS, "rows if until is None else rows.filter(seq__lte=until)", "rows"),),
+        ("doors/test_split.py::test_rows_before_the_hidden_ones_may_be_read",),
+    ),
+    Mutant(
+        "sessions: a title is the first run's",
+        (Edit(PERMISSIONS, "first.filter(run__in=visible_runs(actor)).values_list", "first.values_list"),),
+        ("doors/test_split.py::test_the_title_is_not_that_of_a_hidden_run",),
+    ),
+    Mutant(
+        "sessions: a run's page lists no doubt of a hidden one",
+        (Edit("services/waiting.py", "found and among is not None and", "False and"),),
+        ("doors/test_split.py::test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one",),
+    ),
+    Mutant(
+        "sessions: errors name no hidden run",
+        (
+            Edit(
+                PERMISSIONS, "        if error.run_id is None or is_program", "        if True or is_program"
+            ),
+        ),
+        ("doors/test_split.py::test_a_key_does_not_tell_of_a_hidden_run_in_another_session",),
+    ),
+    Mutant(
+        "starting: a run found for another owner tells who may not see it of no result",
+        (Edit("api/auth.py", "        run.output, run.error", "        run.title, run.error"),),
+        ("api/test_starting.py::test_a_key_of_another_owner_tells_who_acts_for_them_of_no_result",),
+    ),
+]
+
+RENDERING = "db/test_rendering.py::test_"
+MADE = [
+    Mutant(
+        "rendering: a call of a tool that was not chosen is refused",
+        (
+            Edit(
+                "engine/driver.py",
+                "chosen = self.agent.tools if self.agent.tools_for is None else self.run.tools or ()",
+                "chosen = self.agent.tools",
+            ),
+        ),
+        (f"{RENDERING}a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool",),
+    ),
+    Mutant(
+        "rendering: a fork keeps what was made for its origin",
+        (Edit("services/forks.py", "self.rendered = kept(", "kept("),),
+        (f"{RENDERING}a_fork_keeps_them_and_a_run_of_the_task_again_does_not",),
+    ),
+    Mutant(
+        "rendering: what was erased is not kept",
+        (Edit("services/forks.py", "self.origin.agent and not gone:", "self.origin.agent:"),),
+        (f"{RENDERING}a_fork_makes_erased_ones_anew",),
+    ),
+    Mutant(
+        "rendering: an adoption keeps what was made",
+        (Edit(CONTROL, 'has = {"instructions"} if not', "has = set() if not"),),
+        (f"{RENDERING}an_adopted_definition_keeps_them_and_makes_what_was_not_there",),
+    ),
+    Mutant(
+        "rendering: a run that is there is found without a function",
+        (Edit(SUBMIT, "return request if is_there else", "return"),),
+        (f"{RENDERING}a_session_that_is_busy_calls_no_function",),
+    ),
+    Mutant(
+        "rendering: what a function says is no error's text",
+        (Edit("services/rendering.py", "failed with {type(failed).__name__}.", "failed with {failed}."),),
+        ("masks/test_functions.py::test_what_a_function_of_an_agent_raises_is_masked",),
+    ),
+    Mutant(
+        "rendering: what a function says is masked in the log",
+        (Edit("services/rendering.py", "veiling(*(past or ()))", "veiling()"),),
+        ("masks/test_functions.py::test_what_a_function_of_an_agent_raises_is_masked",),
+    ),
+    Mutant(
+        "rendering: a transaction that a function leaves open is rolled back",
+        (Edit("services/rendering.py", "        if not is_callers:", "        if False:"),),
+        (f"{RENDERING}a_transaction_that_a_function_leaves_open_is_rolled_back",),
+    ),
+    Mutant(
+        "visitors: they do not read what the agent was told",
+        (Edit("api/auth.py", 'if "instructions" in row.payload else set()', "if False else set()"),),
+        ("api/test_sessions.py::test_a_visitor_reads_the_conversation_but_not_what_the_agent_was_told",),
+    ),
+    Mutant(
+        "not_before: the time before does not count for a deadline",
+        (Edit("journal/fold.py", "max(row.created_at, due) if due else row.created_at", "row.created_at"),),
+        ("db/test_not_before.py::test_the_time_before_does_not_count_for_its_deadline",),
+    ),
+    Mutant(
+        "not_before: an adoption leaves it alone",
+        (Edit("journal/statements.py", " and batch.rows[-1].kind != events.RUN_ADOPTED:", ":"),),
+        ("db/test_not_before.py::test_an_adopted_definition_leaves_the_time_alone",),
+    ),
+    Mutant(
+        "versions: the highest is taken, not the last registered",
+        (Edit("agents/agent.py", "max(among, key=lambda found: _rank(found.version))", "among[-1]"),),
+        ("unit/test_agents.py::test_the_highest_version_is_found_by_name_alone",),
+    ),
+]
+
+BEGUN = [
+    Mutant(
+        "submit: the key of a pruned run begins no other, by the statement that begins it",
+        (Edit(SUBMIT, "[*found, *_uses_of_key(alias, request)] if request.key else found", "found"),),
+        ("db/test_retention.py::test_a_key_stays_refused_in_every_session",),
+    ),
+    Mutant(
+        "submit: nothing is begun by a process that is to end",
+        (
+            Edit(SUBMIT, "[leases.drain_requests(alias)] if owner else []", "[]"),
+            Edit(
+                SUBMIT,
+                'owner = "" if owner and locks and leases.is_draining(alias) else owner',
+                "owner = owner",
+            ),
+        ),
+        ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
+    ),
+    Mutant(
+        "submit: a session that another took meanwhile is not said to be begun",
+        (Edit(SUBMIT, "    if not stored:", "    if False:"),),
+        ("db/test_races.py::test_many_starts_with_one_key_are_one_run",),
+    ),
+]
+
+MUTANTS = [*BEGUN, *DECISIONS, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]

@@ -55,6 +55,60 @@ def test_functions_are_short() -> None:
     assert not long
 
 
+def test_doors_start_runs_by_the_service_that_asks_who_may() -> None:
+    """A program may start anything for anybody, a person may not: no door of people takes its services."""
+    programs = {
+        "agentruns",
+        "agentruns.services.runs",
+        "agentruns.services.submit",
+        "agentruns.services.messages",
+        "agentruns.services.forks",
+        "agentruns.services.visitors",
+    }
+    starting = {
+        "start_run",
+        "run_agent",
+        "get_or_start",
+        "submit",
+        "fork_run",
+        "get_or_fork",
+        "run_again",
+        "send_message",
+        "send",
+    }
+    found = []
+    for name, source in MODULES.items():
+        if not name.startswith(("admin/", "api/")):
+            continue
+        tree = ast.parse(source)
+        modules = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        found += [
+            f"{name}: {full}"
+            for full in modules.values()
+            if full.rpartition(".")[0] in programs and full.rpartition(".")[2] in starting
+        ]
+        found += [
+            f"{name}: {modules[node.value.id]}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and modules.get(node.value.id) in programs
+            and node.attr in starting
+        ]
+    assert not found
+
+
+def test_only_the_module_of_tool_calls_enters_handlers() -> None:
+    entering = re.compile(r"\bhandler\.(?:enter|run_transactional)\b")
+    assert [name for name, source in MODULES.items() if entering.search(source)] == ["engine/tool_calls.py"]
+    assert [name for name, source in MODULES.items() if ".invoke(" in source] == ["engine/handler.py"]
+
+
 def test_this_machines_clock_is_read_in_named_places_only() -> None:
     """It may be slow or fast: what is stored is timed by the database, and intervals by `uptime`."""
     found = {
@@ -120,7 +174,14 @@ def test_make_test_runs_each_file_of_tests_or_leaves_it_to_make_test_full() -> N
     rest = everything - files_of("test")
     assert rest <= files_of("test-full")
     assert rest == {
+        "tests/crash/test_soak.py",
+        "tests/db/test_closing.py",
+        "tests/db/test_export_mutations.py",
+        "tests/db/test_host_project.py",
+        "tests/db/test_mixed_replies.py",
+        "tests/db/test_odd_results.py",
         "tests/packaging/test_docs_tutorial.py",
+        "tests/packaging/test_plugin.py",
         "tests/packaging/test_wheel.py",
         "tests/workers/test_deploys.py",
         "tests/workers/test_soak.py",

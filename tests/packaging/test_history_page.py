@@ -61,7 +61,7 @@ class Reader:
 
     def http(self, text: str) -> None:
         line, body = self.mine(text).split("\n", 1)
-        api = Api(make_user("staff", "view_run", "fork_run"))
+        api = Api(make_user("staff", "view_run", "fork_run", "start_run"))
         path = line.removeprefix("POST /api")
         status, run = api.post(path, body)
         assert (status, run["origin"]) == (201, path.split("/")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from agentruns import services
+from agentruns.utils.late import modules_of
+
 ROOT = Path(__file__).parents[2]
 SDK = ("anthropic", "httpx2", "httpx")
+# Folders of which no check imports more than it asks.
+LATE = tuple(
+    f"agentruns.{name}." for name in ("admin.approvals", "admin.runs", "engine", "journal", "services")
+)
 HEAVY = ("django.db.models", "anthropic", "celery", "ninja")
 
 
@@ -128,6 +136,46 @@ def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path, ac
     )
     found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
     assert found.splitlines()[-1] == "[]"
+
+
+def test_the_checks_of_a_project_import_no_page_no_service_and_no_journal(project: Path) -> None:
+    code = (
+        "import sys, django; from django.core.management import call_command; django.setup();"
+        f"call_command('check'); print(sorted(name for name in sys.modules if name.startswith({LATE})))"
+    )
+    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert ast.literal_eval(found.splitlines()[-1]) == [
+        "agentruns.admin.approvals.admin",
+        "agentruns.admin.runs.admin",
+        "agentruns.engine.budgets",
+        "agentruns.engine.wakeup",
+        "agentruns.journal.connection",
+    ]
+
+
+def test_a_sweep_loads_no_urls_of_the_project(project: Path) -> None:
+    code = (
+        "import sys, django; from django.core.management import call_command; django.setup();"
+        "call_command('migrate', verbosity=0, skip_checks=True);"
+        "call_command('resume_runs', skip_checks=False); print({'urls', 'ninja'} & {*sys.modules})"
+    )
+    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert found.splitlines()[-1] == "set()"
+
+
+def test_a_late_package_has_its_modules_and_no_other_names() -> None:
+    assert services.permissions is sys.modules["agentruns.services.permissions"]
+    with pytest.raises(AttributeError, match=r"'agentruns\.services' has no attribute 'nothing'"):
+        services.nothing  # noqa: B018 - raises
+
+
+def test_what_a_late_module_misses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").touch()
+    (tmp_path / "early" / "late.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        modules_of("early")("late")
 
 
 def test_declaring_agents_on_claude_needs_no_sdk_at_all(project: Path) -> None:

@@ -18,6 +18,7 @@ def rows(page: str, head: str) -> list[tuple[str, str]]:
 
 REQUIREMENTS = rows("reference/requirements.md", "requirement")
 INCIDENTS = rows("explanation/incidents.md", "incident")
+CLAIMS = rows("../SECURITY.md", "(?:mitigation|done) ")
 LINK = re.compile(r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github\.com/([\w./-]+)\)")
 
 
@@ -51,3 +52,14 @@ def test_each_incident_is_there_once_and_its_link_is_what_it_says() -> None:
         assert target in {f"{repository}/issues/{number}", f"{repository}/pull/{number}"}
     assert all(LINK.match(incident) for incident, _shown in INCIDENTS)
     assert len({*found}) == len(found) >= len(INCIDENTS) >= 28
+
+
+@pytest.mark.parametrize(("claim", "shown"), CLAIMS)
+def test_a_claim_about_security_names_a_test_that_exists(claim: str, shown: str) -> None:
+    assert existing(shown), f"{claim} has no test"
+
+
+def test_no_table_of_security_is_left_out() -> None:
+    lines = (DOCS.parent / "SECURITY.md").read_text().splitlines()
+    heads = sum(line.startswith("|---") for line in lines)
+    assert len(CLAIMS) == sum(line.startswith("|") for line in lines) - 2 * heads > 40

@@ -115,6 +115,7 @@ def test_words_are_translated_when_they_are_shown(german: None) -> None:
         assert str(Run.Status.ORPHANED.label) == "orphaned"
 
 
+@pytest.mark.django_db  # who has the address is looked up
 def test_a_mail_is_written_in_the_language_of_the_project(
     german: None, settings: Any, mailoutbox: list[Any]
 ) -> None:

@@ -85,7 +85,7 @@ class World:
         at_each_append(patch, before=lambda batch: _reach("before", batch), after=self._appended)
         for module in ("driver", "tool_calls", "leases", "handler"):
             patch.setattr(f"agentruns.engine.{module}.uptime", self._uptime)
-        patch.setattr("agentruns.services.runs.uptime", self._uptime)
+        patch.setattr("agentruns.services.submit.uptime", self._uptime)
         patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
         patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
         invoke, propose = Tool.invoke, ScriptedModel.propose
@@ -168,7 +168,8 @@ class World:
         rows = Message.objects.using(own_alias("default"))
         rows = rows.filter(kind="tool_started", call_id=ctx.call_id, attempt=ctx.attempt)
         started = [row.payload for row in rows]
-        due = [(ctx.idempotency_key, call_digest(tool.name, arguments))]
+        secret = Run.objects.using(own_alias("default")).values_list("session__secret", flat=True)
+        due = [(ctx.idempotency_key, call_digest(secret.get(pk=ctx.run_id), tool.name, arguments))]
         if [(payload["key"], payload["digest"]) for payload in started] != due:
             self.wrong.append(f"{tool.name} was entered with {arguments}, the journal says {started}")
         leases = [self.leases[ctx.run_id, row.epoch] for row in rows]

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from agentruns import (
     resolve_orphan,
     resume_run,
     run_agent,
+    send_message,
     start_run,
 )
 from agentruns.agents.agent import isolated_registry
@@ -110,6 +112,7 @@ class Machine(RuleBasedStateMachine):
         self.world, self.workers, self.people = world, workers, people
         self.name = f"machine-{next(NUMBER)}"
         self.stood: dict[Any, Any] = {}
+        self.said: set[tuple[Any, str]] = set()  # messages that arrived, by session
         self.clicks = 0  # of people who stop, deploy or come too late, since anybody drove
         self.registry = isolated_registry()
         self.registry.__enter__()
@@ -187,6 +190,24 @@ class Machine(RuleBasedStateMachine):
         name = f"{self.name}-{task % len(self.scripts)}"
         key = key and f"{self.name}-{key}"
         self.drive(drive, lambda: place(name, "do it", f"{self.name}-{session}", idempotency_key=key))
+
+    @having("idle")
+    @rule(session=st.sampled_from("ab"), key=st.sampled_from([None, None, "m", "n"]), drive=DRIVES)
+    def write(self, session: str, key: str | None, drive: Drive) -> None:
+        """Somebody writes again, wherever the run of the session stands."""
+        name = f"{self.name}-{session}"
+        if not any(run.session.key == name for run in self.view.runs):
+            return
+        text = f"text of {key}" if key else f"text {next(NUMBER)}"
+        self.drive(drive, lambda: self.send(name, text, key))
+
+    def send(self, session: str, text: str, key: str | None) -> None:
+        try:
+            run = send_message(session, text, idempotency_key=key and f"{session}-{key}")
+        except RunStateError as error:
+            assert "is being cancelled" in str(error) or "32 messages" in str(error), error
+        else:
+            self.said.add((run.session_id, text))
 
     @having("idle")
     @rule(tell_model=st.sampled_from([False, False, True]), drive=DRIVES)
@@ -383,6 +404,10 @@ class Machine(RuleBasedStateMachine):
             again = run_agent(shop_agent(f"{self.name}-next"), "and now?", session.key)
             assert again.status == "completed"
             check_messages([*again.messages, GO_ON])
+            blocks = [block for one in again.messages if one["role"] == "user" for block in one["content"]]
+            texts = Counter(block.get("text") for block in blocks)
+            arrived = {text: texts[text] for owner, text in self.said if owner == session.pk}
+            assert set(arrived.values()) <= {1}, f"lost, or said twice: {arrived}"
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentruns import approve, run_agent, tool
+from agentruns import Policy, approve, run_agent, tool
+from agentruns.journal.deciders import why_not_decide
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from tests.rebuild import examples
@@ -58,9 +59,14 @@ def transfer(cents: int) -> str:
     return "done"
 
 
-def below_fifty(user: Any, approval: Approval) -> bool:
-    """A project's own rule."""
-    return int(approval.call_id[-1], 16) % 2 == 0
+class Even(Policy):
+    """A project's own rule, in both forms."""
+
+    def decidable(self, user: Any, approvals: Any) -> Any:
+        return approvals.filter(call_id__regex="[02468ace]$")
+
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        return int(approval.call_id[-1], 16) % 2 == 0
 
 
 def make_user(number: int, person: dict[str, Any]) -> User:
@@ -83,7 +89,7 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
     if card["given_by"] is not None:
         approve(approval.pk, users[2 + card["given_by"]], digest=approval.digest)
     owner = None if card["owner"] is None else users[card["owner"]].pk
-    Run.objects.filter(pk=approval.run_id).update(owner_id=owner)
+    Run.objects.filter(pk=approval.run_id).update(owner_id=owner, requesters=f" {owner} " if owner else "")
     seconds = card["expires_in"]
     expires_at = None if seconds is None else timezone.now() + timedelta(seconds=seconds)
     Approval.objects.filter(pk=approval.pk).update(approvers=card["approvers"], expires_at=expires_at)
@@ -93,7 +99,7 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
     st.lists(people, min_size=2, max_size=2),
     st.lists(cards, min_size=4, max_size=4),
     st.booleans(),
-    st.sampled_from([None, f"{__name__}.below_fifty"]),
+    st.sampled_from(["agentruns.Policy", f"{__name__}.Even"]),
 )
 @settings(
     max_examples=examples(40, brief=20, long=1000),
@@ -101,15 +107,15 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_one_by_one_and_by_query(
-    waiting: list[Approval], persons: list[Any], asked: list[Any], requester_may: bool, rule: str | None
+    waiting: list[Approval], persons: list[Any], asked: list[Any], requester_may: bool, rule: str
 ) -> None:
     with (
-        override_settings(AGENTRUNS_REQUESTER_MAY_APPROVE=requester_may, AGENTRUNS_CAN_DECIDE=rule),
+        override_settings(AGENTRUNS_REQUESTER_MAY_APPROVE=requester_may, AGENTRUNS_POLICY=rule),
         transaction.atomic(),
     ):
         users = [make_user(number, person) for number, person in enumerate(persons)]
         users += [User.objects.create_superuser(f"boss-{number}") for number in range(2)]
-        with override_settings(AGENTRUNS_CAN_DECIDE=None, AGENTRUNS_REQUESTER_MAY_APPROVE=True):
+        with override_settings(AGENTRUNS_POLICY="agentruns.Policy", AGENTRUNS_REQUESTER_MAY_APPROVE=True):
             for approval, card in zip(waiting, asked, strict=True):
                 change(approval, card, users)
         pending = Approval.objects.pending().select_related("run").order_by("pk")
@@ -119,5 +125,5 @@ def test_one_by_one_and_by_query(
             assert one_by_one == list(by_query), user
             for approval in pending:
                 if approval.pk in one_by_one:
-                    assert permissions.why_not_decide(user, approval) == ""
+                    assert why_not_decide(user, approval) == ""
         transaction.set_rollback(True)

@@ -10,9 +10,11 @@ from uuid import UUID
 
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.journal.read import Parts
 from agentruns.models import Approval, Definition, Message, Run, Session
 from agentruns.utils import json as canonical
 from tests.releases.record import RECORDED
+from tests.rows import sealed, stored
 
 RELEASES = sorted(path.name for path in RECORDED.iterdir())  # each named by the commit that wrote it
 HOSTILE = "<script>alert(1)</script>"
@@ -29,28 +31,29 @@ def restored(name: str, *, newer: bool = False) -> Run:
     """Store a recorded run as a database has it that was migrated since; `newer` adds what `_newer` says."""
     release, _, shape = name.partition("/")
     tables = [json.loads(line) for line in (RECORDED / release / "tables.jsonl").read_text().splitlines()]
-    (stored,) = [table for table in tables if table["name"] == shape]
+    (tables_of,) = [table for table in tables if table["name"] == shape]
     first, *lines = lines_of(name)
     for line in lines:
         if "definition" in line:
             Definition.objects.create(hash=line["definition"], body=canonical.loads(line["body"]))
-    session = Session(**stored["session"])
+    session = Session(**tables_of["session"])
     rows = [_row(line) for line in lines if "seq" in line]
     if newer:
-        rows = list(_chained(session.pk, _newer(rows)))
-        session.next_seq, session.head = rows[-1].seq + 1, rows[-1].hash
+        rows = list(_chained(session.pk, _newer([row for row, _parts in rows])))
+        session.next_seq, session.head = rows[-1][0].seq + 1, rows[-1][0].hash
     session.save(force_insert=True)
-    Run.objects.bulk_create([Run(**columns) for columns in stored["runs"]])
-    Message.objects.bulk_create([Message(session_id=session.pk, **row._asdict()) for row in rows])
-    Approval.objects.bulk_create([Approval(**columns) for columns in stored["approvals"]])
+    Run.objects.bulk_create([Run(**columns) for columns in tables_of["runs"]])
+    Message.objects.bulk_create([stored(session.pk, *pair) for pair in rows])
+    Approval.objects.bulk_create([Approval(**columns) for columns in tables_of["approvals"]])
     return Run.objects.get(pk=first["run"])
 
 
-def _row(line: Line) -> Row:
+def _row(line: Line) -> tuple[Row, Parts]:
     values = {name: line.get(name) for name in Row._fields} | {"run_id": UUID(line["run"])}
     values["created_at"] = datetime.fromisoformat(line["created_at"])
     values["consumes"] = UUID(line["consumes"]) if line["consumes"] else None
-    return Row(**{**values, "payload": canonical.loads(line["payload"])})
+    parts = Parts(line["facts"], line.get("content"))
+    return Row(**{**values, "payload": parts.payload(line["kind"])}), parts
 
 
 def _newer(rows: list[Row]) -> Iterator[Row]:
@@ -71,9 +74,9 @@ def _changed(row: Row) -> Line:
     return {"outcome": "declined"} if row.payload.get("outcome") == "denied" else {}
 
 
-def _chained(session_id: UUID, rows: Iterator[Row]) -> Iterator[Row]:
+def _chained(session_id: UUID, rows: Iterator[Row]) -> Iterator[tuple[Row, Parts]]:
     head = canonical.GENESIS
     for seq, row in enumerate(rows, start=1):
-        row = row._replace(seq=seq, prev_hash=head)
-        head = events.row_hash(session_id, row, canonical.dumps(row.payload))
-        yield row._replace(hash=head)
+        chained, parts = sealed(session_id, row._replace(seq=seq, prev_hash=head))
+        head = chained.hash
+        yield chained, parts

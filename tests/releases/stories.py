@@ -8,7 +8,17 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-from agentruns import answer, approve, cancel_run, deny, export_run, fork_run, pause_run, start_run
+from agentruns import (
+    answer,
+    approve,
+    cancel_run,
+    deny,
+    erase_payload,
+    export_run,
+    fork_run,
+    pause_run,
+    start_run,
+)
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.releases import agents
@@ -30,6 +40,8 @@ def all_of_them() -> dict[str, Callable[[Write], None]]:
         "paused": lambda write: write(pause_run(started("paused", "asks").pk, None, reason="lunch")),
         "cancelled": lambda write: write(cancel_run(started("cancelled", "asks").pk, ann, reason="no more")),
         "at-work": lambda write: _at_work(declared, write),
+        "voided": lambda write: write(_voided(started("voided", "asks"))),
+        "erased": lambda write: write(_erased(_decided(started("erased", "decided"), ann), ann)),
         "forked": lambda write: write(_forked(started("origin", "finds"))),
     }
 
@@ -67,6 +79,20 @@ def _decided(run: Run, ann: User) -> Run:
 
 def _approved(run: Run, ann: User) -> Run:
     approve(Approval.objects.get(run=run).pk, ann, reason="fine")
+    return Run.objects.get(pk=run.pk)
+
+
+def _voided(run: Run) -> Run:
+    bea = User.objects.create(username="bea", is_superuser=True)
+    approve(Approval.objects.get(run=run).pk, bea)
+    User.objects.filter(pk=bea.pk).update(is_active=False)
+    sweep()
+    return Run.objects.get(pk=run.pk)
+
+
+def _erased(run: Run, ann: User) -> Run:
+    reply = run.messages.filter(kind="assistant").earliest("seq")
+    erase_payload(run.pk, reply.seq, ann, "request 17")
     return Run.objects.get(pk=run.pk)
 
 

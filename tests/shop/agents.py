@@ -102,6 +102,7 @@ def shop_agent(name: str, *turns: object, **options: object) -> Agent:
         instructions=options.pop("instructions", "Serve the shop."),  # type: ignore[arg-type]
         tools=options.pop("tools", TOOLS),  # type: ignore[arg-type]
         model=ScriptedModel([*turns, {"text": "all done"}]),
+        starters=options.pop("starters", "anyone"),  # type: ignore[arg-type]
         **options,  # type: ignore[arg-type]
     )
 

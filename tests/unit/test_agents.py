@@ -14,6 +14,7 @@ from pydantic import BaseModel
 import agentruns
 from agentruns.agents.agent import (
     Agent,
+    _registry,
     autodiscover,
     definition_difference,
     get_agent,
@@ -270,7 +271,7 @@ def test_differences_to_a_definition_of_another_release() -> None:
     assert definition_difference({}, {}) == []
 
 
-def test_the_one_registered_last_is_found_by_name_alone() -> None:
+def test_the_highest_version_is_found_by_name_alone() -> None:
     one, two, other = make(), make(version="2"), make("other")
     assert get_agent("support") is two
     assert get_agent("support", "1") is one
@@ -279,8 +280,24 @@ def test_the_one_registered_last_is_found_by_name_alone() -> None:
     assert get_agent(one, "2") is two
     assert registered() == [one, two, other]
     again = make()
-    assert get_agent("support") is again
+    assert get_agent("support") is two
     assert registered() == [two, other, again]
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        ["1", "1.0", "1.0.1", "1.2", "1.10", "2"],
+        ["beta", "v1.0", "v1.0rc1", "v9", "v10", "1"],
+        ["2024-12-31", "2025-01-02", "0.1", "01", "1"],
+        ["\u0663", "0", "3"],
+    ],
+)
+def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
+    agents = {version: make(version=version) for version in reversed(versions)}
+    for highest in reversed(versions):
+        assert get_agent("support") is agents[highest]
+        del _registry["support", highest]
 
 
 def test_unknown_agents_list_the_known_ones() -> None:
@@ -354,16 +371,15 @@ def test_run_and_start_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make()
     result: Any = agent.run("hi", "s", actor=1, idempotency_key="k", store="m")
     assert result == "run_agent"
-    result = agent.start("hi", "s")
+    result = agent.start("hi", "s", scope="a", context={})
     assert result == "start_run"
     result = asyncio.run(agent.arun("hi"))
     assert result == "run_agent"
     result = asyncio.run(agent.astart("hi", "s", actor=2))
     assert result == "start_run"
-    options = {"actor": None, "idempotency_key": None}
     assert calls == [
-        ("run_agent", (agent, "hi", "s"), {"store": "m", "actor": 1, "idempotency_key": "k"}),
-        ("start_run", (agent, "hi", "s"), options),
-        ("run_agent", (agent, "hi", None), {"store": None, **options}),
-        ("start_run", (agent, "hi", "s"), {**options, "actor": 2}),
+        ("run_agent", (agent, "hi", "s"), {"actor": 1, "idempotency_key": "k", "store": "m"}),
+        ("start_run", (agent, "hi", "s"), {"scope": "a", "context": {}}),
+        ("run_agent", (agent, "hi", None), {}),
+        ("start_run", (agent, "hi", "s"), {"actor": 2}),
     ]

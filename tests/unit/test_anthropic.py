@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from agentruns import Agent, run_agent
 from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.providers.base import ModelRequest, call_model
+from agentruns.providers.base import ModelRequest, ProviderError, call_model
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
@@ -247,6 +248,28 @@ def test_text_is_offered_to_listeners_as_it_comes() -> None:
         del said[:]
         claude(fake, streaming=False).propose(asked)
         assert said == []
+
+
+def test_the_run_is_told_of_each_piece_and_may_want_no_more() -> None:
+    turns = [
+        {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello you, there."}]}
+    ]
+    told: list[str] = []
+    with FakeAnthropic([*turns, *turns]) as fake:
+        asked = ModelRequest(NAME, system="", messages=[HELLO], on_text=told.append)
+        claude(fake).propose(asked)
+        assert "".join(told) == "Hello you, there."
+        assert len([piece for piece in told if piece]) > 1
+        assert told[0] == "", "it thinks"
+
+        def enough(piece: str) -> None:
+            raise ProviderError("enough", disposition="pause", type="reply_stopped")
+
+        with pytest.raises(ProviderError, match="enough") as stopped:
+            claude(fake).propose(replace(asked, on_text=enough))
+    assert (stopped.value.type, stopped.value.disposition) == ("reply_stopped", "pause")
+    assert stopped.value.usage is not None, "as far as it is known"
+    assert stopped.value.usage["input_tokens"] > 0
 
 
 def test_a_listener_that_raises_hurts_nobody() -> None:

@@ -27,6 +27,7 @@ def assistant(*blocks: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
+PICTURE = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
 HELLO = {"role": "user", "content": "hi"}
 
 
@@ -44,7 +45,18 @@ HELLO = {"role": "user", "content": "hi"}
         [HELLO, assistant(text("trailing "))],
         [HELLO, assistant({"type": "thinking", "thinking": "", "signature": "x"}, use()), user(result())],
         [HELLO, assistant({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})],
-        [HELLO, assistant(use()), user(result(content=[text(), {"type": "image", "source": {}}]))],
+        [
+            HELLO,
+            assistant(use()),
+            user(
+                result(
+                    content=[
+                        text(),
+                        PICTURE,
+                    ]
+                )
+            ),
+        ],
         [HELLO, assistant(use()), user({"type": "tool_result", "tool_use_id": "t1", "is_error": True})],
         [HELLO, assistant(use(input={"a": [1, 1.5, None, True, "é\ufffd\x10"]})), user(result())],
     ],

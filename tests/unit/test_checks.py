@@ -9,18 +9,12 @@ from django.db import connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from agentruns import tool
+from agentruns import Policy, tool
 from agentruns.agents.agent import Agent
-from agentruns.checks import (
-    check_agents,
-    check_approvers,
-    check_database,
-    check_deployment,
-    check_dispatcher,
-    check_payload_storage,
-    check_settings,
-    check_sweeper,
-)
+from agentruns.checks.agents import check_agents, check_approvers
+from agentruns.checks.database import check_database
+from agentruns.checks.deployment import check_deployment, check_dispatcher, check_sweeper
+from agentruns.checks.settings import check_payload_storage, check_policy, check_settings
 
 pytestmark = pytest.mark.django_db
 
@@ -54,7 +48,7 @@ def test_asking_a_database_is_quick() -> None:
     with CaptureQueriesContext(connection) as asked:
         for check in (check_database, check_approvers, check_sweeper):
             check(None, databases=["default"])
-    assert len(asked) <= 12, [query["sql"] for query in asked]
+    assert len(asked) <= 14, [query["sql"] for query in asked]
     with CaptureQueriesContext(connection) as asked:
         for check in (check_database, check_approvers, check_sweeper):
             assert check(None, databases=None) == check(None, databases=["other"]) == []
@@ -159,3 +153,31 @@ def test_a_database_that_forgets_is_found() -> None:
             with connection.cursor() as cursor:
                 cursor.execute("PRAGMA synchronous=FULL")
                 cursor.execute("BEGIN")
+
+
+class Mistyped(Policy):
+    def can_decides(self, user: Any, approval: Any, arguments: Any) -> bool:
+        """Be asked by nobody."""
+        return False
+
+    def _helper(self) -> None:
+        """Help."""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("agentruns.Policy", []),
+        ("nowhere.Policy", ["agentruns.E018"]),
+        ("agentruns.Agent", ["agentruns.E018"]),
+        (f"{__name__}.Mistyped", ["agentruns.W015"]),
+    ],
+)
+def test_the_policy_is_one_and_all_its_methods_are_asked(path: str, expected: list[str]) -> None:
+    with override_settings(AGENTRUNS_POLICY=path):
+        assert ids(check_policy(None)) == expected
+
+
+def test_the_setting_that_the_policy_replaces_is_unknown() -> None:
+    with override_settings(AGENTRUNS_CAN_DECIDE="shop.rules.can_decide"):
+        assert ids(check_settings(None)) == ["agentruns.W001"]

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 
 from agentruns.agents.agent import Agent, isolated_registry
-from agentruns.checks import check_agents, check_approvers
+from agentruns.checks.agents import check_agents, check_approvers
 from agentruns.tools import Tool
 from tests.db.helpers import user
 from tests.shop.agents import refund as anybodys

@@ -13,7 +13,8 @@ from django.db.models.functions import Now
 
 from agentruns import start_run, tool
 from agentruns.agents.agent import Agent
-from agentruns.checks import check_deployment, check_dispatcher, check_sweeper, check_telemetry
+from agentruns.checks.deployment import check_deployment, check_dispatcher, check_sweeper
+from agentruns.checks.settings import check_telemetry
 from agentruns.engine.wakeup import SweepDispatcher
 from agentruns.models import Control, Run
 from agentruns.models.router import JournalRouter

@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import override_settings
 
-from agentruns.checks import check_database
+from agentruns.checks.database import check_database
 from tests.unit.test_checks import ids
 
 WAL = "PRAGMA journal_mode=WAL"

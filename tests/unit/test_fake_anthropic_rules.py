@@ -1,5 +1,6 @@
 """The fake refuses what the Messages API refuses, in its words, through the real SDK."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_anthropic.replies import sign
+from tests.pictures import NOTE, PDF, PNG, png
 from tests.unit import sdk
 from tests.unit.test_fake_anthropic import ASK, HELLO, STRANGE, create, stream, went_on, wire
 
@@ -320,6 +322,46 @@ CONVERSATIONS: list[tuple[list[Any], str]] = [
 ]
 
 
+def picture(data: bytes | str = PNG, media_type: str = "image/png") -> dict[str, Any]:
+    text = data if isinstance(data, str) else base64.b64encode(data).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": text}}
+
+
+def paper(data: bytes = PDF, media_type: str = "application/pdf", **more: Any) -> dict[str, Any]:
+    return {**picture(data, media_type), "type": "document", **more}
+
+
+IMAGE = "image.source.base64"
+FILES = [
+    (picture(media_type="image/svg+xml"), f"{IMAGE}.media_type: Input should be 'image/gif', 'image/jpeg', "
+     "'image/png' or 'image/webp'"),
+    (picture(media_type="image/jpeg"), f"{IMAGE}.data: The image does not match the provided media type "
+     "image/jpeg"),
+    (picture("no base64!"), f"{IMAGE}.data: Invalid base64 data"),
+    (picture(png(note=b"x" * 4_000_000)), f"{IMAGE}: image exceeds 5 MB maximum: "),
+    ({**picture(), "title": "x"}, "image.title: Extra inputs are not permitted"),
+    ({"type": "image"}, "image.source: Field required"),
+    (paper(NOTE), "document.source.base64.data: The PDF specified was not valid."),
+    (paper(title=""), "document.title: String should have between 1 and 500 characters"),
+    (paper(media_type="text/plain"), "document.source.base64.media_type: Input should be 'application/pdf'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "message"), FILES)
+def test_files_that_are_refused(fake: FakeAnthropic, block: Any, message: str) -> None:
+    assert refusal(fake, messages=[user(block)]).startswith(f"messages.0.content.0.{message}")
+    said = refusal(fake, messages=[HELLO, assistant(use()), user(result(content=[block]))])
+    assert said.startswith(f"messages.2.content.0.tool_result.content.0.{message}")
+
+
+def test_where_files_may_not_be(fake: FakeAnthropic) -> None:
+    said = refusal(fake, messages=[HELLO, assistant(picture()), HELLO])
+    assert said.startswith("messages.1.content.0: Input tag 'image'")
+    failed = result(content=[picture()], is_error=True)
+    said = refusal(fake, messages=[HELLO, assistant(use()), user(failed)])
+    assert said.endswith("all content must be type `text` if `is_error` is true")
+
+
 @pytest.mark.parametrize(("messages", "message"), CONVERSATIONS)
 def test_conversations_that_are_refused(fake: FakeAnthropic, messages: Any, message: str) -> None:
     assert refusal(fake, messages=messages) == message
@@ -334,6 +376,8 @@ def test_conversations_that_are_refused(fake: FakeAnthropic, messages: Any, mess
         [HELLO, assistant(use("a")), assistant(use("b")), user(result("a")), user(result("b"))],
         [user({"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}, text())],
         [user(*[text(f"{n}", cache_control=EPHEMERAL) for n in range(4)])],
+        [user(picture(), paper(title="a.pdf"))],
+        [HELLO, assistant(use()), user(result(content=[text(), picture(), paper()]))],
     ],
 )
 def test_conversations_that_are_accepted(fake: FakeAnthropic, messages: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import agentruns
 from agentruns.journal import events
-from agentruns.journal.masking import carries_mask, masked
+from agentruns.journal.masking import Mask, carries_mask
 from agentruns.utils import redaction
 from agentruns.utils.redaction import FAILED, get_logger, redact, redacted
 from tests.admin.test_journal_cards import row
@@ -179,5 +179,7 @@ def test_what_a_failing_function_shows_is_no_value(failing: str) -> None:
 
 def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:
     kept = {"tool": "pay", "arguments": {}, "original": {"name": "pay!", "input": '{"pin": "77"}'}}
-    shown = masked(row(events.ASSISTANT, {"calls": [kept], "content": []}), {"pay": ("pin",)})
+    shown = Mask([{"tools": {"pay": {"sensitive": ["pin"]}}}]).row(
+        row(events.ASSISTANT, {"calls": [kept], "content": []})
+    )
     assert shown.payload["calls"][0]["original"] == {"name": "pay!", "input": "***"}

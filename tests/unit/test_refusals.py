@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from agentruns import Agent, ToolContext, ToolRefused, http_refusal, tool
 from agentruns.agents.agent import isolated_registry
-from agentruns.checks import check_refusals
+from agentruns.checks.settings import check_refusals
 from agentruns.tools import InvalidArguments
 from agentruns.tools.refusals import is_refusal
 

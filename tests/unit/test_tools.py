@@ -708,7 +708,7 @@ def test_titles() -> None:
     @tool(describe=lambda args: f"Refund  {args['a']}\nnow\u202e\x00", sensitive=["b"])
     def pay(a: Any, b: str = "") -> None: ...
 
-    assert pay.title({"a": 5}) == "Refund 5 now\ufffd\ufffd"
+    assert pay.title({"a": 5}) == r"Refund 5 now\u202e\x00"
     for wrong in (broken, lambda args: 3, lambda args: "  ", lambda args: 1 / 0):
         other = tool(pay.fn, describe=wrong, sensitive=["b"])
         assert other.title({"a": "x", "b": "4242"}) == "pay(a='x', b=***)"

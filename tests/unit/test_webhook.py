@@ -12,7 +12,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from agentruns.checks import check_notifiers
+from agentruns.checks.settings import check_notifiers
 from agentruns.contrib.webhook import sign
 
 # What the libraries of the specification test themselves with.

@@ -165,7 +165,7 @@ def check(runs: int) -> dict[str, Any]:
     assert not twice, f"an effect happened twice: {twice}"
     rows = Message.objects.filter(kind="tool_result", tool_name__in=ONCE)
     known = {row.call_id for row in rows if row.payload["outcome"] == "ok"}
-    keys = dict(Message.objects.filter(kind="tool_started").values_list("call_id", "payload"))
+    keys = dict(Message.objects.filter(kind="tool_started").values_list("call_id", "facts"))
     missing = [call for call in known if keys[call]["key"] not in starts]
     assert not missing, f"the journal knows effects that never happened: {missing}"
     for run in Run.objects.all():

@@ -1,0 +1,10 @@
+from typing import TYPE_CHECKING
+
+from agentruns.utils.late import modules_of
+
+if TYPE_CHECKING:
+    from agentruns.admin.approvals import around as around
+    from agentruns.admin.approvals import bulk as bulk
+    from agentruns.admin.approvals import card as card
+else:
+    __getattr__ = modules_of(__name__)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -15,15 +15,17 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+from django.views.decorators.debug import sensitive_post_parameters
 
-from agentruns.admin.approvals import bulk
-from agentruns.admin.approvals.card import ApprovalCard, buttons, shown
-from agentruns.admin.approvals.decide import VERBS, view_of
-from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View, counted, may_view
+from agentruns import journal, services
+from agentruns.admin import approvals as pages
+from agentruns.admin import runs
+from agentruns.admin.base import CHANNEL, LeanChangeList, ReadOnlyAdmin, View, counted, may_view
 from agentruns.admin.filters import (
     ApprovalAgentFilter,
     ApprovalStatusFilter,
@@ -42,14 +44,18 @@ from agentruns.admin.html import (
     two_lines,
     visible,
 )
-from agentruns.conf import settings
 from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING, RISK_RANK
-from agentruns.services import permissions
+
+if TYPE_CHECKING:
+    from agentruns.admin.approvals.card import ApprovalCard
+
+VERBS = ("approve", "edit", "answer", "deny", "extend")
 
 # What is riskier first, then what expires sooner, then who waits longer.
 URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 NEWEST_FIRST = ("-requested_at", "-id")
+HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 LOOKED_AT = 200  # cards of the queue among which the next one is looked for
 
 
@@ -67,7 +73,9 @@ class MineFilter(KnownValues):
         """Return the approvals that wait for this user."""
         if self.value() != "yes":
             return super().queryset(request, queryset)
-        return permissions.decidable_by(request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST))
+        return services.permissions.decidable_by(
+            request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
+        )
 
 
 class Queue:
@@ -89,16 +97,12 @@ class Queue:
 
     def after(self, approval: Approval) -> UUID | None:
         """Return the next card this user can decide: after the one just decided, else from the start."""
-        keys = list(self._round(approval.pk))
+        place = self.keys.index(approval.pk) + 1 if approval.pk in self.keys else 0
+        keys = [key for key in self.keys[place:] + self.keys[:place] if key != approval.pk]
         approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
-        waiting = {one.pk: one for one in approvals.filter(pk__in=keys).defer(*permissions.HEAVY)}
-        mine = {one.pk for one in permissions.decidable(self.user, list(waiting.values()))}
-        return next((key for key in keys if key in mine), None)
-
-    def _round(self, key: UUID) -> Iterator[UUID]:
-        place = self.keys.index(key) + 1 if key in self.keys else 0
-        yield from self.keys[place:]
-        yield from (other for other in self.keys[:place] if other != key)
+        waiting = approvals.filter(pk__in=keys).defer(*HEAVY).in_bulk()
+        mine = services.permissions.decidable(self.user, [waiting[key] for key in keys if key in waiting])
+        return next((one.pk for one in mine), None)
 
 
 def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[Any]:
@@ -120,12 +124,17 @@ def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[An
 class ApprovalList(LeanChangeList):
     """Approvals, without what only their cards show."""
 
-    deferred = ("arguments", "why", "reason", "run__input", "run__output", "run__error", "run__usage")
+    deferred = (*HEAVY, "reason")
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the rows of the page, and mask their titles."""
+        super().get_results(request)
+        self.result_list = journal.masking.masked_approvals(self.result_list)
 
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
     """Show the sensitive arguments to a user who may see them, once, and log it."""
-    if not request.user.has_perm("agentruns.reveal_arguments"):
+    if not services.reveals.may_reveal(request.user, approval):
         raise PermissionDenied
     return model_admin.page(request, approval, revealed=True)
 
@@ -143,8 +152,8 @@ class ApprovalAdmin(ReadOnlyAdmin):
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
     views = (
-        View("reveal", reveal_view, acts=True),
-        *(View(verb, view_of(verb), acts=True) for verb in VERBS),
+        View("reveal", "approvals.admin.reveal_view", acts=True),
+        *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),
     )
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -153,11 +162,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     def has_decide_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may decide approvals at all."""
-        return bool(request.user.has_perm("agentruns.decide_approval"))
+        return services.permissions.may(request.user, "decide")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return approvals with their run."""
-        return super().get_queryset(request).select_related("run__session")
+        """Return the approvals that the user may see, with their run."""
+        return journal.policy.visible_approvals(request.user).select_related("run__session")
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Return the order: of those that wait the most urgent first, of decided ones the newest."""
@@ -168,21 +177,24 @@ class ApprovalAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Find approvals by their run."""
-        return (queryset.filter(matching(search_term, "run__")) if search_term else queryset), False
+        if search_term:
+            queryset = queryset.filter(matching(search_term, Run.objects.all(), "run__"))
+        return queryset, False
 
     def get_urls(self) -> list[URLPattern]:
         """Add the page of all calls of a reply."""
-        turn = self.admin_site.admin_view(self.turn_view)
+        turn = self.admin_site.admin_view(sensitive_post_parameters("password")(self.turn_view))
         return [path("turn/<str:run_id>/", turn, name=self.name("turn")), *super().get_urls()]
 
     def turn_view(self, request: HttpRequest, run_id: str) -> HttpResponse:
         """Decide all calls of one reply on one page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return bulk.turn_view(self, request, run_id)
+        return pages.bulk.turn_view(self, request, run_id)
 
     # The list
 
+    @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the queue, or what was decided."""
         if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
@@ -199,18 +211,18 @@ class ApprovalAdmin(ReadOnlyAdmin):
         if not may_view(site, request, Run):
             return None
         url = reverse("admin:agentruns_run_changelist", current_app=site.name)
-        orphaned = Run.objects.using(settings.DATABASE).filter(status=status)
+        orphaned = journal.policy.visible_runs(request.user).filter(status=status)
         return {"runs": counted(orphaned), "url": f"{url}?status={status}"}
 
     @admin.action(permissions=["decide"], description=gettext_lazy("Approve selected…"))
     def approve_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Ask, then approve what was listed."""
-        return bulk.decide_selected(self, request, "approve")
+        return pages.bulk.decide_selected(self, request, "approve")
 
     @admin.action(permissions=["decide"], description=gettext_lazy("Deny selected…"))
     def deny_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Ask, then deny what was listed."""
-        return bulk.decide_selected(self, request, "deny")
+        return pages.bulk.decide_selected(self, request, "deny")
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
@@ -240,9 +252,12 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     # The card
 
-    def card(self, request: HttpRequest, approval: Approval, *, revealed: bool = False) -> ApprovalCard:
-        """Return the card of an approval for this user."""
-        return ApprovalCard(approval, request.user, revealed)
+    def cards(
+        self, request: HttpRequest, approvals: Iterable[Approval], *, revealed: bool = False
+    ) -> list[ApprovalCard]:
+        """Return the cards of one page for this user."""
+        around = pages.around.Surroundings(request.user, approvals)
+        return [pages.card.ApprovalCard(approval, around, revealed) for approval in around.cards]
 
     def page(
         self,
@@ -254,37 +269,46 @@ class ApprovalAdmin(ReadOnlyAdmin):
         **context: Any,
     ) -> HttpResponse:
         """Return the page of one approval."""
-        one = self.card(request, obj, revealed=revealed)
+        [one] = self.cards(request, [obj], revealed=revealed)
         before, after = self.queue(request).neighbours(obj)
-        pending = [sibling for sibling in one.context.siblings if sibling.pending]
+        others_wait = any(sibling["pending"] for sibling in one.siblings)
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
-            "turn_url": self.url(request, "turn", obj.run_id) if pending and one.pending else "",
+            "turn_url": self.url(request, "turn", obj.run_id) if others_wait and one.pending else "",
             "previous_url": self.url(request, "change", before) if before else "",
             "next_url": self.url(request, "change", after) if after else "",
             "list_url": self.url(request, "changelist"),
             "run_id": str(obj.run_id),
             "run_url": self.other_page(request, Run, obj.run_id),
             "run_badge": run_badge(obj.run),
+            "wants_password": one.pending and services.reauth.is_needed(request, obj),
         }
         if revealed:
+            services.reveals.reveal(request.user, obj, door=CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
-        values = shown(one, self.get_queryset(request))
+        values = pages.card.shown(one)
         values["flags"] = [
             (flag, self.other_page(request, Run, flag.run_id) if flag.run_id else "")
             for flag in values["flags"]
         ]
-        context = {**values, **buttons(one), **urls, **context}
-        return self.render(request, obj, title=plain(obj.title), status=status, **context)
+        context = {**values, **pages.card.buttons(one), **urls, **context}
+        return self.render(request, obj, title=plain(one.face.title), status=status, **context)
 
     def tell(
         self, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
     ) -> None:
         """Say what became of an approval, with a link to it."""
         link = format_html(
-            '<a href="{}">{}</a>', self.url(request, "change", approval.pk), visible(approval.title)
+            '<a href="{}">{}</a>',
+            self.url(request, "change", approval.pk),
+            visible(runs.steps.mask_for(approval.run).approval(approval).title),
         )
         self.message_user(request, format_html("{} {}", text, link), level)
+
+    def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
+        """Keep what was done in the admin's history, which everybody may read who may see the approval."""
+        mask = runs.steps.mask_for(obj.run)
+        return super().log_change(request, mask.approval(obj), mask.said(message))
 
     def onward(self, request: HttpRequest, approval: Approval, listed: Queue) -> HttpResponse:
         """Open the next card that this user can decide, or the list where there is none."""

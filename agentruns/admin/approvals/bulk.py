@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -11,16 +10,17 @@ from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.card import ApprovalCard, shown
-from agentruns.admin.approvals.decide import REFUSALS, decide, done, outcome
-from agentruns.admin.forms import REASON_LENGTH, BulkApproveForm, BulkDenyForm, TypedField
-from agentruns.admin.html import Body, plain, risk_badge, run_badge, visible
-from agentruns.exceptions import PermissionDeniedError
+from agentruns.admin.approvals.card import ApprovalCard, asked
+from agentruns.admin.approvals.decide import decide, done, no_password, outcome
+from agentruns.admin.forms import BulkApproveForm, BulkDenyForm, TypedField, area
+from agentruns.admin.html import plain, risk_badge, run_badge, visible
+from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
+from agentruns.services import reauth
+from agentruns.utils.bounds import REASON_LENGTH
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
@@ -40,19 +40,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One approval of the selection: as it will be decided, or as it was."""
-
-    key: str
-    digest: str
-    title: SafeString
-    url: str
-    risk: SafeString
-    requester: SafeString
-    arguments: list[Body]
-    why_not: str = ""
-    done: str = ""
+Line = dict[str, Any]  # one approval of the selection: as it will be decided, or as it was
 
 
 class RowForm(forms.Form):
@@ -64,14 +52,16 @@ class RowForm(forms.Form):
         label=gettext_lazy("Reason or answer, told to the model"),
         max_length=REASON_LENGTH,
         required=False,
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 2}),
+        widget=area(2),
     )
 
-    def __init__(self, one: ApprovalCard, data: Any = None) -> None:
-        super().__init__(data, prefix=str(one.approval.pk), initial={"digest": one.approval.digest})
-        left_out = {"approve"} if one.context.only_answers or one.why_not_approve else set()
+    def __init__(self, one: ApprovalCard, sent: Any) -> None:
+        key = str(one.approval.pk)  # one that was not on the page that was sent is still to be decided
+        data = sent if f"{key}-digest" in sent else None
+        super().__init__(data, prefix=key, initial={"digest": one.approval.digest})
+        left_out = {"approve"} if one.only_answers or one.why_not_approve else set()
         verbs: list[tuple[str, Any]] = [(verb, word) for verb, word in WORDS.items() if verb not in left_out]
-        if one.context.only_answers:
+        if one.only_answers:
             verbs = [(verb, _("Answer") if verb == "answer" else word) for verb, word in verbs]
         self.fields["verb"].choices = verbs  # type: ignore[attr-defined]
 
@@ -101,11 +91,12 @@ def decide_selected(admin: ApprovalAdmin, request: HttpRequest, verb: str) -> Ht
     form = FORMS[verb](request.POST)
     if not form.is_valid():
         return _confirm(admin, request, verb, approvals, form, status=400)
+    if verb == "approve" and (why := no_password(request, approvals)):
+        return _confirm(admin, request, verb, approvals, form, status=403, refusal=why)
     reason = form.cleaned_data["reason"]
-    # Sessions in one order for everybody: two bulk decisions in transactions of their own then never
-    # wait for each other.
-    in_order = sorted(approvals, key=lambda approval: approval.run.session_id)
-    decided = {one.pk: _decided(admin, request, verb, one, reason) for one in in_order}
+    # Sessions in one order for everybody: two bulk decisions in transactions never wait for each other.
+    in_order = sorted(admin.cards(request, approvals), key=lambda one: one.approval.run.session_id)
+    decided = {one.approval.pk: _decided(admin, request, verb, one, reason) for one in in_order}
     lines = [decided[approval.pk] for approval in approvals]
     return _show(admin, request, verb, lines, outcome=True)
 
@@ -124,20 +115,24 @@ def _confirm(
     form: Form,
     *,
     status: int = 200,
+    refusal: str = "",
 ) -> HttpResponse:
-    cards = [admin.card(request, approval) for approval in approvals]
+    cards = admin.cards(request, approvals)
     lines = [_line(admin, request, one, why_not=_why_not(one, verb)) for one in cards]
-    return _show(admin, request, verb, lines, status=status, form=form)
+    wants_password = verb == "approve" and any(reauth.is_needed(request, one) for one in approvals)
+    return _show(
+        admin, request, verb, lines, status=status, form=form, refusal=refusal, wants_password=wants_password
+    )
 
 
-def _decided(admin: ApprovalAdmin, request: HttpRequest, verb: str, approval: Approval, reason: str) -> Line:
+def _decided(admin: ApprovalAdmin, request: HttpRequest, verb: str, one: ApprovalCard, reason: str) -> Line:
     """Decide one; a refusal is shown beside it and stops no other."""
-    digest, one = request.POST.get(f"digest-{approval.pk}"), admin.card(request, approval)
+    approval, digest = one.approval, request.POST.get(f"digest-{one.approval.pk}")
     if digest is None:  # was skipped when the person looked
         return _line(admin, request, one, why_not=_why_not(one, verb) or _("It was not on the page."))
     try:
         approval = decide(approval, request.user, verb, digest, reason)
-    except (PermissionDeniedError, *REFUSALS) as error:
+    except AgentRunsError as error:
         again = admin.find(request, approval.pk)
         return _line(admin, request, one, why_not=outcome(again) or plain(error))
     logged = _("Approved in bulk.") if verb == "approve" else _("Denied: %s") % plain(reason)
@@ -149,17 +144,17 @@ def _line(
     admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, *, why_not: str = "", done: str = ""
 ) -> Line:
     approval = one.approval
-    return Line(
-        key=str(approval.pk),
-        digest=approval.digest,
-        title=visible(approval.title),
-        url=admin.url(request, "change", approval.pk),
-        risk=risk_badge(approval),
-        requester=visible(approval.run.owner_name or _("the program")),
-        arguments=one.shown(approval.arguments),
-        why_not=why_not,
-        done=done,
-    )
+    return {
+        "key": str(approval.pk),
+        "digest": approval.digest,
+        "title": visible(one.face.title),
+        "url": admin.url(request, "change", approval.pk),
+        "risk": risk_badge(approval),
+        "requester": visible(approval.run.owner_name or _("the program")),
+        "arguments": one.shown(approval.arguments),
+        "why_not": why_not,
+        "done": done,
+    }
 
 
 def _show(
@@ -171,13 +166,15 @@ def _show(
     status: int = 200,
     outcome: bool = False,
     form: Form | None = None,
+    **more: Any,
 ) -> HttpResponse:
     context = {
+        **more,
         "verb": verb,
         "lines": lines,
         "form": form,
         "outcome": outcome,
-        "count": sum(not line.why_not for line in lines),
+        "count": sum(not line["why_not"] for line in lines),
         "action_url": request.get_full_path(),
         "list_url": request.get_full_path(),
     }
@@ -190,7 +187,7 @@ def _why_not(one: ApprovalCard, verb: str) -> str:
     """Return why one of the selection is left out, or ""."""
     if not one.pending:
         return outcome(one.approval)
-    if verb == "approve" and one.context.only_answers:
+    if verb == "approve" and one.only_answers:
         return _("A question is answered, not approved.")
     return one.why_not or (one.why_not_approve if verb == "approve" else "")
 
@@ -200,8 +197,8 @@ def _why_not(one: ApprovalCard, verb: str) -> str:
 
 def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
     """Show the calls of a run that wait; decide those that were chosen, each by itself."""
-    cards = [admin.card(request, approval) for approval in _waiting(admin, request, run_id)]
-    rows = [(one, None if one.why_not else _row_form(one, request)) for one in cards]
+    cards = admin.cards(request, _waiting(admin, request, run_id))
+    rows = [(one, None if one.why_not else RowForm(one, request.POST)) for one in cards]
     if request.method != "POST":
         return _turn(admin, request, run_id, rows)
     chosen = [(one, form) for one, form in rows if form is not None and form.is_bound]
@@ -209,6 +206,9 @@ def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpRe
     if not all(list(map(RowForm.is_valid, (form for _one, form in chosen)))):
         refusal = _("Nothing was decided. Correct what is marked below.")
         return _turn(admin, request, run_id, rows, status=400, refusal=refusal)
+    approved = [one.approval for one, form in chosen if form.cleaned_data["verb"] == "approve"]
+    if why := no_password(request, approved):
+        return _turn(admin, request, run_id, rows, status=403, refusal=why)
     _tell_lost(admin, request, run_id, [one.approval.pk for one in cards])
     queue = admin.queue(request)
     decided = [one for one, form in chosen if _decide_row(admin, request, one.approval, form.cleaned_data)]
@@ -244,7 +244,7 @@ def _decide_row(
         return False
     try:
         approval = decide(approval, request.user, verb, digest, text)
-    except (PermissionDeniedError, *REFUSALS) as error:
+    except AgentRunsError as error:
         admin.tell(request, approval, _("Not recorded: %s") % plain(error), messages.WARNING)
         return False
     admin.log_change(request, approval, str(WORDS[verb]))
@@ -266,9 +266,19 @@ def _turn(
         return HttpResponseRedirect(admin.url(request, "changelist"))
     run = rows[0][0].approval.run
     page = {
-        "rows": [_row(admin, request, one, form) for one, form in rows],
-        "said": visible(rows[0][0].context.said),
+        "rows": [
+            {
+                **asked(one),
+                "title": plain(one.face.title),
+                "url": admin.url(request, "change", one.approval.pk),
+                "form": form,
+                "why_not": one.why_not,
+            }
+            for one, form in rows
+        ],
+        "said": rows[0][0].said,
         "decidable": any(form for _one, form in rows),
+        "wants_password": any(form and reauth.is_needed(request, one.approval) for one, form in rows),
         "run_id": str(run.pk),
         "run_url": admin.other_page(request, Run, run.pk),
         "run_badge": run_badge(run),
@@ -278,21 +288,3 @@ def _turn(
     title = _("%(agent)s asks for %(count)d decisions") % {"agent": run.agent, "count": len(rows)}
     template = "agentruns/admin/turn.html"
     return admin.render(request, run, title=title, status=status, template=template, **page, **context)
-
-
-def _row(
-    admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, form: RowForm | None
-) -> dict[str, Any]:
-    return {
-        **shown(one, admin.get_queryset(request)),
-        "title": plain(one.approval.title),
-        "url": admin.url(request, "change", one.approval.pk),
-        "form": form,
-        "why_not": one.why_not,
-    }
-
-
-def _row_form(one: ApprovalCard, request: HttpRequest) -> RowForm:
-    """Return the form of a call; one that was not on the page that was sent is still to be decided."""
-    was_shown = f"{one.approval.pk}-digest" in request.POST
-    return RowForm(one, request.POST if was_shown else None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings
 from agentruns.admin.approvals.decide import form_of, form_options, outcome, outlooks
 from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
@@ -34,28 +33,29 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import outcome_words, read_rows, row_card
+from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.journal import events
-from agentruns.journal.copies import happened_at
+from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.journal.masking import Sensitive, masked, sensitive_in
-from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, waiting
+from agentruns.journal.masking import NOTHING, Mask, masked_approvals
+from agentruns.journal.read import read_rows
+from agentruns.models import Approval, Message
+from agentruns.services import reveals
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK, one_line
+from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
 
-LATEST = 200  # decisions and calls that are looked at, however long the history is
-SHOWN = 3
 LINES = 100  # of a preview
 LONGEST = 2_000  # characters of one of its values
+EDITABLE = 30_000  # characters of arguments in a form
 DECIDED: dict[str, Any] = {
     "approved": gettext_lazy("approved"),
     "consumed": gettext_lazy("approved"),
@@ -66,6 +66,7 @@ DECIDED: dict[str, Any] = {
 HISTORY = (
     events.APPROVAL_DECIDED,
     events.APPROVAL_EXTENDED,
+    events.APPROVAL_VOIDED,
     events.TOOL_STARTED,
     events.TOOL_RESULT,
     events.LATE_RESULT,
@@ -74,47 +75,6 @@ HISTORY = (
 )
 CHANGED = gettext_lazy("What the preview shows has changed since the agent asked. This is how it is now.")
 GONE = gettext_lazy("The preview cannot be made any more: it shows how things were when the agent asked.")
-
-
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """Another call of the same reply and where it stands; `pending` if its card waits for a decision."""
-
-    tool: SafeString
-    title: SafeString
-    state: str
-    pending: bool = False
-
-
-@dataclass(slots=True)
-class CallContext:
-    """The journal around one approval: the reply the call came in, its siblings, its own history."""
-
-    history: list[Row] = field(default_factory=list)
-    requested: dict[str, Any] = field(default_factory=dict)
-    said: str = ""
-    proposed: dict[str, Any] = field(default_factory=dict)
-    siblings: list[Sibling] = field(default_factory=list)
-
-    @property
-    def preview(self) -> Any:
-        """The tool's preview of the arguments that the card has now."""
-        edits = [row.payload for row in self.history if row.kind == events.APPROVAL_DECIDED]
-        edits = [payload for payload in edits if "arguments" in payload]
-        return (edits[-1] if edits else self.requested).get("preview")
-
-    @property
-    def only_answers(self) -> bool:
-        """True if it is a question: answered, never executed."""
-        return bool(self.requested.get("only_answers"))
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A warning in red, with the run it is about."""
-
-    text: Any
-    run_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +99,60 @@ class Preview:
 
 @dataclass
 class ApprovalCard:
-    """One approval, the journal around it, and what this user may do about it; read on first use."""
+    """One approval, the journal around it, and what its reader may do about it; read on first use."""
 
     approval: Approval
-    user: Any
+    around: Surroundings
     revealed: bool = False
 
     @cached_property
-    def context(self) -> CallContext:
-        """The journal around the call."""
-        return context_of(settings.DATABASE, self.approval)
+    def rows(self) -> list[Row]:
+        """The rows about the call."""
+        return self.around.rows[self.approval.run_id, self.approval.call_id]
+
+    @cached_property
+    def requested(self) -> Row | None:
+        """The row that asks for the approval."""
+        return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
+
+    @cached_property
+    def reply(self) -> dict[str, Any]:
+        """The reply that the call came in."""
+        if self.requested is None:
+            return {}
+        replies = Message.objects.using(settings.DATABASE).filter(
+            run_id=self.approval.run_id, kind=events.ASSISTANT, seq__lt=self.requested.seq
+        )
+        return next((row.payload for row in read_rows(replies.order_by("-seq")[:1])), {})
+
+    @property
+    def calls(self) -> dict[str, dict[str, Any]]:
+        """All calls of that reply."""
+        return {str(call.get("id")): call for call in self.reply.get("calls", [])}
+
+    @property
+    def said(self) -> SafeString:
+        """The words of the model in it."""
+        return visible(self.mask.text(text_of(self.reply.get("content", []))))
+
+    @cached_property
+    def siblings(self) -> list[dict[str, Any]]:
+        """The other calls of that reply, and where each stands; `pending` if its card waits."""
+        calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
+        return _siblings(self.approval.run_id, calls, self.mask) if calls else []
+
+    @property
+    def preview(self) -> Any:
+        """The tool's preview of the arguments that the card has now."""
+        edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
+        edits = [payload for payload in edits if "arguments" in payload]
+        asked = self.requested.payload if self.requested else {}
+        return (edits[-1] if edits else asked).get("preview")
+
+    @property
+    def only_answers(self) -> bool:
+        """True if it is a question: answered, never executed."""
+        return bool(self.requested and self.requested.payload.get("only_answers"))
 
     @cached_property
     def tool(self) -> Tool | None:
@@ -156,9 +160,14 @@ class ApprovalCard:
         return _tool(self.approval)
 
     @cached_property
-    def sensitive(self) -> Sensitive:
-        """The sensitive arguments of each tool of the run."""
-        return sensitive_in(self.approval.run)
+    def mask(self) -> Mask:
+        """The mask of the session: none where the page reveals."""
+        return NOTHING if self.revealed else self.around.masks[self.approval.run.session_id]
+
+    @cached_property
+    def face(self) -> Approval:
+        """The approval as this page shows it."""
+        return self.mask.approval(self.approval)
 
     @property
     def pending(self) -> bool:
@@ -167,10 +176,10 @@ class ApprovalCard:
 
     @property
     def masked_names(self) -> set[str]:
-        """The arguments shown as a mask: sensitive, and not revealed."""
-        if self.revealed:
-            return set()
-        return set(self.sensitive.get(self.approval.tool_name, ())) & set(self.approval.arguments)
+        """The arguments not shown as they are: sensitive, or repeating what is, and not revealed."""
+        given, shown = self.approval.arguments, self.face.arguments
+        sensitive = set(self.mask.names(self.approval.tool_name)) & set(given)
+        return sensitive | {name for name, value in given.items() if shown[name] != value}
 
     @property
     def locked_names(self) -> set[str]:
@@ -180,10 +189,9 @@ class ApprovalCard:
 
     def shown(self, values: dict[str, Any]) -> list[Body]:
         """Return arguments for the page."""
-        hidden = self.masked_names
-        return arguments({name: MASK if name in hidden else value for name, value in values.items()})
+        return arguments(self.mask.arguments(self.approval.tool_name, values))
 
-    @property
+    @cached_property
     def why_not(self) -> str:
         """The reason why a pending card has no buttons for this user, or ""."""
         approval = self.approval
@@ -191,22 +199,27 @@ class ApprovalCard:
             return ""
         if approval.expires_at is not None and approval.expires_at <= clock.now(settings.DATABASE):
             return _("Its time is over. The next sweep of a worker records that nobody answered.")
-        if waiting.cancel_request(settings.DATABASE, approval.run) is not None:
+        if approval.run_id in self.around.cancelled():
             return _("Its run is being cancelled.")
-        return plain(permissions.why_not_decide(self.user, approval))
+        groups = self.around.groups() if approval.approvers else None
+        return plain(why_not_decide(self.around.user, approval, groups=groups, verb="deny"))
 
     @property
     def why_not_approve(self) -> str:
         """The reason why this user can do everything but approve, or ""."""
-        if permissions.already_given(self.user, [self.approval]):
+        if self.approval.pk in self.around.given():
             return _("You approved it already. It takes another person. You can still change your mind.")
-        return ""
+        if self.approval.approvers != REQUESTER:  # `why_not` has asked already
+            return ""
+        return plain(why_not_decide(self.around.user, self.approval))
 
     @property
     def why_not_edit(self) -> str:
         """The reason why the arguments cannot be edited here, or ""."""
         if self.tool is None:
             return _("This web server does not know the tool as the run does, so it could not check an edit.")
+        if len(canonical.dumps(self.approval.arguments)) > EDITABLE:
+            return _("The arguments are too long to be edited here. Deny the call, or edit it over the API.")
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
@@ -218,38 +231,56 @@ class ApprovalCard:
         return EditForm(schema, given, data, hidden=self.locked_names, **options)
 
 
-def shown(one: ApprovalCard, approvals: Any) -> dict[str, Any]:
-    """Return the context of the card but for its URLs; `approvals` are those that its reader may see."""
-    approval, around = one.approval, one.context
-    summary, denials = precedents(approvals, approval)
-    warnings = flags(settings.DATABASE, approval) if one.pending else []
+def asked(one: ApprovalCard) -> dict[str, Any]:
+    """Return what a card asks, and what warns of it."""
+    approval = one.approval
+    warnings = one.around.flags(approval) if one.pending else []
     now = _preview(one, warnings)
-    sensitive = {} if one.revealed else one.sensitive
-    question = around.only_answers
     return {
-        "why": visible(approval.why),
+        "why": visible(one.face.why),
+        "risk": risk_badge(approval),
+        "arguments": one.shown(approval.arguments),
+        "preview": preview(one.mask.made(approval.tool_name, now)),
+        "flags": warnings,
+    }
+
+
+def _written(one: ApprovalCard) -> dict[str, Any]:
+    """Return that the customer wrote again since the model asked, and the row in which they did first."""
+    rows = one.around.unread().get(one.approval.run_id) if one.pending else None
+    if not rows:
+        return {}
+    facts = {"count": len(rows), "ago": ago(rows[-1][1])}
+    written = _("Messages since it was asked: %(count)s, the last %(ago)s") % facts
+    return {"written": written, "written_in": rows[0][0], "written_after": rows[0][0] - 1}
+
+
+def shown(one: ApprovalCard) -> dict[str, Any]:
+    """Return the context of the card but for its URLs."""
+    approval, question = one.approval, one.only_answers
+    summary, denials = precedents(one.around.approvals, approval)
+    history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
+    return {
+        **asked(one),
+        **_written(one),
         "asked_for": visible(approval.run.owner_name or _("the program")),
         "expires": dated(approval.expires_at) if approval.expires_at else "",
         "urgent": is_urgent(approval.requested_at, approval.expires_at),
         "badge": approval_badge(approval),
-        "risk": risk_badge(approval),
         "pending": one.pending,
         "outcome": outcome(approval),
-        "arguments": one.shown(approval.arguments),
         "changed": _changed(one),
-        "preview": preview(now, one.masked_names),
-        "flags": warnings,
         "precedents": summary,
         "denials": denials,
-        "said": visible(around.said),
-        "siblings": around.siblings,
+        "said": one.said,
+        "siblings": one.siblings,
         "question": question,
-        "choices": _choices(approval) if question else [],
+        "choices": _choices(one.face) if question else [],
         "outlooks": outlooks(approval, is_question=question),
-        "history": [row_card(masked(row, sensitive), whole=True) for row in around.history],
+        "history": [row_card(one.mask.row(row), whole=True) for row in history],
         "facts": facts(approval),
         "masked": bool(one.masked_names),
-        "may_reveal": one.user.has_perm("agentruns.reveal_arguments"),
+        "may_reveal": reveals.may_reveal(one.around.user, approval),
         "revealed": one.revealed,
     }
 
@@ -259,15 +290,19 @@ def buttons(one: ApprovalCard) -> dict[str, Any]:
     why_not = one.why_not
     if not one.pending or why_not:
         return {"why_not": why_not}
-    verbs = ["answer", "deny"] if one.context.only_answers else ["approve", "answer", "deny"]
-    if one.approval.expires_at is not None:
+    question, may_change = one.only_answers, one.approval.approvers != REQUESTER
+    verbs = ["deny", "answer" if question else "approve"]
+    if may_change and not question:
+        verbs += ["answer", "edit"]
+    if may_change and one.approval.expires_at is not None:
         verbs.append("extend")
     return {
         "why_not": "",
         "why_not_approve": one.why_not_approve,
         "why_not_edit": one.why_not_edit,
-        **{f"{verb}_form": form_of(verb, one.approval) for verb in verbs},
-        **({} if one.context.only_answers else {"edit_form": one.edit_form()}),
+        **{f"{verb}_form": form_of(verb, one.approval) for verb in verbs if verb != "edit"},
+        **({"edit_form": one.edit_form()} if "edit" in verbs else {}),
+        "may_change": may_change,
     }
 
 
@@ -291,45 +326,23 @@ def facts(approval: Approval) -> list[Fact]:
     ]
 
 
-def context_of(alias: str, approval: Approval) -> CallContext:
-    """Read what surrounds an approval: a constant number of queries."""
-    about = Message.objects.using(alias).filter(run_id=approval.run_id)
-    rows = read_rows(about.filter(call_id=approval.call_id).order_by("seq"))
-    found = CallContext([row for row in rows if row.kind in HISTORY])
-    requested = next((row for row in rows if row.kind == events.APPROVAL_REQUESTED), None)
-    if requested is None:
-        return found
-    found.requested = requested.payload
-    replies = about.filter(kind=events.ASSISTANT, seq__lt=requested.seq)
-    for row in read_rows(replies.order_by("-seq")[:1]):
-        found.said = text_of(row.payload.get("content", []))
-        calls = {str(call.get("id")): call for call in row.payload.get("calls", [])}
-        found.proposed = calls.pop(approval.call_id, {}).get("arguments", {})
-        found.siblings = _siblings(alias, approval, calls)
-    return found
-
-
-def _siblings(alias: str, approval: Approval, calls: dict[str, dict[str, Any]]) -> list[Sibling]:
-    if not calls:
-        return []
-    states: dict[str, str] = {}
-    about = Message.objects.using(alias).filter(run_id=approval.run_id, call_id__in=list(calls))
+def _siblings(run_id: UUID, calls: dict[str, dict[str, Any]], mask: Mask) -> list[dict[str, Any]]:
+    alias, states = settings.DATABASE, dict[str, str]()
+    about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
     for row in read_rows(about.order_by("seq")):
         states[row.call_id] = _state(row, states.get(row.call_id, ""))
-    cards = Approval.objects.using(alias).filter(run_id=approval.run_id, call_id__in=list(calls))
-    approvals = {card.call_id: card for card in cards.defer("arguments", "why")}
+    found = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
+    cards = {card.call_id: mask.approval(card) for card in found.defer("arguments", "why")}
+    waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
     return [
-        _sibling(call, states.get(call_id, str(_("has not run yet"))), approvals.get(call_id))
-        for call_id, call in calls.items()
+        {
+            "tool": visible(call.get("tool", "")),
+            "title": visible(cards[key].title if key in cards else ""),
+            "state": _("waits for a decision") if key in waiting else states.get(key, _("has not run yet")),
+            "pending": key in waiting,
+        }
+        for key, call in calls.items()
     ]
-
-
-def _sibling(call: dict[str, Any], state: str, card: Approval | None) -> Sibling:
-    tool = visible(call.get("tool", ""))
-    if card is None:
-        return Sibling(tool, visible(""), state)
-    pending = card.status == Approval.Status.PENDING
-    return Sibling(tool, visible(card.title), str(_("waits for a decision")) if pending else state, pending)
 
 
 def _state(row: Row, before: str) -> str:
@@ -344,83 +357,34 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         tool_name=approval.tool_name, status__in=DECIDED, run__session__imported_at__isnull=True
     )
     latest = decided.exclude(pk=approval.pk).order_by("-requested_at")
-    fields = ("status", "decided_by_name", "reason", "decided_at")
-    rows = list(latest.values_list(*fields)[:LATEST])
-    counts = Counter(str(DECIDED[status]) for status, *_rest in rows)
+    rows = list(latest.values_list("pk", "status")[:LATEST])
+    counts = Counter(str(DECIDED[status]) for _key, status in rows)
     summary = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    denials = [_denial(*row[1:]) for row in rows if row[0] == "denied"]
     if len(rows) == LATEST:
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
-    return summary, denials[:SHOWN]
+    denied = [key for key, status in rows if status == "denied"][:SHOWN]
+    denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
+    return summary, [_denial(one) for one in masked_approvals(denials)]
 
 
-def _denial(name: str, reason: str, when: datetime | None) -> str:
+def _denial(approval: Approval) -> str:
+    when = approval.decided_at
     return _("%(name)s denied one %(ago)s: %(reason)s") % {
-        "name": plain(name or _("the program")),
+        "name": plain(approval.decided_by_name or _("the program")),
         "ago": ago(when) if when else "",
-        "reason": one_line(plain(reason)),
+        "reason": one_line(plain(approval.reason)),
     }
 
 
-def flags(alias: str, approval: Approval) -> list[Flag]:
-    """Return what should make a person stop: the same call was made before, or one like it is in doubt."""
-    found = [*_same_here(alias, approval), *_same_elsewhere(alias, approval)]
-    return [*found[:SHOWN], *_failed(alias, approval), *_in_doubt(alias, approval)]
-
-
-def _same_here(alias: str, approval: Approval) -> list[Flag]:
-    rows = Message.objects.using(alias).filter(
-        session_id=approval.run.session_id, kind=events.TOOL_STARTED, tool_name=approval.tool_name
-    )
-    latest = rows.exclude(call_id=approval.call_id).order_by("-seq")
-    started: dict[str, tuple[UUID, datetime]] = {}
-    for run_id, call_id, payload, when in latest.values_list("run_id", "call_id", "payload", "created_at")[
-        :LATEST
-    ]:
-        if payload.get("digest") == approval.digest:
-            started.setdefault(call_id, (run_id, happened_at(payload, when)))
-    text = _("This exact call was started in this session before, %(ago)s.")
-    return [Flag(text % {"ago": ago(when)}, run_id) for run_id, when in started.values()]
-
-
-def _same_elsewhere(alias: str, approval: Approval) -> list[Flag]:
-    same = Approval.objects.using(alias).filter(digest=approval.digest, status=Approval.Status.CONSUMED)
-    others = same.exclude(run__session_id=approval.run.session_id).order_by("-decided_at")
-    text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
-    return [
-        Flag(text % {"ago": ago(when) if when else "", "name": plain(name or _("the program"))}, run_id)
-        for run_id, when, name in others.values_list("run_id", "decided_at", "decided_by_name")[:SHOWN]
-    ]
-
-
-def _failed(alias: str, approval: Approval) -> list[Flag]:
-    """Return the failed calls of the session for which this card asks."""
-    text = _("An earlier call of this tool raised an error and may have happened. Approving settles it. %s")
-    return [
-        Flag(text % one_line(plain(wait.text)), wait.run_id)
-        for wait in waiting.uncleared(alias, approval.run)
-        if wait.tool == approval.tool_name and wait.gates_tool and wait.text
-    ][:SHOWN]
-
-
-def _in_doubt(alias: str, approval: Approval) -> list[Flag]:
-    orphaned = Run.objects.using(alias).filter(status=Run.Status.ORPHANED).order_by("-updated_at")
-    found = waiting.waits(alias, orphaned.defer("input", "output", "error")[:LATEST])
-    text = _("A call of this tool is in doubt: nobody knows whether it happened.")
-    return [
-        Flag(text, run_id)
-        for run_id, waits in found.items()
-        if any(wait.kind == waiting.ORPHAN and wait.tool == approval.tool_name for wait in waits)
-    ][:SHOWN]
-
-
-def preview(shown: Any, hidden: Collection[str] = ()) -> Preview | None:
-    """Return a journaled preview for the card, values named as in `hidden` masked; None without one."""
+def preview(shown: Any) -> Preview | None:
+    """Return a journaled preview for the card; None without one."""
+    if shown == MASK:
+        return Preview(note=visible(MASK))
     if not isinstance(shown, dict) or not shown:
         return None
-    shown = _masked(shown, hidden) if hidden else shown
     before, after = shown.get("before"), shown.get("after")
-    links = [link for link in map(_link, _listed(shown.get("links"))) if link is not None]
+    given = shown.get("links")
+    links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
     rest = {name: value for name, value in shown.items() if name not in ("before", "after", "links")}
     changes = _changes(before, after)
     names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
@@ -439,12 +403,6 @@ def _changes(before: Any, after: Any) -> list[Change]:
     ]
 
 
-def _masked(value: Any, hidden: Collection[str]) -> Any:
-    if isinstance(value, dict):
-        return {name: MASK if name in hidden else _masked(each, hidden) for name, each in value.items()}
-    return [_masked(each, hidden) for each in value] if isinstance(value, list) else value
-
-
 def _shown(values: dict[str, Any], name: str) -> SafeString:
     value = values.get(name)
     if value is None:
@@ -452,10 +410,6 @@ def _shown(values: dict[str, Any], name: str) -> SafeString:
     shown = body("", value if isinstance(value, str) else pretty(value), LONGEST)
     more = _("and %(count)d characters more") % {"count": shown.left_out}
     return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
-
-
-def _listed(links: Any) -> list[Any]:
-    return links if isinstance(links, list) else []
 
 
 def _link(link: Any) -> tuple[str, str] | None:
@@ -483,7 +437,7 @@ def _is_safe(url: str) -> bool:
 
 def _preview(one: ApprovalCard, warnings: list[Flag]) -> Any:
     """Return the preview to show: of a pending card the one made now, and a warning if it differs."""
-    shown = one.context.preview
+    shown = one.preview
     if one.tool is None or one.tool.preview is None or not one.pending:
         return shown
     with always_rollback():
@@ -503,7 +457,8 @@ def _is_redacted(value: Any) -> bool:
 
 def _changed(one: ApprovalCard) -> list[Body]:
     """Return the arguments as the model proposed them, where a person set others."""
-    given, proposed = one.approval.arguments, one.context.proposed
+    given = one.approval.arguments
+    proposed = one.calls.get(one.approval.call_id, {}).get("arguments", {})
     return one.shown({name: value for name, value in proposed.items() if given.get(name) != value})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,52 +15,29 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.base import CHANNEL, status_of
 from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, ExtendForm
 from agentruns.admin.html import ago, exact, plain, visible
 from agentruns.conf import settings
 from agentruns.engine.gate import DENIED
 from agentruns.engine.in_doubt import EXPIRED
-from agentruns.exceptions import (
-    ApprovalStateError,
-    JournalConflictError,
-    JournalLockedError,
-    JournalUnreadableError,
-    PermissionDeniedError,
-    RunStateError,
-)
+from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.conversation import EDITED
 from agentruns.models import Approval, Message
+from agentruns.services import reauth, reveals
 from agentruns.services.approvals import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
 
-CHANNEL = "console"
-VERBS = ("approve", "edit", "answer", "deny", "extend")
 FORMS: dict[str, type[Form]] = {
     "approve": ApproveForm,
     "answer": AnswerForm,
     "deny": DenyForm,
     "extend": ExtendForm,
 }
-REFUSALS = (
-    ApprovalStateError,
-    RunStateError,
-    JournalConflictError,
-    JournalLockedError,
-    JournalUnreadableError,
-)
-
-
-def view_of(verb: str) -> Callable[..., HttpResponse]:
-    """Return the view of a verb's button."""
-
-    def view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
-        return decide_view(admin, request, approval, verb)
-
-    return view
 
 
 def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
@@ -68,34 +45,48 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
     form: Form | None
     revealed = False
     if verb == "edit":
-        may_reveal = request.user.has_perm("agentruns.reveal_arguments")
-        revealed = may_reveal and "revealed" in request.POST
-        form = admin.card(request, approval, revealed=revealed).edit_form(request.POST)
+        revealed = "revealed" in request.POST and reveals.may_reveal(request.user, approval)
+        [one] = admin.cards(request, [approval], revealed=revealed)
+        form = one.edit_form(request.POST)
     else:
         form = form_of(verb, approval, request.POST)
     if form is None:
         error = ApprovalStateError(_("It cannot be edited here."))
-        return _refused(admin, request, approval, 409, error)
+        return _refused(admin, request, approval, error)
     sent: dict[str, Any] = {f"{verb}_form": form}
     if not form.is_valid():
         text = _("Nothing was decided. Correct the form below.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
+    if verb in ("approve", "edit") and (why := no_password(request, [approval])):
+        return admin.page(request, approval, status=403, revealed=revealed, refusal=why, **sent)
     queue = admin.queue(request)  # before it is decided: afterwards it has no place in the queue
     try:
         approval = _record(verb, approval, request.user, form)
     except PermissionDeniedError as error:
-        return _refused(admin, request, approval, 403, error)
-    except REFUSALS as error:
+        return _refused(admin, request, approval, error)
+    except AgentRunsError as error:
         again = admin.find(request, approval.pk)
         if was_mine(settings.DATABASE, again, verb, request.user, form):  # a double click
             admin.message_user(request, outcome(again), messages.INFO)
             return admin.back(request, again)
-        return _refused(admin, request, approval, 409, error, revealed=revealed, **sent)
+        return _refused(admin, request, approval, error, revealed=revealed, **sent)
     admin.log_change(request, approval, _logged(verb, form))
     admin.tell(request, approval, done(approval, verb))
     if verb == "extend":
         return admin.back(request, approval)
     return admin.onward(request, approval, queue)
+
+
+def no_password(request: HttpRequest, approvals: Iterable[Approval]) -> str:
+    """Return why these are not approved before the user's password is given with the request, or ""."""
+    if not any(reauth.is_needed(request, approval) for approval in approvals):
+        return ""
+    password = request.POST.get("password", "")
+    if not password:
+        return _("Nothing was decided. The risk is high: give your password, too.")
+    if not reauth.confirm(request, password):
+        return _("Nothing was decided. That is not your password.")
+    return ""
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
@@ -234,11 +225,10 @@ def _refused(
     admin: ApprovalAdmin,
     request: HttpRequest,
     approval: Approval,
-    status: int,
-    error: Exception,
+    error: AgentRunsError,
     **context: Any,
 ) -> HttpResponse:
-    approval = admin.find(request, approval.pk)
+    approval, status = admin.find(request, approval.pk), status_of(error)
     why, pending = plain(error), approval.status == Approval.Status.PENDING
     if status == 409 and not pending:
         why = outcome(approval)

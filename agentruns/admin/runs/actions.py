@@ -8,30 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.db import transaction
+from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from agentruns.admin.base import status_of
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, exact, plain
+from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    JournalConflictError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionBusyError,
-)
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal.verify import check
 from agentruns.models import Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import cancel_run, pause_run
 from agentruns.services.runs import resume_run
-from agentruns.services.waiting import Wait, backs_off, is_live
+from agentruns.services.waiting import Wait, is_live, waits_for_time
 from agentruns.services.write import find_run, lock_session
 from agentruns.tools.card import one_line
 from agentruns.utils import clock
@@ -39,7 +37,6 @@ from agentruns.utils import clock
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
 
-REFUSALS = (RunStateError, SessionBusyError, JournalConflictError)
 # A row that was altered can raise any of these in whoever reads it.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SILENT_AFTER = timedelta(minutes=5)
@@ -71,6 +68,11 @@ class Situation:
     may_adopt: bool = False
 
     @property
+    def is_scheduled(self) -> bool:
+        """Return whether the run waits for the time of its start."""
+        return any(wait.kind == waiting.SCHEDULED for wait in self.waits)
+
+    @property
     def orphans(self) -> list[Wait]:
         """The calls in doubt that wait for a person."""
         return [wait for wait in self.waits if wait.kind == waiting.ORPHAN]
@@ -80,18 +82,18 @@ def situation(request: HttpRequest, run: Run) -> Situation:
     """Return where the run stands now, and what this user may do about it."""
     alias, user = settings.DATABASE, request.user
     paused, pause_requested = (False, None) if run.is_ended else waiting.pause_of(alias, run)
-    is_owner = permissions.owns(user, run)
+    mask = mask_for(run)
     return Situation(
-        run=run,
-        waits=waiting.waits(alias, [run]).get(run.pk, []),
-        cancel_requested=None if run.is_ended else waiting.cancel_request(alias, run),
+        run=mask.run(run),
+        waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),
+        cancel_requested=None if run.is_ended else waiting.cancel_requests(alias, [run]).get(run.pk),
         sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
         is_paused=paused,
         pause_requested=pause_requested,
-        may_resume=user.has_perm("agentruns.resume_run"),
-        may_cancel=user.has_perm("agentruns.cancel_run") or is_owner,
-        may_pause=user.has_perm("agentruns.pause_run") or is_owner,
-        may_adopt=user.has_perm("agentruns.adopt_definition"),
+        may_resume=permissions.may(user, "resume", run),
+        may_cancel=permissions.may(user, "cancel", run),
+        may_pause=permissions.may(user, "pause", run),
+        may_adopt=permissions.may(user, "adopt", run),
     )
 
 
@@ -120,7 +122,9 @@ def headline(situation: Situation) -> str:
         )
     if run.status == Run.Status.RUNNING:
         return _("A worker is driving it.") if is_live(run) else _("Its worker has fallen silent.")
-    if backs_off(run):
+    if situation.is_scheduled:
+        return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
+    if waits_for_time(run):
         return _("It waits a while, because its model failed.")
     return _("It is queued: the next free worker takes it.")
 
@@ -149,7 +153,7 @@ def resume(situation: Situation) -> Action:
         return Action(effect, why_not)
     if not situation.may_resume:
         return Action(effect, missing("agentruns.resume_run"), forbidden=True)
-    if run.status == Run.Status.QUEUED and not backs_off(run):
+    if run.status == Run.Status.QUEUED and not waits_for_time(run):
         return Action(effect, _("It is queued already; a worker takes it without being asked."))
     return Action(effect)
 
@@ -167,10 +171,8 @@ def pause(situation: Situation) -> Action:
     if run.status == Run.Status.AWAITING_APPROVAL:
         effect.append(_("People can still decide meanwhile. What they approve is run after Resume."))
     effect.append(_("Nothing but Resume lets it go on. The time until then does not count for its deadline."))
-    if run.is_ended:
-        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
-    if situation.cancel_requested is not None:
-        return Action(effect, _("It is being cancelled."))
+    if why_not := over(situation):
+        return Action(effect, why_not)
     if situation.is_paused:
         return Action(effect, _("It is paused already."))
     if situation.pause_requested is not None and is_live(run):
@@ -194,7 +196,7 @@ def cancel(situation: Situation) -> Action:
         _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
     )
     if run.is_ended:
-        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
+        return Action(effect, over(situation))
     if situation.cancel_requested is not None and is_live(run):
         patience = timedelta(seconds=settings.LEASE_SECONDS)
         if clock.now(settings.DATABASE) - situation.cancel_requested[1] < patience:
@@ -244,7 +246,9 @@ def _resume_effect(situation: Situation) -> list[str]:
         )
     if situation.run.status == Run.Status.PAUSED:
         effect.append(_("The pause ends."))
-    if backs_off(situation.run):
+    if situation.is_scheduled:
+        effect.append(_("It does not wait for its time: it starts at once."))
+    elif waits_for_time(situation.run):
         effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
     effect.append(_("A worker takes the run up. Nothing runs inside this page."))
     return effect
@@ -252,10 +256,8 @@ def _resume_effect(situation: Situation) -> list[str]:
 
 def _why_not_resume(situation: Situation) -> str:
     run = situation.run
-    if run.is_ended:
-        return _("It has ended: %(status)s.") % {"status": run.get_status_display()}
-    if situation.cancel_requested is not None:
-        return _("It is being cancelled.")
+    if why_not := over(situation):
+        return why_not
     if run.status == Run.Status.AWAITING_APPROVAL:
         return _("It waits for a decision. Approve or deny, and it goes on by itself.")
     if is_live(run):
@@ -270,6 +272,13 @@ def _about_workers(seen: datetime | None) -> list[str]:
         text = _("The last sweep of a worker was %(when)s. Is one running? manage.py resume_runs --watch")
         return [text % {"when": ago(seen)}]
     return []
+
+
+def over(situation: Situation) -> str:
+    """Return why nothing can be done about a run any more: it has ended or is about to; else ""."""
+    if situation.run.is_ended:
+        return _("It has ended: %(status)s.") % {"status": situation.run.get_status_display()}
+    return _("It is being cancelled.") if situation.cancel_requested is not None else ""
 
 
 def missing(permission: str) -> str:
@@ -293,8 +302,7 @@ def resume_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
             run = find_run(run.pk)
             require_last_row(run, form.cleaned_data["seq"] if form.is_valid() else None)
             require(resume(situation(request, run)))
-            resume_run(run.pk, request.user, drive=False)
-        return _("Resumed. A worker takes it up.")
+            return resumed(run, request.user)
 
     return press(admin, request, run, do, _("Resumed from the console."))
 
@@ -305,10 +313,7 @@ def pause_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     def do(run: Run) -> str:
         reason = _reason(PauseForm(request.POST))
         require(pause(situation(request, run)))
-        run = pause_run(run.pk, request.user, reason=reason)
-        if waiting.pause_of(settings.DATABASE, run)[0]:
-            return _("Paused. It goes on when somebody resumes it.")
-        return _("Pause requested. The worker pauses it before its next tool starts.")
+        return paused(run, request.user, reason)
 
     return press(admin, request, run, do, _("Pause asked for from the console."))
 
@@ -317,12 +322,29 @@ def cancel_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
     """Cancel the run, or ask its worker to stop."""
 
     def do(run: Run) -> str:
-        run = cancel_run(run.pk, request.user, reason=_reason(CancelForm(request.POST)))
-        if run.is_ended:
-            return _("Cancelled.")
-        return _("Cancel requested. The worker stops before its next tool starts.")
+        return cancelled(run, request.user, _reason(CancelForm(request.POST)))
 
     return press(admin, request, run, do, _("Cancel asked for from the console."))
+
+
+def resumed(run: Run, user: Any, reason: str = "") -> str:
+    """Let a run go on, and say what was done; a resume takes no reason."""
+    resume_run(run.pk, user, drive=False)
+    return _("Resumed. A worker takes it up.")
+
+
+def paused(run: Run, user: Any, reason: str) -> str:
+    """Pause a run, or ask its worker to, and say which."""
+    if is_live(pause_run(run.pk, user, reason=reason)):
+        return _("Pause requested. The worker pauses it before its next tool starts.")
+    return _("Paused. It goes on when somebody resumes it.")
+
+
+def cancelled(run: Run, user: Any, reason: str) -> str:
+    """Cancel a run, or ask its worker to, and say which."""
+    if cancel_run(run.pk, user, reason=reason).is_ended:
+        return _("Cancelled.")
+    return _("Cancel requested. The worker stops before its next tool starts.")
 
 
 def press(
@@ -336,19 +358,17 @@ def press(
             if not check(run.session_id, settings.DATABASE):
                 raise
             raise RunStateError(_("The journal of its session is damaged.")) from error
-    except PermissionDeniedError as error:
-        return refused(admin, request, run, 403, error)
-    except REFUSALS as error:
-        return refused(admin, request, run, 409, error)
+    except AgentRunsError as error:
+        return refused(admin, request, run, error)
     admin.log_change(request, run, logged)
     admin.message_user(request, done, messages.SUCCESS)
     return admin.back(request, run)
 
 
-def refused(admin: RunAdmin, request: HttpRequest, run: Run, status: int, error: Exception) -> HttpResponse:
+def refused(admin: RunAdmin, request: HttpRequest, run: Run, error: Exception) -> HttpResponse:
     """Show the run as it is now, and why nothing was changed."""
     text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
-    return admin.page(request, admin.find(request, run.pk), status=status, refusal=text)
+    return admin.page(request, admin.find(request, run.pk), status=status_of(error), refusal=text)
 
 
 def require(action: Action) -> None:
@@ -365,7 +385,7 @@ def require_last_row(run: Run, seen: int | None) -> None:
         raise RunStateError(_("The run moved on since you looked. This is how it is now."))
 
 
-def _reason(form: CancelForm | PauseForm) -> str:
+def _reason(form: Form) -> str:
     if not form.is_valid():
         raise RunStateError(" ".join(map(str, form.errors.get("reason", []))))
     reason: str = form.cleaned_data["reason"]

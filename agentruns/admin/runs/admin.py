@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import QuerySet
+from django.db.models import DecimalField, F, QuerySet, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.base import ReadOnlyAdmin, View
+from agentruns import journal, services
+from agentruns.admin import runs
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View
 from agentruns.admin.filters import AgentFilter, RunStatusFilter, StartedFilter, is_uuid, matching
-from agentruns.admin.html import EMPTY, age, short_id, two_lines, visible
-from agentruns.admin.runs import actions, audit, bulk, calls, history, limits, page, steps
-from agentruns.admin.runs import list as listing
+from agentruns.admin.html import EMPTY, age, run_badge, short_id, two_lines, visible
+from agentruns.conf import settings
 from agentruns.models import Approval, Run
-from agentruns.services.waiting import Wait
+
+if TYPE_CHECKING:
+    from agentruns.services.waiting import Wait
 
 VIEWS = (
-    View("live", page.live_view),
-    View("row", audit.row_view, "rows/<int:seq>/"),
-    View("content", audit.content_view, "rows/<int:seq>/content/", in_transaction=False),
-    View("resume", actions.resume_view, acts=True),
-    View("pause", actions.pause_view, acts=True),
-    View("cancel", actions.cancel_view, acts=True),
-    View("adopt", limits.adopt_view, acts=True),
-    View("verify", audit.verify_view, acts=True),
-    View("export", audit.export_view, acts=True),
-    View("again", history.again_view, acts=True),
-    View("fork", history.fork_view, acts=True),
-    View("at", history.at_view),
-    View("replay", history.replay_view, in_transaction=False),
-    View("call", calls.call_view, "calls/<str:call_id>/"),
-    View("resolve", calls.resolve_view, "calls/<str:call_id>/resolve/"),
-    View("reveal", calls.reveal_view, "calls/<str:call_id>/reveal/"),
+    View("live", "runs.page.live_view"),
+    View("row", "runs.audit.row_view", "rows/<int:seq>/"),
+    View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
+    View("file", "runs.audit.file_view", "files/<str:sha256>/", in_transaction=False),
+    View("erase", "runs.erasing.erase_view", "rows/<int:seq>/erase/"),
+    View("resume", "runs.actions.resume_view", acts=True),
+    View("pause", "runs.actions.pause_view", acts=True),
+    View("cancel", "runs.actions.cancel_view", acts=True),
+    View("adopt", "runs.limits.adopt_view", acts=True),
+    View("verify", "runs.audit.verify_view", acts=True),
+    View("export", "runs.audit.export_view", acts=True),
+    View("again", "runs.history.again_view", acts=True),
+    View("fork", "runs.history.fork_view", acts=True),
+    View("at", "runs.history.at_view"),
+    View("replay", "runs.history.replay_view", in_transaction=False),
+    View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
+    View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
+    View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
 )
-# What the page of a run shows, one after the other.
-SECTIONS = (page.overview, page.drawn, limits.limits, steps.called, history.lineage, audit.buttons)
+# Where no price is known tokens are compared, as if they cost next to nothing.
+COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
+
+
+class RunList(LeanChangeList):
+    """Runs, each with what it waits for: by as many queries, however many there are."""
+
+    deferred = ("input", "output", "error")
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the rows of the page, and say why each does not go on."""
+        super().get_results(request)
+        masking = journal.masking
+        masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
+        self.result_list = [masks[run.session_id].run(run) for run in self.result_list]
+        found = services.waiting.waits(settings.DATABASE, self.result_list, masks)
+        listing: Any = self.model_admin
+        for run in self.result_list:
+            run.why = runs.list.why(found.get(run.pk, []), lambda wait: listing.wait_url(request, wait))
+
+
+def _selected(verb: str, description: Any) -> Any:
+    def act(model_admin: RunAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask, then act on what was listed."""
+        return runs.bulk.act_on_selected(model_admin, request, verb)
+
+    act.__name__ = f"{verb}_selected"
+    return admin.action(act, description=description)
 
 
 class RunAdmin(ReadOnlyAdmin):
@@ -49,38 +82,38 @@ class RunAdmin(ReadOnlyAdmin):
     list_display = ("short_id", "where", "who", "requester", "used")
     list_display_links = ("short_id",)
     list_filter = (RunStatusFilter, StartedFilter, AgentFilter)
-    list_class = listing.RunList
+    list_class = RunList
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)
-    search_help_text = gettext_lazy("Beginning of a run's id, of a session key or of a requester's name")
-    actions = ("resume_selected", "pause_selected", "cancel_selected")
+    search_help_text = gettext_lazy(
+        "Beginning of a run's id, of a session key or of a requester's name; or a value of its context"
+    )
+    actions = (
+        _selected("resume", gettext_lazy("Resume selected…")),
+        _selected("pause", gettext_lazy("Pause selected…")),
+        _selected("cancel", gettext_lazy("Cancel selected…")),
+    )
     page_template = "agentruns/admin/run.html"
     live_interval = 2000  # milliseconds between two looks of an open page
 
     views = VIEWS
-    sections = SECTIONS
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return runs with their session."""
-        return super().get_queryset(request).select_related("session")
+        """Return the runs that the user may see, with their session."""
+        return journal.policy.visible_runs(request.user).select_related("session")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find runs by id, session key or requester."""
-        return (queryset.filter(matching(search_term)) if search_term else queryset), False
+        """Find runs by id, session key, requester or context."""
+        if search_term:
+            queryset = queryset.filter(matching(search_term, self.get_queryset(request)))
+        return queryset, False
 
-    def has_resume_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may resume runs."""
-        return request.user.has_perm("agentruns.resume_run")
-
-    def has_pause_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may pause runs."""
-        return request.user.has_perm("agentruns.pause_run")
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may cancel runs."""
-        return request.user.has_perm("agentruns.cancel_run")
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the actions that the user may take."""
+        may, found = services.permissions.may, super().get_actions(request)
+        return {name: found[name] for name in found if may(request.user, name.removesuffix("_selected"))}
 
     # The list
 
@@ -91,21 +124,6 @@ class RunAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(request.get_full_path())
         return super().changelist_view(request, {"title": _("Runs"), **(extra_context or {})})
 
-    @admin.action(permissions=["resume"], description=gettext_lazy("Resume selected…"))
-    def resume_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then resume what was listed."""
-        return bulk.act_on_selected(self, request, "resume")
-
-    @admin.action(permissions=["pause"], description=gettext_lazy("Pause selected…"))
-    def pause_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then pause what was listed."""
-        return bulk.act_on_selected(self, request, "pause")
-
-    @admin.action(permissions=["cancel"], description=gettext_lazy("Cancel selected…"))
-    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then cancel what was listed."""
-        return bulk.act_on_selected(self, request, "cancel")
-
     @admin.display(description=gettext_lazy("run, age"), ordering="id")
     def short_id(self, run: Run) -> SafeString:
         """The beginning of the id, the whole of it as a tooltip; and how long ago the run was started."""
@@ -115,8 +133,8 @@ class RunAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("status, what it waits for"), ordering="status")
     def where(self, run: Any) -> SafeString:
         """The status, what is known of the worker, and why the run does not go on."""
-        parts = [part for part in (listing.heartbeat(run), run.why) if part]
-        return two_lines(listing.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
+        parts = [part for part in (runs.list.heartbeat(run), run.why) if part]
+        return two_lines(runs.list.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
 
     @admin.display(description=gettext_lazy("agent, session"), ordering="agent")
     def who(self, run: Run) -> SafeString:
@@ -128,29 +146,38 @@ class RunAdmin(ReadOnlyAdmin):
         """The user that the run was started for."""
         return visible(run.owner_name or EMPTY)
 
-    @admin.display(description=gettext_lazy("steps, tokens, cost"))
+    @admin.display(description=gettext_lazy("steps, tokens, cost"), ordering=COST)
     def used(self, run: Run) -> SafeString:
         """The number of the model's replies, and their tokens and cost."""
         steps = ngettext("%(count)d step", "%(count)d steps", run.step) % {"count": run.step}
-        parts = [part for part in (listing.tokens(run.usage), listing.cost(run.usage)) if part]
+        parts = [part for part in (runs.list.tokens(run.usage), runs.list.cost(run.usage)) if part]
         return two_lines(steps, format_html_join(", ", "{}", ((part,) for part in parts)))
 
     # The page
 
     def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
         """Return the page of one run; where its journal cannot be read, what is known without it."""
+        page = runs.page
+        sections = (page.overview, runs.limits.limits, runs.history.lineage, runs.audit.buttons)
         try:
             # Before the rows are read: what comes in between is then new to the page, and not missed.
             shown: dict[str, Any] = {} if "live" in context else {"live": page.live(self, request, obj)}
-            situation = actions.situation(request, obj)
-            for section in self.sections:
+            situation = runs.actions.situation(request, obj)
+            for section in sections:
                 shown |= section(self, request, situation)
-        except actions.UNREADABLE:
-            found = audit.finding(self, request, obj)
+        except runs.actions.UNREADABLE:
+            found = runs.audit.finding(self, request, obj)
             if found.is_intact:
                 raise
-            return audit.damaged_page(self, request, obj, found, status=status, **context)
+            return runs.audit.damaged_page(self, request, obj, found, status=status, **context)
         return self.render(request, obj, title=page.title(obj), status=status, **{**shown, **context})
+
+    def render(self, request: HttpRequest, obj: Any, **context: Any) -> UnframedPage:
+        """Render a page about a run, with what each of them says of it."""
+        if obj is not None:
+            about = {"run_id": str(obj.pk), "run_badge": run_badge(obj)}
+            context = {**about, "run_url": self.url(request, "change", obj.pk), **context}
+        return super().render(request, obj, **context)
 
     def wait_url(self, request: HttpRequest, wait: Wait) -> str:
         """Return where a person acts on what a run waits for, or ""."""

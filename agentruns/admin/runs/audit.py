@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import PermissionDenied
@@ -15,14 +17,25 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin.html import Fact, exact, plain, run_badge, visible
+from agentruns.admin.base import CHANNEL
+from agentruns.admin.html import EMPTY, Fact, age, approval_badge, exact, plain, run_badge, visible
 from agentruns.admin.runs import page
-from agentruns.admin.runs.actions import UNREADABLE, Action, Situation
+from agentruns.admin.runs.actions import UNREADABLE, Action, Situation, refused
+from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, PayloadError
+from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError
+from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.journal.verify import Problem, check
-from agentruns.models import Message, Run, Session
-from agentruns.services.transfer import REVEAL, Content, download, download_export, find_content, read_content
+from agentruns.models import Approval, Message, Run, Session
+from agentruns.services import reveals
+from agentruns.services.transfer import (
+    Content,
+    download,
+    download_export,
+    find_content,
+    find_file,
+    read_content,
+)  # fmt: skip
 from agentruns.utils import clock
 
 if TYPE_CHECKING:
@@ -75,24 +88,41 @@ def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpR
 
 def export_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
     """Stream the run for an auditor, redacted, and log that it left."""
+    try:
+        export = download_export(request, run)
+    except PermissionDeniedError as error:
+        return refused(admin, request, run, error)
     admin.log_change(request, run, _("Exported for an auditor."))
-    return download_export(request, run)
+    return export
 
 
 def content_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponseBase:
     """Stream what a row holds only the beginning of; what is guarded only when asked for by POST."""
+    found = partial(find_content, run, seq if seq < page.LARGEST else 0)
+    return _content_view(admin, request, run, seq, found)
+
+
+def file_view(admin: RunAdmin, request: HttpRequest, run: Run, sha256: str) -> HttpResponseBase:
+    """Stream a picture or document of a row, as `content_view`; pictures to be shown on a page."""
+    return _content_view(admin, request, run, 0, partial(find_file, run, sha256))
+
+
+def _content_view(
+    admin: RunAdmin, request: HttpRequest, run: Run, seq: int, find: Callable[[], Content]
+) -> HttpResponseBase:
     try:
-        content = find_content(run, seq if seq < page.LARGEST else 0)
+        content = find()
     except DurableRunNotFoundError as error:
         raise Http404(str(error)) from error
     except PayloadError as error:
         return _content_page(admin, request, run, seq, None, status=409, refusal=plain(error))
+    seq = content.stored.seq
     if content.guarded and request.method != "POST":
         return _content_page(admin, request, run, seq, content)
-    if content.guarded and not request.user.has_perm(REVEAL):
+    if content.guarded and not reveals.may_reveal(request.user, run):
         raise PermissionDenied
     try:
-        chunks = read_content(content, request.user)
+        chunks = read_content(content, request.user, door=CHANNEL)
     except PayloadError as error:
         return _content_page(admin, request, run, seq, content, status=409, refusal=plain(error))
     if content.guarded:
@@ -104,7 +134,24 @@ def damaged_page(
     admin: RunAdmin, request: HttpRequest, run: Run, found: Finding, *, status: int, **context: Any
 ) -> HttpResponse:
     """Return the page of a run whose journal cannot be read: what is known without it."""
-    known = {"unreadable": True, **page.known(admin, request, run)}
+    approvals = visible_approvals(request.user).filter(run_id=run.pk).defer("arguments")
+    mask = mask_for(run)
+    run = mask.run(run)
+    known = {
+        "unreadable": True,
+        "facts": page.facts(run),
+        "bodies": page.texts(run),
+        "approvals": [
+            {
+                "title": visible(approval.title),
+                "badge": approval_badge(approval),
+                "by": visible(approval.decided_by_name or EMPTY),
+                "asked": age(approval.requested_at),
+                "url": admin.other_page(request, Approval, approval.pk),
+            }
+            for approval in map(mask.approval, reversed(approvals.order_by("-requested_at")[: page.PAGE]))
+        ],
+    }
     return chain_page(admin, request, run, found, status=status, **known, **context)
 
 
@@ -116,7 +163,6 @@ def chain_page(
         **_verify(admin, request, run),
         "verified": found,
         "badge": run_badge(run),
-        "run_url": admin.url(request, "change", run.pk),
     }
     template = "agentruns/admin/run_chain.html"
     return admin.render(request, run, title=page.title(run), status=status, template=template, **context)
@@ -127,7 +173,7 @@ def finding(admin: RunAdmin, request: HttpRequest, run: Run) -> Finding:
     session, problems = _checked(run)
     bad = next((each.seq for each in problems if each.seq is not None), None)
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, seq=bad or 0)
-    of = rows.values_list("run_id", flat=True).first()
+    of = rows.filter(run__in=visible_runs(request.user)).values_list("run_id", flat=True).first()
     return Finding(
         problems=[visible(each.what) for each in problems[:PROBLEMS]],
         left_out=max(0, len(problems) - PROBLEMS),
@@ -162,14 +208,15 @@ def _checked(run: Run) -> tuple[Session, list[Problem]]:
 def _unread(run: Run, seq: int) -> str:
     """Return a row without its payload: what cannot be parsed cannot be masked either."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
-    texts = {"written": Cast("created_at", TextField()), "payload_text": Cast("payload", TextField())}
+    parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
+    texts = {"written": Cast("created_at", TextField()), **parts}
     row = rows.annotate(**texts).values(*COLUMNS, *texts).first()
     if row is None:
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
-    payload = row.pop("payload_text")
+    count = sum(len(row.pop(name) or "") for name in parts)
     lines = [f"{name}: {value}" for name, value in row.items()]
     note = _("The payload, %(count)d characters, cannot be read, so it is not shown.")
-    return "\n".join([*lines, "", note % {"count": len(payload)}])
+    return "\n".join([*lines, "", note % {"count": count}])
 
 
 def _content_page(
@@ -184,13 +231,10 @@ def _content_page(
 ) -> HttpResponse:
     context = {
         "seq": str(seq),
-        "run_id": str(run.pk),
-        "run_badge": run_badge(run),
-        "run_url": admin.url(request, "change", run.pk),
-        "content_url": admin.url(request, "content", run.pk, seq),
+        "content_url": request.get_full_path(),
         "facts": _facts(content) if content else [],
         "guarded": content is not None and content.guarded,
-        "may_reveal": request.user.has_perm(REVEAL),
+        "may_reveal": reveals.may_reveal(request.user, run),
         "refusal": refusal,
     }
     title, template = _("The content of row %d") % seq, "agentruns/admin/content.html"
@@ -199,9 +243,12 @@ def _content_page(
 
 def _facts(content: Content) -> list[Fact]:
     stored = content.stored
-    return [
-        Fact(_("File"), format_html('<code class="ar-copy">{}</code>', visible(stored.name))),
+    # By its hash a file of which the beginning is shown could be guessed.
+    sha256 = visible("" if content.guarded else stored.sha256)
+    facts = [
+        Fact(_("File"), format_html('<code class="ar-copy">{}</code>', visible(stored.name or EMPTY))),
         Fact(_("Storage"), visible(settings.PAYLOAD_STORAGE)),
         Fact(_("Size"), filesizeformat(stored.size), _("%d bytes") % stored.size),
-        Fact(_("SHA-256"), format_html('<code class="ar-copy">{}</code>', visible(stored.sha256))),
+        Fact(_("SHA-256"), format_html('<code class="ar-copy">{}</code>', sha256)) if sha256 else None,
     ]
+    return [fact for fact in facts if fact]

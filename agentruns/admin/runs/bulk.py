@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,7 +12,6 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db import DatabaseError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -23,8 +22,6 @@ from agentruns.admin.runs.list import status as badge_of
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
 from agentruns.models import Run
-from agentruns.services.control import cancel_run, pause_run
-from agentruns.services.runs import resume_run
 from agentruns.services.waiting import is_live
 from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction
@@ -52,21 +49,7 @@ class Verb:
     stops: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One run of the selection: what will become of it, or became of it."""
-
-    key: str
-    name: str
-    title: SafeString
-    url: str
-    badge: SafeString
-    requester: SafeString
-    effect: list[str] = field(default_factory=list)
-    why_not: str = ""
-    refused: bool = False
-    done: str = ""
-    seen: str = ""
+Line = dict[str, Any]  # one run of the selection: what will become of it, or became of it
 
 
 def act_on_selected(admin: RunAdmin, request: HttpRequest, name: str) -> HttpResponse | None:
@@ -102,8 +85,7 @@ class _Bulk:
         if not form.is_valid():
             return self.ask(runs, form, status=400)
         reason = form.cleaned_data.get("reason", "")
-        # Sessions in one order for everybody: in a transaction of its own (ATOMIC_REQUESTS) one bulk action
-        # then never waits for another that waits for it.
+        # Sessions in one order for everybody: two bulk actions (ATOMIC_REQUESTS) never wait for each other.
         in_order = sorted(runs, key=lambda run: run.session_id)
         done = {run.pk: self._done(run, reason) for run in in_order}
         return self._show([done[run.pk] for run in runs])
@@ -148,18 +130,18 @@ class _Bulk:
 
     def _line(self, run: Run, **values: Any) -> Line:
         name = _("%(agent)s in %(session)s") % {"agent": run.agent, "session": run.session.key}
-        return Line(
-            key=str(run.pk),
-            name=short_id(run.pk),
-            title=visible(name),
-            url=self.admin.url(self.request, "change", run.pk),
-            badge=badge_of(run),
-            requester=visible(run.owner_name),
+        return {
+            "key": str(run.pk),
+            "name": short_id(run.pk),
+            "title": visible(name),
+            "url": self.admin.url(self.request, "change", run.pk),
+            "badge": badge_of(run),
+            "requester": visible(run.owner_name),
             **values,
-        )
+        }
 
     def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
-        count = sum(not line.why_not for line in lines)
+        count = sum(not line.get("why_not") for line in lines)
         context = {
             "verb": self.name,
             "lines": lines,
@@ -180,23 +162,6 @@ def _last_seq(run: Run) -> str:
     return str(run.session.next_seq - 1)
 
 
-def _resume(run: Run, user: Any, reason: str) -> str:
-    resume_run(run.pk, user, drive=False)
-    return _("Resumed. A worker takes it up.")
-
-
-def _pause(run: Run, user: Any, reason: str) -> str:
-    if is_live(pause_run(run.pk, user, reason=reason)):
-        return _("Pause requested. The worker pauses it before its next tool starts.")
-    return _("Paused. It goes on when somebody resumes it.")
-
-
-def _cancel(run: Run, user: Any, reason: str) -> str:
-    if cancel_run(run.pk, user, reason=reason).is_ended:
-        return _("Cancelled.")
-    return _("Cancel requested. The worker stops before its next tool starts.")
-
-
 VERBS = {
     "resume": Verb(
         gettext_lazy("Resume these runs?"),
@@ -204,7 +169,7 @@ VERBS = {
         gettext_lazy("Resumed in bulk."),
         Form,
         actions.resume,
-        _resume,
+        actions.resumed,
     ),
     "pause": Verb(
         gettext_lazy("Pause these runs?"),
@@ -212,7 +177,7 @@ VERBS = {
         gettext_lazy("Pause asked for in bulk."),
         CancelForm,
         actions.pause,
-        _pause,
+        actions.paused,
         stops=True,
     ),
     "cancel": Verb(
@@ -221,7 +186,7 @@ VERBS = {
         gettext_lazy("Cancel asked for in bulk."),
         CancelForm,
         actions.cancel,
-        _cancel,
+        actions.cancelled,
         stops=True,
     ),
 }

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.base import CHANNEL
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.html import (
     EMPTY,
@@ -24,24 +25,20 @@ from agentruns.admin.html import (
     dated,
     exact,
     plain,
-    run_badge,
     visible,
 )
 from agentruns.admin.runs import actions, verdicts
-from agentruns.admin.runs.steps import TEXT_LIMIT, read_rows, row_card
+from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, row_card
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    JournalConflictError,
-    JournalLockedError,
-    PermissionDeniedError,
-    RunStateError,
-)
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
 from agentruns.journal.copies import original
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
-from agentruns.journal.masking import Sensitive, masked, sensitive_in
+from agentruns.journal.masking import NOTHING, Mask
+from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
+from agentruns.services import permissions, reveals
 from agentruns.services.control import ORPHAN_VERDICTS, resolve_orphan
 from agentruns.services.waiting import uncleared_in
 from agentruns.services.write import lock_session
@@ -52,7 +49,6 @@ from agentruns.utils.redaction import redacted
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
 
-CHANNEL = "console"
 PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
 
@@ -111,6 +107,12 @@ class CallHistory:
         return self.call.started_at + timedelta(seconds=self.call.timeout)
 
 
+def _shown_by(run: Run, call_id: str) -> Approval | Run:
+    """Return the approval that shows a call, or its run."""
+    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
+    return approvals.first() or run
+
+
 def call_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
     """Show a call: what it was, what is known of it, and what can be decided."""
     return _call_page(admin, request, run, _history(run, call_id))
@@ -120,9 +122,11 @@ def reveal_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -
     """Show the sensitive arguments to who may see them, once, and log it."""
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
-    if not request.user.has_perm("agentruns.reveal_arguments"):
+    shown = _shown_by(run, call_id)
+    if not reveals.may_reveal(request.user, shown):
         raise PermissionDenied
     found = _history(run, call_id, revealed=True)
+    reveals.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
     admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
     return _call_page(admin, request, run, found)
 
@@ -132,7 +136,7 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     found = _history(run, call_id)
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
-    if not request.user.has_perm(PERMISSION):
+    if not permissions.may(request.user, "resolve", run):
         return _refuse(admin, request, run, call_id, 403, actions.missing(PERMISSION))
     verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
     form = verdicts.blank(found, verdict if verdict in ORPHAN_VERDICTS else "", request.POST)
@@ -147,7 +151,7 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
     except PermissionDeniedError as error:
         return _refuse(admin, request, run, call_id, 403, plain(error))
-    except (RunStateError, JournalConflictError, JournalLockedError) as error:
+    except AgentRunsError as error:
         return _too_late(admin, request, run, call_id, given, plain(error))
     said = verdicts.done(found, now, verdict, given["result"])
     tool = plain(found.call.tool)
@@ -163,21 +167,21 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     return admin.back(request, now)
 
 
-def history(alias: str, run: Run, call_id: str, sensitive: Sensitive) -> CallHistory | None:
-    """Return what is known of a call, `sensitive` arguments masked; None where the run has no such call."""
+def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | None:
+    """Return what is known of a call, what is sensitive masked; None where the run has no such call."""
     if not 0 < len(call_id) <= CALL_LENGTH or not call_id.isprintable():
         return None
     about = Message.objects.using(alias).filter(run_id=run.pk)
-    rows = _rows(about.filter(call_id=call_id).order_by("seq"), sensitive)
+    rows = _rows(about.filter(call_id=call_id).order_by("seq"), mask)
     if not rows:
         return None
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq).order_by("-seq")[:1]
-    for reply in _rows(replies, sensitive):
+    for reply in _rows(replies, mask):
         call = fold(
             run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
         ).calls.get(call_id)
         if call is not None:
-            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, sensitive))
+            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, mask))
     return None
 
 
@@ -203,18 +207,6 @@ def call_facts(found: CallHistory) -> list[Fact]:
         Fact(_("Requester"), visible(found.run.owner_name or EMPTY)),
         Fact(_("Session"), visible(found.run.session.key)),
         Fact(_("Call"), format_html('<code class="ar-copy">{}</code>', call.id)),
-    ]
-
-
-def findings(found: CallHistory) -> list[tuple[SafeString | str, SafeString, str]]:
-    """Return each finding of recovery: when, what, and what then became of the call."""
-    return [
-        (
-            dated(row.created_at),
-            visible(row.payload.get("evidence") or EMPTY),
-            str(_ACTIONS.get(row.payload.get("action", ""), "")),
-        )
-        for row in found.all(events.ORPHAN_FOUND)
     ]
 
 
@@ -331,8 +323,7 @@ def _refuse(
 
 
 def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
-    sensitive = {} if revealed else sensitive_in(run)
-    found = history(settings.DATABASE, run, call_id, sensitive)
+    found = history(settings.DATABASE, run, call_id, NOTHING if revealed else mask_for(run))
     if found is None:
         raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
     return found
@@ -355,9 +346,6 @@ def _call_page(
     context: dict[str, Any] = {
         "refusal": refusal,
         "tool": visible(found.call.tool),
-        "run_id": str(run.pk),
-        "run_badge": run_badge(run),
-        "run_url": admin.url(request, "change", run.pk),
         "card_url": admin.other_page(request, Approval, approval) if approval else "",
         "in_doubt": found.in_doubt,
         "is_uncleared": found.is_uncleared,
@@ -365,11 +353,10 @@ def _call_page(
         "became": became(found),
         "arguments": arguments(found.call.arguments),
         "masked": MASK in found.call.arguments.values(),
-        "may_reveal": request.user.has_perm("agentruns.reveal_arguments"),
+        "may_reveal": reveals.may_reveal(request.user, _shown_by(run, found.call.id)),
         "reveal_url": admin.url(request, "reveal", run.pk, found.call.id),
         "late": [_late(admin, request, found, row) for row in found.all(events.LATE_RESULT)],
         "facts": call_facts(found),
-        "findings": findings(found),
         "rows": [(str(row.seq), _row_url(admin, request, run, row.seq)) for row in found.rows],
         "why_not": why_not,
         "choices": [] if why_not or not found.in_doubt else verdicts.choices(found, others=others, sent=sent),
@@ -409,7 +396,7 @@ def _why_not(request: HttpRequest, found: CallHistory) -> str:
     """Return why there are no buttons for this user on a call in doubt, or ""."""
     if not found.in_doubt:
         return ""
-    if not request.user.has_perm(PERMISSION):
+    if not permissions.may(request.user, "resolve", found.run):
         return actions.missing(PERMISSION)
     if found.waits and found.run.status != Run.Status.ORPHANED:
         return _(
@@ -422,8 +409,8 @@ def _moved_on() -> str:
     return _("The call moved on since you looked. This is how it is now.")
 
 
-def _rows(messages: Any, sensitive: Sensitive) -> list[Row]:
-    return [masked(row, sensitive) for row in read_rows(messages)]
+def _rows(messages: Any, mask: Mask) -> list[Row]:
+    return [mask.row(row) for row in read_rows(messages)]
 
 
 def _later(run: Run, reply: Row, call: Call) -> list[str]:
@@ -436,7 +423,7 @@ def _later(run: Run, reply: Row, call: Call) -> list[str]:
     ]
 
 
-def _settled(run: Run, rows: list[Row], sensitive: Sensitive) -> Row | None:
+def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
     """Return the approval of a later call that settles the doubt about the call of these rows."""
     failed = next((row for row in rows if row.payload.get("in_doubt")), None)
     if failed is None:
@@ -447,7 +434,7 @@ def _settled(run: Run, rows: list[Row], sensitive: Sensitive) -> Row | None:
         tool_name=failed.tool_name,
         seq__gt=failed.seq,
     )
-    found = _rows(decided.order_by("seq"), sensitive)
+    found = _rows(decided.order_by("seq"), mask)
     return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
@@ -487,6 +474,7 @@ def _moment(row: Row) -> str:
 _FOLDED = (
     events.APPROVAL_REQUESTED,
     events.APPROVAL_DECIDED,
+    events.APPROVAL_VOIDED,
     events.TOOL_STARTED,
     events.TOOL_RESULT,
     events.LATE_RESULT,
@@ -499,12 +487,6 @@ _DECLARES = {
     "reconcile": gettext_lazy("reconcile: the outside system is asked by the key"),
     "transactional": gettext_lazy("transactional"),
 }
-_ACTIONS = {
-    "held": gettext_lazy("waits for a person"),
-    "surfaced": gettext_lazy("told to the model as unknown"),
-    "retry": gettext_lazy("repeated, because the tool says that is safe"),
-    "reconcile": gettext_lazy("the outside system is asked"),
-}
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
@@ -515,4 +497,4 @@ _VERDICTS = {
     "not_occurred": gettext_lazy("%(name)s said on %(when)s that it did not happen."),
     "unknown": gettext_lazy("%(name)s said on %(when)s that it is unknown."),
 }
-_SETTLING = (events.ORPHAN_RESOLVED, events.TOOL_RESULT)
+_SETTLING = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED, events.TOOL_RESULT)

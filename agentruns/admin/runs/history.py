@@ -11,7 +11,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.forms import TypedField
+from agentruns.admin.base import status_of
+from agentruns.admin.forms import TypedField, area
 from agentruns.admin.html import (
     EMPTY,
     Body,
@@ -27,30 +28,22 @@ from agentruns.admin.html import (
 )
 from agentruns.admin.runs.actions import Action, Situation, missing, refused
 from agentruns.admin.runs.page import seq_of
-from agentruns.admin.runs.steps import outcome_words, row_card
+from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    AgentRunsError,
-    JournalConflictError,
-    PayloadError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionBusyError,
-    UnknownAgentError,
-)
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.masking import Sensitive, hide, masked, sensitive_in
-from agentruns.journal.read import rows_until
+from agentruns.journal.masking import Mask
+from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.journal.store import SessionState
-from agentruns.models import Definition, Message, Run
-from agentruns.services import permissions
+from agentruns.models import Message, Run
+from agentruns.services import permissions, starting
 from agentruns.services.control import agent_again
-from agentruns.services.forks import PERMISSION as FORK
-from agentruns.services.forks import Fate, fates, fork_run, run_again
+from agentruns.services.forks import Fate, fates
 from agentruns.services.history import OWN, ReplayReport, replay_run
+from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import get_logger
 
@@ -59,21 +52,12 @@ if TYPE_CHECKING:
 
 logger = get_logger("agentruns.admin")
 
-REPLAY = "agentruns.replay_run"
+FORK, REPLAY = "agentruns.fork_run", "agentruns.replay_run"
 LONGEST = 4_000  # characters of one block of the conversation
 MESSAGES = 200  # the newest ones
 DERIVED = 20  # runs on the page
 ASKED = 10  # replies of a model in one request of a browser
-TEXT_LENGTH = 100_000
-# ValueError: a key that no page of ours sends.
-REFUSALS = (
-    RunStateError,
-    SessionBusyError,
-    JournalConflictError,
-    UnknownAgentError,
-    PayloadError,
-    ValueError,
-)
+REFUSALS = (AgentRunsError, ValueError)  # ValueError: a key that no page of ours sends
 
 
 class AgainForm(forms.Form):
@@ -90,7 +74,7 @@ class ForkForm(AgainForm):
         label=gettext_lazy("What the agent is told then (optional where something is left to do)"),
         required=False,
         max_length=TEXT_LENGTH,
-        widget=forms.Textarea(attrs={"class": "vLargeTextField", "rows": 3}),
+        widget=area(),
     )
     agent = forms.ChoiceField(label=gettext_lazy("Agent"), required=False)
 
@@ -135,31 +119,28 @@ class Moment:
     sent: str  # whether the conversation is what was sent: "as sent", "other", "unknown"; "" if none was
 
     @classmethod
-    def at(cls, run: Run, seq: int, sensitive: Sensitive) -> Moment:
+    def at(cls, run: Run, seq: int, mask: Mask) -> Moment:
         """Fold a run's session up to a row; raises RunStateError."""
         rows = rows_until(settings.DATABASE, run, seq)
         state, shown = (SessionState(run.session_id, run.pk) for _number in range(2))
         for row in rows[:-1]:
             state.apply(row)
-            shown.apply(masked(row, sensitive))
+            shown.apply(mask.row(row))
         row, sent = rows[-1], ""
         if row.kind == events.ASSISTANT and row.run_id == run.pk:
-            recorded = row.payload.get("sent")
-            sent = "unknown" if recorded is None else "as sent"
-            if recorded is not None and recorded != state.fingerprint():
-                sent = "other"
+            sent = {None: "unknown", True: "as sent", False: "other"}[state.was_sent_for(row)]
         moment = cls(row, state.run, state, shown, sent)
         moment.before = _frozen(state.run)
         state.apply(row)
         if not sent:
-            shown.apply(masked(row, sensitive))
+            shown.apply(mask.row(row))
         return moment
 
 
 def lineage(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return the origin of a run, the runs derived from it, and the ways to run, fork or replay it."""
     run = situation.run
-    derived = Run.objects.using(settings.DATABASE).filter(origin_id=run.pk).select_related("session")
+    derived = admin.get_queryset(request).filter(origin_id=run.pk)
     newest = list(derived.order_by("-id")[: DERIVED + 1])
     return {
         "origin": _origin(admin, request, run),
@@ -178,11 +159,9 @@ def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     form = AgainForm(request.POST)
     key = form.cleaned_data["key"] if form.is_valid() else ""
     try:
-        new = run_again(run.pk, request.user, idempotency_key=key)
-    except PermissionDeniedError as error:
-        return refused(admin, request, run, 403, error)
+        new = starting.run_again(request.user, run.pk, idempotency_key=key)
     except REFUSALS as error:
-        return refused(admin, request, run, 409, error)
+        return refused(admin, request, run, error)
     admin.log_change(request, run, _("Ran again from the console: run %(run)s.") % {"run": new.pk})
     done = _("Started again as run %(run)s. A worker takes it up.") % {"run": short_id(new.pk)}
     admin.message_user(request, done, messages.SUCCESS)
@@ -196,18 +175,16 @@ def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
         return _fork_refused(admin, request, run, form, 400, _("Correct the form below."))
     given = form.cleaned_data
     try:
-        new = fork_run(
+        new, _is_new = starting.fork_run(
+            request.user,
             run.pk,
             given["at"],
             text=given["text"] or None,
             agent=given["agent"] or None,
-            actor=request.user,
             idempotency_key=given["key"],
         )
-    except PermissionDeniedError as error:
-        return _fork_refused(admin, request, run, form, 403, plain(error))
     except REFUSALS as error:
-        return _fork_refused(admin, request, run, form, 409, plain(error))
+        return _fork_refused(admin, request, run, form, status_of(error), plain(error))
     logged = _("Forked at row %(seq)s from the console: run %(run)s.")
     admin.log_change(request, run, logged % {"seq": given["at"], "run": new.pk})
     done = _("Forked at row %(seq)s as run %(run)s. A worker takes it up.")
@@ -229,10 +206,13 @@ def replay_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
         return _replay_page(admin, request, run, form, status=400, refusal=_("Correct the form below."))
     who = form.cleaned_data["who"]
     model = {"code": None, OWN: OWN}.get(who, form.cleaned_data["model"])
-    if model is not None and not request.user.has_perm(REPLAY):
+    if model is not None and not permissions.may(request.user, "replay", run):
         return _replay_page(admin, request, run, form, status=403, refusal=missing(REPLAY))
     try:
+        permissions.require_whole(request.user, run)
         report = replay_run(run.pk, model=model, limit=ASKED if model else None)
+    except PermissionDeniedError as error:
+        return _replay_page(admin, request, run, form, status=403, refusal=plain(error))
     except AgentRunsError as error:  # also what a provider says
         text = _("The replay stopped. %(why)s") % {"why": plain(error)}
         return _replay_page(admin, request, run, form, status=409, refusal=text)
@@ -268,34 +248,35 @@ def _moment_page(
 ) -> HttpResponse:
     seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).order_by("seq")
     first, last = (seqs.values_list("seq", flat=True).first(), seqs.values_list("seq", flat=True).last())
-    sensitive = sensitive_in(run)
+    mask = mask_for(run)
     try:
-        moment = Moment.at(run, seq or last or 0, sensitive)
+        permissions.require_whole(request.user, run, seq or last)
+        moment = Moment.at(run, seq or last or 0, mask)
+    except PermissionDeniedError as error:
+        return refused(admin, request, run, error)
     except RunStateError as error:
         if first is None or status != 200:
-            return refused(admin, request, run, 409, error)
+            return refused(admin, request, run, error)
         nearest = min(max(seq or 0, first), last or first)
         return HttpResponseRedirect(admin.url(request, "at", run.pk, seq=nearest))
     row, ways = moment.row, _ways(admin, request, run, moment.row.seq)
     context: dict[str, Any] = {
         "refusal": refusal,
-        "run_url": admin.url(request, "change", run.pk),
-        "run_id": str(run.pk),
-        "run_badge": run_badge(run),
         "at_url": admin.url(request, "at", run.pk).partition("?")[0],
         "kept_filters": request.GET.get("_changelist_filters", ""),
         "first": first,
         "last": last,
         "seq": row.seq,
         "ways": ways,
-        "card": row_card(masked(row, sensitive)),
+        "card": row_card(mask.row(row)),
         "is_copy": events.COPIED in row.payload,
         "is_other_run": row.run_id != run.pk,
         "facts": facts(moment),
-        "calls": [call_line(call, sensitive) for call in moment.state.run.calls.values()],
+        "calls": [call_line(call, mask) for call in moment.state.run.calls.values()],
         "sent": moment.sent,
         "request_body": _request(moment),
         "fork": _fork(request, run),
+        "erase_url": _erase_url(admin, request, run, row),
         "fates": [_fate(one) for one in fates(settings.DATABASE, run, moment.state.run, row.seq)],
         "fork_url": admin.url(request, "fork", run.pk),
         "fork_form": sent or ForkForm(initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
@@ -305,6 +286,12 @@ def _moment_page(
     return admin.render(
         request, run, title=title % names, status=status, template="agentruns/admin/moment.html", **context
     )
+
+
+def _erase_url(admin: RunAdmin, request: HttpRequest, run: Run, row: Row) -> str:
+    if row.is_erased or row.run_id != run.pk or not permissions.may(request.user, "erase", run):
+        return ""
+    return admin.url(request, "erase", run.pk, row.seq)
 
 
 def _ways(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> dict[str, str]:
@@ -351,7 +338,7 @@ def facts(moment: Moment) -> list[Fact]:
     return found
 
 
-def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
+def call_line(call: Call, mask: Mask) -> dict[str, Any]:
     """Return a call of the last reply as it stood then."""
     outcome = outcome_words(call.outcome, in_doubt=call.in_doubt)[0] if call.outcome else ""
     where = outcome or (_("at work, or in doubt") if call.is_started else _("not started"))
@@ -359,7 +346,7 @@ def call_line(call: Call, sensitive: Sensitive) -> dict[str, Any]:
         where = _("in doubt, waits for a person") if call.orphan == "held" else _("waits for a person")
     return {
         "tool": visible(call.tool),
-        "arguments": body("", pretty(hide(call.arguments, sensitive.get(call.tool, ()))), LONGEST),
+        "arguments": body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST),
         "where": visible(where),
         "attempt": call.attempt,
         "card": visible(call.approval.status) if call.approval else "",
@@ -381,17 +368,18 @@ def _fate(fate: Fate) -> str:
 def _request(moment: Moment) -> dict[str, Any]:
     """Return the request as the model had it: the definition's parts, and the conversation."""
     state = moment.before if moment.sent else moment.state.run
-    found = Definition.objects.using(settings.DATABASE).filter(pk=state.definition)
-    definition: dict[str, Any] = found.values_list("body", flat=True).first() or {}
-    messages = moment.shown.settled_messages()
+    definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
+    messages = moment.shown.settled_messages(moment.row.payload.get("read") if moment.sent else None)
+    instructions, tools = definition.get("instructions", ""), definition.get("tools", {})
+    if not isinstance(instructions, str):
+        instructions = moment.shown.run.instructions or ""
+    if "tools_for" in definition:
+        tools = {name: tool for name, tool in tools.items() if name in (moment.shown.run.tools or ())}
     return {
         "model": visible(definition.get("model") or EMPTY),
-        "system": body(_("Instructions"), definition.get("instructions", ""), LONGEST),
+        "system": body(_("Instructions"), instructions, LONGEST),
         "params": pretty(definition.get("model_params") or {}),
-        "tools": [
-            (visible(name), body(plain(name), pretty(tool), LONGEST))
-            for name, tool in definition.get("tools", {}).items()
-        ],
+        "tools": [(visible(name), body(plain(name), pretty(tool), LONGEST)) for name, tool in tools.items()],
         "messages": [_message(message) for message in messages[-MESSAGES:]],
         "left_out": max(0, len(messages) - MESSAGES),
     }
@@ -443,6 +431,8 @@ def _again(request: HttpRequest, run: Run) -> Action:
     except UnknownAgentError:
         name = plain(run.agent)
         return Action(effect, _("Agent %(agent)s is not known in this process.") % {"agent": name})
+    if why := starting.why_not_start(request.user, agent):
+        return Action(effect, why, forbidden=True)
     if agent.version != run.version:
         text = _("Version %(old)s is not registered any more; it runs under version %(new)s.")
         effect.append(text % {"old": plain(run.version), "new": plain(agent.version)})
@@ -452,8 +442,7 @@ def _again(request: HttpRequest, run: Run) -> Action:
 def _origin(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any] | None:
     if run.origin_id is None:
         return None
-    runs = Run.objects.using(settings.DATABASE).select_related("session")
-    origin = runs.filter(pk=run.origin_id).first()
+    origin = admin.get_queryset(request).filter(pk=run.origin_id).first()
     found: dict[str, Any] = {"run": str(run.origin_id), "seq": run.origin_seq}
     if origin is not None:
         found |= _line(admin, request, origin)
@@ -475,7 +464,7 @@ def _line(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _may_fork(request: HttpRequest, run: Run) -> bool:
-    return request.user.has_perm(FORK) or permissions.owns(request.user, run)
+    return permissions.may(request.user, "fork", run)
 
 
 def _replay_page(
@@ -488,12 +477,9 @@ def _replay_page(
     refusal: str = "",
     report: ReplayReport | None = None,
 ) -> HttpResponse:
-    may = request.user.has_perm(REPLAY)
+    may = permissions.may(request.user, "replay", run)
     context = {
         "refusal": refusal,
-        "run_url": admin.url(request, "change", run.pk),
-        "run_badge": run_badge(run),
-        "run_id": str(run.pk),
         "form": form,
         "why_no_model": "" if may else missing(REPLAY),
         "replay_url": admin.url(request, "replay", run.pk),

@@ -14,26 +14,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.forms import AdoptForm
-from agentruns.admin.html import plain, pretty, visible
-from agentruns.admin.runs.actions import (
-    Action,
-    Situation,
-    last_seq,
-    missing,
-    press,
-    require,
-    require_last_row,
-)
-from agentruns.admin.runs.actions import situation as situation_of
+from agentruns.admin.html import duration, plain, pretty, visible
+from agentruns.admin.runs import actions
+from agentruns.admin.runs.actions import Action, Situation
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
-from agentruns.engine.budgets import TOKENS
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
-from agentruns.journal.fold import fold
-from agentruns.journal.read import run_rows
+from agentruns.journal.fold import TOKENS, fold
+from agentruns.journal.read import definition_body, run_rows
 from agentruns.models import Run
-from agentruns.models.definition import definition_body
 from agentruns.services.control import adopt_definition
 from agentruns.services.waiting import is_live
 from agentruns.services.write import find_run, lock_session
@@ -114,7 +104,7 @@ def limits(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[
     if run.is_ended:
         return context
     now = drift(run, definition)
-    seen = {"hash": now.hash, "seq": str(last_seq(run))}
+    seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
     return {
         **context,
         "drift": now,
@@ -135,10 +125,10 @@ def adopt_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
             lock_session(settings.DATABASE, run.session_id)
             run = find_run(run.pk)
             found = drift(run, definition_body(settings.DATABASE, run.definition_id))
-            require(adopt(situation_of(request, run), found))
+            actions.require(adopt(actions.situation(request, run), found))
             if sent.get("hash") != found.hash:
                 raise RunStateError(_another())
-            require_last_row(run, sent.get("seq"))
+            actions.require_last_row(run, sent.get("seq"))
             run = adopt_definition(run.pk, request.user, reason=sent["reason"])
             if run.definition_id != sent["hash"]:  # registered while this was at work: undo
                 raise RunStateError(_another())
@@ -146,7 +136,7 @@ def adopt_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
             "version": run.version
         }
 
-    return press(admin, request, run, do, _("Adopted another definition from the console."))
+    return actions.press(admin, request, run, do, _("Adopted another definition from the console."))
 
 
 def adopt(situation: Situation, drift: Drift) -> Action:
@@ -160,10 +150,8 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     ]
     if situation.is_paused:
         effect.append(_("It stays paused until somebody resumes it."))
-    if run.is_ended:
-        return Action(effect, _("It has ended: %(status)s.") % {"status": run.get_status_display()})
-    if situation.cancel_requested is not None:
-        return Action(effect, _("It is being cancelled."))
+    if why_not := actions.over(situation):
+        return Action(effect, why_not)
     if drift.agent is None:
         return Action(effect, _("This process does not know the agent: there is nothing to adopt."))
     if drift.is_served:
@@ -171,7 +159,7 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     if is_live(run):
         return Action(effect, _("A worker that has the old definition is driving it. Pause it first."))
     if not situation.may_adopt:
-        return Action(effect, missing("agentruns.adopt_definition"), forbidden=True)
+        return Action(effect, actions.missing("agentruns.adopt_definition"), forbidden=True)
     return Action(effect)
 
 
@@ -193,7 +181,8 @@ def meters(
         found.append(_meter("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format))
     if (limit := definition.get("deadline")) and elapsed is not None:
         label = _("Time, without waiting for people")
-        found.append(_meter("deadline", label, elapsed, timedelta(seconds=limit), _span))
+        whole = timedelta(seconds=int(elapsed.total_seconds()))
+        found.append(_meter("deadline", label, whole, timedelta(seconds=limit), duration))
     return found
 
 
@@ -281,15 +270,6 @@ def _meter(name: str, label: str, used: Any, limit: Any, words: Any) -> Meter:
 
 def _count(amount: int) -> str:
     return number_format(amount, use_l10n=True, force_grouping=True)
-
-
-def _span(time: timedelta) -> str:
-    minutes, seconds = divmod(max(0, int(time.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, _("d")), (hours, _("h")), (minutes, _("min")), (seconds, _("s"))]
-    words = [f"{amount}\xa0{unit}" for amount, unit in parts if amount]
-    return " ".join(words[:2]) or f"0\xa0{_('s')}"
 
 
 def _registered(name: str, version: str | None = None) -> Agent | None:

@@ -6,38 +6,20 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import LeanChangeList
 from agentruns.admin.html import age, ago, exact, plain, run_badge, visible
-from agentruns.conf import settings
-from agentruns.engine.budgets import TOKENS
+from agentruns.journal.fold import TOKENS
 from agentruns.models import Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
-
-
-class RunList(LeanChangeList):
-    """Runs, each with what it waits for: at most two queries more, however many there are."""
-
-    deferred = ("input", "output", "error")
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, and say why each does not go on."""
-        super().get_results(request)
-        self.result_list = list(self.result_list)
-        found = waiting.waits(settings.DATABASE, self.result_list)
-        runs: Any = self.model_admin
-        for run in self.result_list:
-            run.why = why(found.get(run.pk, []), lambda wait: runs.wait_url(request, wait))
 
 
 def why(waits: list[Wait], url: Callable[[Wait], str]) -> SafeString | str:
@@ -70,6 +52,8 @@ def words(wait: Wait) -> str:
         return _("Paused: %(reason)s") % {"reason": text or "-"}
     if wait.kind == waiting.SILENT:
         return _("Its worker is silent; the next sweep takes it over")
+    if wait.kind == waiting.SCHEDULED and wait.until is not None:
+        return _("Starts at %(time)s") % {"time": exact(wait.until)}
     if wait.until is not None:
         return _("The model failed; tried again %(when)s") % {"when": ago(wait.until)}
     return text

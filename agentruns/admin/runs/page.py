@@ -1,4 +1,4 @@
-"""The page of a run: where it stands and why, its timeline, its journal; and what keeps it up to date."""
+"""The page of a run: where it stands and why, its journal; and what keeps it up to date."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import READING
@@ -17,8 +18,6 @@ from agentruns.admin.html import (
     EMPTY,
     Body,
     Fact,
-    age,
-    approval_badge,
     body,
     dated,
     exact,
@@ -27,24 +26,26 @@ from agentruns.admin.html import (
     run_badge,
     visible,
 )
-from agentruns.admin.runs import actions, timeline
+from agentruns.admin.runs import actions
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import words
-from agentruns.admin.runs.steps import RowCard, masks_of, row_card
+from agentruns.admin.runs.steps import RowCard, mask_for, row_card, starts
+from agentruns.admin.runs.timing import timings
 from agentruns.conf import settings
 from agentruns.journal.events import Row
-from agentruns.journal.masking import masked, sensitive_in
-from agentruns.journal.read import run_rows
+from agentruns.journal.policy import visible_runs
+from agentruns.journal.read import read_rows, run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import waiting
+from agentruns.services.transfer import MARK
 from agentruns.services.waiting import is_live
-from agentruns.utils import clock
 from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
 
 PAGE = 100  # journal rows
+BEFORE = 20  # rows before a page that its first steps are timed from
 LARGEST = 2**63  # every seq is less: databases store no larger one
 
 
@@ -77,8 +78,9 @@ def title(run: Run) -> str:
 
 def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return where the run stands, the buttons beside it, and its journal."""
-    run, uncleared = situation.run, waiting.uncleared(settings.DATABASE, situation.run)
-    situation = replace(situation, uncleared=len(uncleared))
+    run = situation.run
+    uncleared = waiting.uncleared(settings.DATABASE, run, mask_for(run), visible_runs(request.user))
+    situation, shown = replace(situation, uncleared=len(uncleared)), mask_for(run).run(run)
     waits = [(wait, admin.wait_url(request, wait)) for wait in situation.waits]
     rows = journal_rows(settings.DATABASE, run.pk, seq_of(request.GET.get("after", "")))
     return {
@@ -86,7 +88,7 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "badge": run_badge(run),
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
-        "notes": actions.notes(situation),
+        "notes": [*actions.notes(situation), *starts(run)],
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
         "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
@@ -99,29 +101,11 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "cancel": actions.cancel(situation),
         "cancel_url": admin.url(request, "cancel", run.pk),
         "cancel_form": CancelForm(auto_id="cancel_%s"),
-        **known(admin, request, run),
+        "facts": facts(shown),
+        "bodies": texts(shown),
         "journal": rows,
         "last_shown": rows.rows[-1].seq if rows.rows else 0,
         "cards": _cards(admin, request, run, rows),
-    }
-
-
-def known(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Return what is known of a run without its journal."""
-    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).defer("arguments")
-    return {
-        "facts": facts(run),
-        "bodies": texts(run),
-        "approvals": [
-            {
-                "title": visible(approval.title),
-                "badge": approval_badge(approval),
-                "by": visible(approval.decided_by_name or "-"),
-                "asked": age(approval.requested_at),
-                "url": admin.other_page(request, Approval, approval.pk),
-            }
-            for approval in approvals.order_by("requested_at")
-        ],
     }
 
 
@@ -133,6 +117,7 @@ def facts(run: Run) -> list[Fact]:
         Fact(_("Run"), str(run.pk)),
         Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
         Fact(_("Session"), visible(run.session.key)),
+        *([Fact(_("Scope"), visible(run.scope))] if run.scope else []),
         Fact(_("Requester"), visible(run.owner_name or EMPTY)),
         Fact(_("Started"), dated(run.created_at)),
         Fact(_("Last change"), dated(run.updated_at)),
@@ -178,36 +163,17 @@ def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
 
 def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
     """Return what an open page needs to follow the run from now on."""
-    state = [run.blocked_reason, run.attempts, is_live(run), waiting.backs_off(run)]
+    state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
+    about = canonical.dumps([str(run.pk), actions.last_seq(run), *state])
+    tag = salted_hmac("agentruns.tag", about, algorithm="sha256")  # the reason may hold what is redacted
     return Live(
         url=admin.url(request, "live", run.pk),
         page=admin.url(request, "change", run.pk),
-        tag=canonical.digest([str(run.pk), run.status, actions.last_seq(run), *state])[:16],
+        tag=tag.hexdigest()[:16],
         status=run.status,
         is_ended=run.is_ended,
         interval=str(admin.live_interval),
     )
-
-
-def drawn(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the timeline."""
-    run, alias = situation.run, settings.DATABASE
-    page = admin.url(request, "change", run.pk)
-    page += "&" if "?" in page else "?"
-    seqs = Message.objects.using(alias).filter(run_id=run.pk).order_by("-seq").values_list("seq", flat=True)
-    first = seqs[timeline.ROWS : timeline.ROWS + 1].first()
-    doing = "queue" if run.status == Run.Status.QUEUED else ""
-    if run.status == Run.Status.RUNNING:
-        doing = "model" if is_live(run) else "silent"
-    found = timeline.draw(
-        run_rows(alias, run.pk, first or 0),
-        clock.now(settings.DATABASE),
-        doing=doing,
-        is_ended=run.is_ended,
-        is_whole=first is None,
-        url=lambda seq: f"{page}after={seq - 1}#row-{seq}",
-    )
-    return {"timeline": found}
 
 
 def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
@@ -216,8 +182,8 @@ def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpR
     row = found[0] if found else None
     if row is None or row.seq != seq:
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
-    shown = masked(row, sensitive_in(run))
-    return as_text(pretty({name: value for name, value in shown._asdict().items() if value is not None}))
+    shown = mask_for(run).row(row).shown()
+    return as_text(pretty({name: value for name, value in shown.items() if value is not None}))
 
 
 def as_text(text: str) -> HttpResponse:
@@ -259,7 +225,17 @@ def _start(rows: QuerySet[Message], size: int) -> int:
 
 
 def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[tuple[RowCard, str]]:
-    cards = [row_card(masked(row, masks_of(run))) for row in rows.rows]
+    earlier: list[Row] = []
+    if rows.rows and rows.earlier is not None:  # what ends on this page may have begun on the one before
+        seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
+        earlier = read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
+    times = timings([*earlier, *rows.rows])
+    cards = [row_card(mask_for(run).row(row)) for row in rows.rows]
+    for card in cards:
+        card.timing = times.get(int(card.seq))
+        if run.session.imported_at:
+            card.who = visible(f"{card.who}{MARK}")
+        card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
     return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
 
 

@@ -1,42 +1,32 @@
-"""Journal rows as cards: what happened, when, by whom. And the calls of a run as a table."""
+"""Journal rows as cards: what happened, when, by whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.html import Body, Fact, body, plain, pretty, stamp, visible
+from agentruns.admin.runs.timing import Timing
+from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.journal.masking import Sensitive, masked, sensitive_in
-from agentruns.journal.payloads import names_in
-from agentruns.models import Message
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.actions import Situation
-    from agentruns.admin.runs.admin import RunAdmin
+from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.payloads import has_blocks, names_in
+from agentruns.models import Message, Run
 
 TEXT_LIMIT = 4_000
 PAYLOAD_LIMIT = 20_000
-CALLED = (
-    events.ASSISTANT,
-    events.APPROVAL_DECIDED,
-    events.TOOL_STARTED,
-    events.TOOL_RESULT,
-    events.LATE_RESULT,
-)
-CALLED_ROWS = 500  # of a longer run the newest are in the table
-ARGUMENTS = 300  # characters of them in the table
+DIGEST = re.compile("[0-9a-f]{64}")
 
 Payload = dict[str, Any]
 
@@ -47,6 +37,16 @@ class File:
 
     size: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture or document of a row; the run's page has it at its SHA-256."""
+
+    name: str
+    about: str
+    sha256: str
+    is_picture: bool
 
 
 @dataclass(slots=True)
@@ -64,8 +64,11 @@ class RowCard:
     payload: Body
     facts: list[Fact] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
+    call_url: str = ""
     approval: str = ""
     file: File | None = None
+    files: list[Shown] = field(default_factory=list)
+    timing: Timing | None = None
     limit: int | None = TEXT_LIMIT
 
 
@@ -85,6 +88,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         who=visible(_who(row)),
         payload=body(_("Payload"), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
+        files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
     )
     describe = _DESCRIBE.get(row.kind)
@@ -114,10 +118,34 @@ def _as_history(card: RowCard, source: Any) -> None:
 
 def file_of(payload: Payload) -> File | None:
     """Return the file that a row points at, or None."""
-    if not names_in(payload):
+    stored = payload.get("stored")
+    if not isinstance(stored, dict) or not names_in(payload):
         return None
-    stored = payload["stored"]
-    return File(filesizeformat(stored.get("size")), plain(stored.get("sha256")))
+    return File(filesizeformat(stored.get("size", 0)), plain(stored.get("sha256", "")))
+
+
+def shown_files(payload: Payload) -> list[Shown]:
+    """Return the files that the blocks of a row name, but those that are not for its reader."""
+    blocks = payload["content"] if has_blocks(payload) and isinstance(payload["content"], list) else []
+    return [
+        Shown(
+            plain(block.get("name") or block.get("media_type", PLAIN)),
+            f"{plain(block.get('media_type', PLAIN))}, {filesizeformat(block.get('size', 0))}",
+            block["sha256"],
+            block.get("media_type") in IMAGES,
+        )
+        for block in blocks
+        if DIGEST.fullmatch(str(block.get("sha256")))
+    ]
+
+
+def _said(payload: Payload) -> Any:
+    """Return the content of a row: of blocks the texts, where all others can be opened beside them."""
+    content = payload.get("content")
+    if not has_blocks(payload) or not isinstance(content, list):
+        return content
+    left = [block for block in content if block.get("type") == "text" or "sha256" not in block]
+    return described(left)
 
 
 def _who(row: Row) -> str:
@@ -146,6 +174,8 @@ def _run_started(card: RowCard, payload: Payload) -> None:
     _add(card, _("Session"), payload.get("session"))
     _add(card, _("Idempotency key"), payload.get("idempotency_key"))
     _add(card, _("Definition"), payload["definition"][:12], payload["definition"])
+    _add(card, _("Tools of this run"), ", ".join(payload.get("tools", [])))
+    _say(card, _("Instructions of this run"), payload.get("instructions"))
 
 
 def _user(card: RowCard, payload: Payload) -> None:
@@ -153,9 +183,11 @@ def _user(card: RowCard, payload: Payload) -> None:
         card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
         _say(card, _("Told to the model"), text_of(payload["content"]))
         return
-    card.title, card.tone, card.who = _("Task given"), "said", visible("")
+    said = payload.get("reason") == events.MESSAGE
+    card.title, card.tone = _("Message") if said else _("Task given"), "said"
+    card.who = visible(((payload.get("actor") or {}).get("name") or "") if said else "")
     label = _("Input, its beginning") if card.file else _("Input")
-    _say(card, label, text_of(payload["content"]))
+    _say(card, label, _said(payload) if has_blocks(payload) else text_of(payload["content"]))
 
 
 def _assistant(card: RowCard, payload: Payload) -> None:
@@ -207,6 +239,11 @@ def _approval_extended(card: RowCard, payload: Payload) -> None:
     _add(card, _("Reason"), payload.get("reason"))
 
 
+def _approval_voided(card: RowCard, payload: Payload) -> None:
+    card.title, card.tone = _("An approval counts no more"), "waits"
+    _add(card, _("Why"), payload.get("why"))
+
+
 def _tool_started(card: RowCard, payload: Payload) -> None:
     card.title = _("Tool started")
     _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
@@ -221,7 +258,7 @@ def _tool_result(card: RowCard, payload: Payload) -> None:
     _add(card, _("Not as annotated"), payload.get("misfit"))
     _say(card, _("Arguments a person set"), payload.get("edited"))
     label = _("Told to the model, its beginning") if card.file else _("Told to the model")
-    _say(card, label, payload["content"])
+    _say(card, label, _said(payload))
 
 
 def _model_failed(card: RowCard, payload: Payload) -> None:
@@ -240,7 +277,7 @@ def _late_result(card: RowCard, payload: Payload) -> None:
     if payload.get("never_entered"):
         _add(card, _("Report"), _("the tool was never entered: nothing happened"))
     label = _("The tool returned, its beginning") if card.file else _("The tool returned")
-    _say(card, label, payload.get("content"))
+    _say(card, label, _said(payload))
 
 
 def _orphan_found(card: RowCard, payload: Payload) -> None:
@@ -248,7 +285,7 @@ def _orphan_found(card: RowCard, payload: Payload) -> None:
     _add(card, _("Evidence"), payload.get("evidence"))
     _add(card, _("Declares"), payload.get("declares"))
     _say(card, _("Its handler raised"), payload.get("raised"))
-    _add(card, _("What becomes of it"), _ORPHANS.get(payload["action"], payload["action"]))
+    _add(card, _("What becomes of it"), _ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
 
 
 def _orphan_resolved(card: RowCard, payload: Payload) -> None:
@@ -279,98 +316,28 @@ def _run_failed(card: RowCard, payload: Payload) -> None:
     _say(card, payload["error"]["type"], payload["error"]["text"])
 
 
-@dataclass(slots=True)
-class Effect:
-    """One call: its starts, the decisions on it, its result; every text is fit for a page."""
-
-    call: str
-    tool: SafeString
-    arguments: SafeString
-    started: list[tuple[str, SafeString | str]] = field(default_factory=list)  # row, when
-    decided: list[tuple[SafeString, SafeString | str]] = field(default_factory=list)  # who did what, when
-    key: str = ""
-    outcome: str = ""
-    tone: str = "plain"
-    returned_late: bool = False
-    url: str = ""
-
-
-def read_rows(messages: QuerySet[Message]) -> list[Row]:
-    """Return journal rows in the order of a query, upcast to today's form."""
-    found = (Row(*values) for values in messages.values_list(*Row._fields))
-    return [row._replace(payload=events.upcast(row.kind, row.payload)) for row in found]
-
-
-def masks_of(run: Any) -> Sensitive:
+def mask_for(run: Any) -> Mask:
     """Return what is masked on the pages of a run; read once for an object that lives for one request."""
-    if not hasattr(run, "masks"):
-        run.masks = sensitive_in(run)
-    masks: Sensitive = run.masks
-    return masks
+    if not hasattr(run, "mask"):
+        run.mask = mask_of(run)
+    mask: Mask = run.mask
+    return mask
 
 
-def called(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the table of calls, for the page of a run."""
-    run = situation.run
-    rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind__in=CALLED)
-    newest = read_rows(rows.order_by("-seq")[: CALLED_ROWS + 1])
-    found = effects(masked(row, masks_of(run)) for row in reversed(newest[:CALLED_ROWS]))
-    for one in found:
-        one.url = admin.url(request, "call", run.pk, one.call)
-    return {
-        "effects": found,
-        "effects_summary": effects_summary(found),
-        "effects_cut": len(newest) > CALLED_ROWS,
-    }
-
-
-def effects(rows: Iterable[Row]) -> list[Effect]:
-    """Return the calls of one run from its rows, in the order in which they were asked for."""
-    found: dict[str, Effect] = {}
-    for row in rows:
-        if events.COPIED in row.payload:
-            continue
-        if row.kind == events.ASSISTANT:
-            for call in row.payload["calls"]:
-                shown = plain(pretty(call["arguments"]))
-                cut = shown if len(shown) <= ARGUMENTS else f"{shown[:ARGUMENTS]}…"
-                found[call["id"]] = Effect(call["id"], visible(call["tool"]), visible(cut))
-        elif row.call_id in found:
-            _note(found[row.call_id], row)
-    return list(found.values())
-
-
-def effects_summary(found: list[Effect]) -> str:
-    """Return in one sentence how often something was started."""
-    starts = sum(len(one.started) for one in found)
-    calls = ngettext("%(count)d call", "%(count)d calls", len(found)) % {"count": len(found)}
-    again = sum(len(one.started) > 1 for one in found)
-    text = ngettext(
-        "The model asked for %(calls)s; a tool was started %(count)d time.",
-        "The model asked for %(calls)s; tools were started %(count)d times.",
-        starts,
-    ) % {"calls": calls, "count": starts}
-    if not again:
-        return text + " " + _("No call was started twice.") if starts else text
-    return f"{text} " + ngettext(
+def starts(run: Run) -> list[str]:
+    """Return in words how often a tool was started: the answer to "was it done twice?"."""
+    rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
+    times = Counter(rows.values_list("call_id", flat=True))
+    if not times:
+        return []
+    total = times.total()
+    text = ngettext("A tool was started %(count)d time.", "Tools were started %(count)d times.", total)
+    again = sum(count > 1 for count in times.values())
+    twice = ngettext(
         "%(count)d call was started more than once.", "%(count)d calls were started more than once.", again
-    ) % {"count": again}
-
-
-def _note(effect: Effect, row: Row) -> None:
-    payload = row.payload
-    if row.kind == events.TOOL_STARTED:
-        effect.started.append((str(row.seq), stamp(row.created_at)))
-        effect.key = plain(payload["key"])
-    elif row.kind == events.APPROVAL_DECIDED:
-        who = (payload.get("actor") or events.PROGRAM)["name"]
-        text = _("%(verb)s by %(who)s") % {"verb": _verb(payload), "who": who}
-        effect.decided.append((visible(text), stamp(row.created_at)))
-    elif row.kind == events.TOOL_RESULT:
-        doubt = payload.get("in_doubt", False)
-        effect.outcome, effect.tone = outcome_words(payload["outcome"], in_doubt=doubt)
-    elif row.kind == events.LATE_RESULT and not payload.get("never_entered"):
-        effect.returned_late = True
+    )
+    more = twice % {"count": again} if again else _("No call was started twice.")
+    return [f"{text % {'count': total}} {more}"]
 
 
 def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
@@ -379,18 +346,6 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
     words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (plain(outcome), "plain"))
     return str(words), tone
-
-
-def _verb(payload: dict[str, Any]) -> str:
-    if payload["verb"] == "approve" and "arguments" in payload:
-        return _("edited and approved")
-    words = {
-        "approve": _("approved"),
-        "deny": _("denied"),
-        "answer": _("answered"),
-        "expire": _("expired"),
-    }
-    return words.get(payload["verb"], str(payload["verb"]))
 
 
 _VERDICTS = {
@@ -413,7 +368,7 @@ _OUTCOMES: dict[str, tuple[Any, str]] = {
     "cancelled": (gettext_lazy("Not executed: cancelled"), "plain"),
     "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
 }
-_ORPHANS = {
+_ORPHAN_ACTIONS = {
     "held": gettext_lazy("waits for a person"),
     "surfaced": gettext_lazy("told to the model as unknown"),
     "retry": gettext_lazy("repeated: the tool says that is safe"),
@@ -431,6 +386,7 @@ _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,
     events.APPROVAL_EXTENDED: _approval_extended,
+    events.APPROVAL_VOIDED: _approval_voided,
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,
@@ -445,4 +401,5 @@ _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.RUN_COMPLETED: _run_completed,
     events.RUN_FAILED: _run_failed,
     events.RUN_CANCELLED: _control(gettext_lazy("Cancelled"), "bad"),
+    events.PAYLOAD_ERASED: _control(gettext_lazy("A value was erased")),
 }

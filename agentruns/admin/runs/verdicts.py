@@ -16,7 +16,8 @@ from agentruns.engine import in_doubt
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import carries_mask
-from agentruns.models import Run
+from agentruns.models import Message, Run
+from agentruns.tools.card import MASK
 from agentruns.utils import clock
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def entered(found: CallHistory, text: str) -> Any:
     """
     late = found.returned
     if late is not None and text == prefilled(found):
-        return late.payload.get("content")
+        rows = Message.objects.using(settings.DATABASE).filter(run_id=found.run.pk, seq=late.seq)
+        return rows.get().payload.get("content")  # not as the page masks it
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -95,7 +97,8 @@ def is_whole(found: CallHistory, form: VerdictForm) -> bool:
     late, text = found.returned, form.cleaned_data["result"]
     if late is None or form.cleaned_data["verdict"] != "occurred" or text == prefilled(found):
         return True
-    if carries_mask(text, "content", {"content": late.payload.get("content")}):
+    is_masked = MASK in text and MASK in prefilled(found)
+    if is_masked or carries_mask(text, "content", {"content": late.payload.get("content")}):
         form.add_error("result", _("Part of it is hidden here. Leave it as it is, or write your own."))
         return False
     return True

@@ -6,10 +6,11 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
+from agentruns.conf import settings
 from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
-from agentruns.services.api_tokens import LONGEST, create_token
+from agentruns.services.api_tokens import create_token
 
 
 class Command(AgentRunsCommand):
@@ -30,14 +31,14 @@ class Command(AgentRunsCommand):
             help="Scopes of the token.",
         )
         parser.add_argument("--name", default="", help="A name for people, in the admin.")
-        parser.add_argument("--days", type=int, help="Expire after this many days (never).")
+        parser.add_argument("--days", type=int, help="Expire after this many days (AGENTRUNS_TOKEN_DAYS).")
 
     def act(
         self, *, user: str, scope: list[str], name: str, days: int | None, json: bool, **options: Any
     ) -> None:
         owner = user_named(user)
-        if days is not None and not 0 < days <= LONGEST.days:
-            usage(f"--days takes 1 to {LONGEST.days}.")
+        if days is not None and not 0 < days <= settings.TOKEN_MAX_DAYS:
+            usage(f"--days takes 1 to {settings.TOKEN_MAX_DAYS} (AGENTRUNS_TOKEN_MAX_DAYS).")
         try:
             token, text = create_token(
                 owner, scope, name=name, expires_in=timedelta(days=days) if days is not None else None
@@ -48,7 +49,7 @@ class Command(AgentRunsCommand):
             facts = {"prefix": token.prefix, "scopes": token.scopes, "expires_at": token.expires_at}
             self.say_json({**facts, "token": text})
             return
-        until = f"expires {moment(token.expires_at)} UTC" if token.expires_at else "never expires"
+        until = f"expires {moment(token.expires_at)} UTC, or when {user}'s password changes"
         self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")
         self.say("Keep it where secrets are kept. It cannot be shown again:")
         self.stdout.write(text)  # not redacted: AGENTRUNS_REDACT would make it useless

@@ -23,13 +23,16 @@ class Command(AgentRunsCommand):
         super().add_arguments(parser)
         parser.add_argument("file", metavar="FILE", help="The export, or - for standard input.")
 
-    def act(self, *, file: str, json: bool, **options: Any) -> None:
+        parser.add_argument("--scope", metavar="S", help="The scope of its session here (the export's).")
+
+    def act(self, *, file: str, scope: str | None, json: bool, **options: Any) -> None:
         try:
             lines = sys.stdin if file == "-" else open(file, encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             usage(f"{file} cannot be read: {error.strerror}.")
         with lines:
-            run = import_run(json_text.loads(line) for line in lines if line.strip())
+            read = (json_text.loads(line) for line in lines if line.strip())
+            run = import_run(read, scope=scope)
         if json:
             self.say_json(run_record(run))
             return

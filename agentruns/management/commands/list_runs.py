@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from agentruns import list_runs
+from agentruns.journal.masking import masked_runs
 from agentruns.management.base import AgentRunsCommand
 from agentruns.management.terminal import moment, shortened, table
 from agentruns.management.timeline import run_record
@@ -23,16 +26,23 @@ class Command(AgentRunsCommand):
     def act(self, *, status: str | None, agent: str | None, json: bool, **options: Any) -> None:
         runs = list_runs(status=status, agent=agent).select_related("session")
         if json:
-            for run in runs.iterator():
+            for run in _shown(runs):
                 self.say_json(run_record(run))
             return
         heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
-        rows = [_cells(run) for run in runs.iterator()]
+        rows = [_cells(run) for run in _shown(runs)]
         if not rows:
             self.say("There are no such runs." if status or agent else "There are no runs yet.")
             return
         for line in table([heading, *rows]):
             self.say(line)
+
+
+def _shown(runs: Any) -> Iterator[Run]:
+    """Yield runs as they may be shown, some hundred at a time."""
+    found = runs.iterator(chunk_size=200)
+    while some := list(islice(found, 200)):
+        yield from masked_runs(some)
 
 
 def _cells(run: Run) -> tuple[object, ...]:

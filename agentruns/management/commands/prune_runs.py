@@ -30,12 +30,15 @@ class Command(AgentRunsCommand):
             help="Sessions unchanged for this many days.",
         )
         which.add_argument("--session", metavar="KEY", help="This session, now: for a request of erasure.")
+        parser.add_argument(
+            "--scope", metavar="S", help="With --session: its scope, if several have its key."
+        )
         parser.add_argument("--limit", type=count_of, metavar="N", help="At most N sessions, oldest first.")
         parser.add_argument("--dry-run", action="store_true", help="Only count the sessions to delete.")
         parser.add_argument(
             "--forget-key",
             action="store_true",
-            help="With --session: keep hashes in place of the session's key and its idempotency keys.",
+            help="With --session: keep a hash in place of the session's key.",
         )
 
     def act(
@@ -43,6 +46,7 @@ class Command(AgentRunsCommand):
         *,
         older_than: int | None,
         session: str | None,
+        scope: str | None,
         limit: int | None,
         dry_run: bool,
         forget_key: bool,
@@ -51,10 +55,10 @@ class Command(AgentRunsCommand):
     ) -> None:
         if session is not None and (limit or dry_run):
             usage("--limit and --dry-run go with --older-than only.")
-        if session is None and forget_key:
-            usage("--forget-key goes with --session only.")
+        if session is None and (forget_key or scope is not None):
+            usage("--forget-key and --scope go with --session only.")
         if session is not None:
-            pruned = erase_session(session, forget_key=forget_key)
+            pruned = erase_session(session, scope=scope, forget_key=forget_key)
         elif dry_run:
             pruned = count_ended(older_than or 0)
         else:

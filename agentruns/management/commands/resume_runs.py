@@ -12,6 +12,8 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.engine import leases
+from agentruns.engine.wakeup import Listener
+from agentruns.journal.masking import masked_runs
 from agentruns.management import waiting
 from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
 from agentruns.management.terminal import shortened, table
@@ -28,6 +30,8 @@ MOMENT = 0.1  # seconds until an idle worker notices a signal
 
 class Command(AgentRunsCommand):
     help = "Drive every run that can go on: after a crash, a decision, a back-off, or just queued."
+    # It may start every minute. Those of the whole project load its URLs, which no run needs.
+    requires_system_checks = ("agentruns",)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
@@ -88,8 +92,21 @@ class Command(AgentRunsCommand):
         if not json:
             self.say(f"Process {os.getpid()} watches for runs that can go on.")
         which |= {"seconds": ROUND}
-        said, pause = False, interval / EAGER
+        with Listener(settings.DATABASE) as bell:
+            self._attend(bell, which, stop, interval, json=json)
+        if not json:
+            self.say("Stopped.")
+
+    def _attend(
+        self, bell: Listener, which: dict[str, Any], stop: Stop, interval: float, *, json: bool
+    ) -> None:
+        said, polls, pause = False, False, interval / EAGER
         while not stop():
+            bell.listen()
+            if bell.why_deaf and not polls:
+                polls = True
+                if not json:
+                    self.say(f"{bell.why_deaf}: it looks every {interval:g} s.")
             swept = self._survive(which, stop)
             if not said and (said := self._is_drained()):
                 logger.warning("Draining pid=%s: claims no run any more", os.getpid())
@@ -97,13 +114,8 @@ class Command(AgentRunsCommand):
                     self.say("Draining: this process claims no more runs. Stop it when the new code is up.")
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, {}, which["run_id"], json=json)
-            if swept.driven:
-                pause = interval / EAGER  # more may follow
-            else:
-                _wait(pause, stop)
-                pause = min(2 * pause, interval)
-        if not json:
-            self.say("Stopped.")
+            more_may_follow = swept.driven or _wait(pause, stop, bell)
+            pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
 
     def _is_drained(self) -> bool:
         try:
@@ -145,7 +157,10 @@ class Command(AgentRunsCommand):
             for run in runs:
                 self.say_json({"id": run.pk, "agent": redact(run.agent), "status": run.status})
             return
-        rows = [(run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50)) for run in runs]
+        rows = [
+            (run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50))
+            for run in masked_runs(runs)
+        ]
         for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
             self.say(line)
         if not rows:
@@ -154,10 +169,13 @@ class Command(AgentRunsCommand):
                 self.say(line)
 
 
-def _wait(seconds: float, stop: Stop) -> None:
+def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
+    """Wait for the doorbell, or so many seconds; return whether it rang."""
     until = time.monotonic() + seconds
     while not stop() and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, MOMENT))
+        if bell.rang(min(left, MOMENT)):
+            return True
+    return False
 
 
 def _seconds(text: str) -> float:

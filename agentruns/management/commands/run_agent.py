@@ -8,18 +8,20 @@ from typing import Any
 
 from agentruns import get_run, run_agent
 from agentruns.agents.agent import get_agent
+from agentruns.agents.content import IMAGES, Document, File, Image, Input, Text, type_of
 from agentruns.agents.output import shown
 from agentruns.conf import settings
-from agentruns.exceptions import SessionBusyError
+from agentruns.exceptions import ContentError, SessionBusyError
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.journal.masking import masked, sensitive_of
+from agentruns.journal.masking import Mask, mask_of
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand, usage, user_named
 from agentruns.management.terminal import escaped
 from agentruns.management.timeline import Follower
 from agentruns.models import Run
 from agentruns.services.runs import RunResult
+from agentruns.services.sessions import place
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import redact, redacted
 
@@ -49,10 +51,14 @@ class Command(AgentRunsCommand):
         parser.add_argument("agent", metavar="AGENT", help="The agent's name.")
         parser.add_argument("text", help="The task.")
         parser.add_argument("--session", metavar="KEY", help="The session's key (a new one).")
+        parser.add_argument("--scope", metavar="S", help="The session's scope (that of the policy).")
         parser.add_argument(
             "--idempotency-key",
             metavar="K",
             help="The same key is the same run, also after it completed.",
+        )
+        parser.add_argument(
+            "--file", action="append", default=[], metavar="PATH", help="A picture or document; repeatable."
         )
         parser.add_argument("--user", metavar="NAME", help="The user who owns the run.")
 
@@ -60,15 +66,16 @@ class Command(AgentRunsCommand):
         if not text.strip():
             usage("The text is empty; say what the agent is to do.")
         actor = user_named(options["user"]) if options["user"] is not None else None
-        session = options["session"] or _session_of(options["idempotency_key"], actor) or f"run-{uuid7()}"
+        key = options["idempotency_key"]
+        _key, scope = place("", options["scope"], actor)
+        session = options["session"] or _session_of(key, scope, actor) or f"run-{uuid7()}"
         found = get_agent(agent)
-        self.sensitive = sensitive_of(found.definition())
+        self.mask = Mask([found.definition()])
         self.unknown: list[str] = []
+        given: Input = [Text(text), *map(_file, options["file"])] if options["file"] else text
         try:
-            with Follower(settings.DATABASE, session, self._print_json if json else self._print):
-                result = run_agent(
-                    found, text, session, actor=actor, idempotency_key=options["idempotency_key"]
-                )
+            with Follower(settings.DATABASE, session, scope, self._print_json if json else self._print):
+                result = run_agent(found, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
             sys.exit(BUSY)
@@ -80,22 +87,24 @@ class Command(AgentRunsCommand):
             sys.exit(EXIT[result.status])
 
     def _print(self, row: Row) -> None:
-        self.say(timeline.line(masked(row, self.sensitive)))
+        self.say(timeline.line(self.mask.row(row)))
         if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.unknown.append(row.call_id)
 
     def _print_json(self, row: Row) -> None:
-        self.say_json(timeline.as_dict(masked(row, self.sensitive)))
+        self.say_json(timeline.as_dict(self.mask.row(row)))
 
     def _end(self, result: RunResult, *, json: bool) -> None:
         """Print the run's status, and the steps by which a person lets it go on."""
+        mask = mask_of(get_run(str(result.run_id)))
+        output, error = mask.text(shown(result.output)), mask.text(result.error)
         if json:
-            texts = {"session": result.session_key, "output": shown(result.output), "error": result.error}
+            texts = {"session": result.session_key, "output": output, "error": error}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
             return
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
-        for approval in result.pending:
+        for approval in map(mask.approval, result.pending):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
             self.say(waiting.to_decide(approval))
         for call in result.orphans:
@@ -112,11 +121,22 @@ class Command(AgentRunsCommand):
             )
         for call in self.unknown:
             self.say(waiting.verdict(str(result.run_id), call))
-        for text in redact(shown(result.output) or result.error).splitlines():
+        is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # why was just said
+        for text in redact(output or error).splitlines() if not is_held else ():
             self.say(text)
 
 
-def _session_of(key: str | None, actor: Any) -> str | None:
+def _file(path: str) -> File:
+    """Return the block of a file; ends the command for one that is not taken."""
+    try:
+        with open(path, "rb") as file:
+            kind = Image if type_of(file.read(16)) in IMAGES else Document
+        return kind(path=path)
+    except (OSError, ContentError) as error:
+        return usage(str(error))
+
+
+def _session_of(key: str | None, scope: str, actor: Any) -> str | None:
     """Return the session of the run that a key stands for already."""
-    runs = Run.objects.using(settings.DATABASE).filter(owner=actor, idempotency_key=key)
+    runs = Run.objects.using(settings.DATABASE).filter(owner=actor, scope=scope, idempotency_key=key)
     return runs.values_list("session__key", flat=True).first() if key else None

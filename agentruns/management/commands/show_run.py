@@ -9,7 +9,7 @@ from typing import Any
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal.masking import masked, sensitive_in
+from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand
@@ -33,21 +33,21 @@ class Command(AgentRunsCommand):
         if at is None and not json:
             self._show(run)
             return
-        sensitive = sensitive_in(run)
+        mask = mask_of(run)
         if at is not None:
-            self.say_json(redacted(record(state_at(run.pk, at), sensitive)))
+            self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
-        rows = [masked(row, sensitive) for row in run_rows(settings.DATABASE, run.pk)]
-        self.say_json({**run_record(run), "messages": [timeline.as_dict(row) for row in rows]})
+        rows = [mask.row(row) for row in run_rows(settings.DATABASE, run.pk)]
+        self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
 
     def _show(self, run: Run) -> None:
-        for label, value in _header(run):
+        mask = mask_of(run)
+        for label, value in _header(mask.run(run), mask):
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
         try:
-            sensitive = sensitive_in(run)
-            lines = [timeline.line(masked(row, sensitive)) for row in run_rows(settings.DATABASE, run.pk)]
+            lines = [timeline.line(mask.row(row)) for row in run_rows(settings.DATABASE, run.pk)]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             text = f"The journal of run {run.pk} cannot be read: manage.py verify_journal names the row."
             raise JournalUnreadableError(text) from error
@@ -55,7 +55,7 @@ class Command(AgentRunsCommand):
             self.say(line)
 
 
-def _header(run: Run) -> Iterator[tuple[str, object]]:
+def _header(run: Run, mask: Mask) -> Iterator[tuple[str, object]]:
     """Yield the labels and values of a run's heading, without empty ones."""
     imported = run.session.imported_at
     facts = {
@@ -80,6 +80,6 @@ def _header(run: Run) -> Iterator[tuple[str, object]]:
     }
     yield from ((label, value) for label, value in facts.items() if value)
     approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
-    for approval in approvals.order_by("requested_at"):
+    for approval in map(mask.approval, approvals.order_by("requested_at")):
         yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
         yield "", waiting.to_decide(approval)

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Model
 
 from agentruns.conf import settings
-from agentruns.journal.verify import Problem, check, differs, shown, stored_form
-from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.journal.anchor import Compared
+from agentruns.journal.verify import Problem, check, differs, shown, stored_form, strays
+from agentruns.management.base import WRONG, AgentRunsCommand, session_named, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
@@ -22,7 +23,6 @@ from agentruns.services.retention import revived
 from agentruns.utils.redaction import is_on, redact, redacted
 
 PAGE = 200
-NO_TRIGGERS = "Triggers of the journal are missing in the database: its rows could be changed."
 INSTALLED = "The triggers of the journal were installed again."
 REVIVED = "was pruned and is there again: the database would let its rows be deleted."
 REFUSED = "not repaired: the journal itself is wrong, so nothing can be folded from it."
@@ -34,17 +34,36 @@ class Command(AgentRunsCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--session", metavar="KEY", help="Only this session.")
+        parser.add_argument("--scope", metavar="S", help="The session's scope, if several have its key.")
         parser.add_argument(
             "--repair",
             action="store_true",
-            help="Rewrite folded columns from the journal and install missing triggers; "
+            help="Rewrite folded columns from the journal and install the triggers again; "
             "journal rows and leases are never touched.",
         )
+        parser.add_argument(
+            "--anchors",
+            metavar="FILE",
+            help="Also compare the heads in this file: JSON lines of session, seq and head, as "
+            "AGENTRUNS_ANCHOR was given them.",
+        )
 
-    def act(self, *, session: str | None, repair: bool, json: bool, **options: Any) -> None:
+    def act(
+        self,
+        *,
+        session: str | None,
+        scope: str | None,
+        repair: bool,
+        anchors: str | None,
+        json: bool,
+        **options: Any,
+    ) -> None:
         alias, self.json = settings.DATABASE, json
         self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
-        sessions = _every(alias) if session is None else iter([_one(alias, session)])
+        if scope is not None and session is None:
+            usage("--scope goes with --session only.")
+        one = None if session is None else session_named(session, scope).pk
+        sessions = _every(alias) if one is None else iter([one])
         self._triggers(alias, repair)
         self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
         for session_id in sessions:
@@ -52,21 +71,36 @@ class Command(AgentRunsCommand):
                 self._session(alias, session_id, repair)
             except Session.DoesNotExist:  # pruned meanwhile
                 continue
+        for problem in strays(alias) if one is None else ():
+            self._report(problem, str(problem))
+        if anchors is not None:
+            self._anchors(alias, anchors, one)
         self._summary(repair)
         if self.counts["problems"]:
             sys.exit(WRONG)
 
     def _triggers(self, alias: str, repair: bool) -> None:
         connection = connections[alias]
-        if triggers.installed(connection):
-            return
-        if not repair:
-            self._report(Problem("", NO_TRIGGERS), NO_TRIGGERS)
-            return
-        with transaction.atomic(using=alias):
+        wrong = triggers.differences(connection)
+        if wrong and repair:
             triggers.install(connection)
-        self._tell(INSTALLED, {"repaired": INSTALLED})
-        self.counts["repaired"] += 1
+            left = triggers.differences(connection)
+            if left != wrong:
+                self._tell(INSTALLED, {"repaired": INSTALLED})
+                self.counts["repaired"] += 1
+            wrong = left  # what is not ours is not ours to drop
+        for what in wrong:
+            self._report(Problem("", what), what)
+
+    def _anchors(self, alias: str, file: str, session_id: UUID | None) -> None:
+        try:
+            with open(file, encoding="utf-8") as lines:
+                compared = Compared(alias, lines, session_id)
+                for problem in compared.problems():
+                    self._report(problem, str(problem))
+        except (OSError, ValueError) as error:
+            usage(f"{escaped(file)} cannot be read: {error}")
+        self.counts |= {"anchors": compared.anchors, "anchors_of_pruned": compared.pruned}
 
     def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
         found = Repaired([], check(session_id, alias))
@@ -102,13 +136,12 @@ class Command(AgentRunsCommand):
         text = f"Sessions checked: {counts['sessions']}. "
         if repair:
             text += f"Repaired: {counts['repaired']}. "
+        if "anchors" in counts:
+            text += (
+                f"Anchors compared: {counts['anchors']}, of pruned sessions: {counts['anchors_of_pruned']}. "
+            )
         text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
         self._tell(text, {"summary": counts})
-
-
-def _one(alias: str, key: str) -> UUID:
-    found = Session.objects.using(alias).filter(key=key).values_list("pk", flat=True).first()
-    return found if found is not None else usage(f"There is no session {escaped(repr(key))}.")
 
 
 def _every(alias: str) -> Iterator[UUID]:

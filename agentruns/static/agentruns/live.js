@@ -143,15 +143,5 @@ document.addEventListener("visibilitychange", () => {
   look();
 });
 
-// A bar of the timeline leads to its row; where that is on the page already, nothing has to be loaded.
-document.addEventListener("click", (event) => {
-  const link = event.target.closest(".ar-timeline a, .ar-timeline-table a");
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  const { hash } = new URL(link.getAttribute("href"), window.location.href);
-  if (!hash || !document.getElementById(hash.slice(1))) return;
-  event.preventDefault();
-  window.location.hash = hash;
-});
-
 if (!over) window.setInterval(settle, Math.min(1000, waits));
 plan();

@@ -1,0 +1,141 @@
+"""The surroundings of the cards of one page: rows, masks and warnings, read for all of them at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, cached_property
+from typing import Any
+from uuid import UUID
+
+from django.db.models import F, QuerySet, Window
+from django.db.models.functions import RowNumber
+from django.utils.translation import gettext as _
+
+from agentruns.admin.html import ago, plain
+from agentruns.conf import settings
+from agentruns.journal import events, policy
+from agentruns.journal.copies import happened_at
+from agentruns.journal.events import Row
+from agentruns.journal.masking import Mask, masks_of
+from agentruns.journal.read import read_rows
+from agentruns.models import Approval, Message, Run
+from agentruns.services import permissions, waiting
+from agentruns.tools.card import one_line
+
+LATEST = 200  # decisions and calls that are looked at, however long the history is
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A warning in red, with the run it is about."""
+
+    text: Any
+    run_id: UUID | None = None
+
+
+class Surroundings:
+    """The things that the cards of one page share, each read on first use and once for all of them."""
+
+    def __init__(self, user: Any, approvals: Iterable[Approval]) -> None:
+        self.user, self.cards = user, list(approvals)
+        self.runs = {one.run_id: one.run for one in self.cards}
+        self.started, self.uncleared = cache(self._started), cache(self._uncleared)
+        self.cancelled = cache(lambda: waiting.cancel_requests(settings.DATABASE, [*self.runs.values()]))
+        self.given = cache(lambda: permissions.already_given(user, self.cards))
+        self.unread = cache(lambda: waiting.unread(settings.DATABASE, self.runs))
+        self.groups = cache(lambda: policy.groups_of(user))
+
+    @cached_property
+    def masks(self) -> Mapping[UUID, Mask]:
+        """The masks, by session."""
+        return masks_of(self.runs.values())
+
+    @cached_property
+    def rows(self) -> Mapping[tuple[UUID, str], list[Row]]:
+        """The rows about each call, by run and call."""
+        found: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
+        calls = {one.call_id for one in self.cards}
+        about = Message.objects.using(settings.DATABASE).filter(run_id__in=self.runs, call_id__in=calls)
+        for row in read_rows(about.order_by("seq")):
+            found[row.run_id, row.call_id].append(row)
+        return found
+
+    @cached_property
+    def approvals(self) -> QuerySet[Approval]:
+        """All approvals that the user may see."""
+        return policy.visible_approvals(self.user)
+
+    @cached_property
+    def _visible(self) -> QuerySet[Run]:
+        """The runs to warn of: those that the user may see, all for who may see all cards."""
+        narrowed = policy.is_narrowed(self.approvals)
+        return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
+
+    def flags(self, approval: Approval) -> list[Flag]:
+        """Return what makes a person stop: the same call was made before, or one like it is in doubt."""
+        same = [*self._same_here(approval), *self._elsewhere[approval.same_call]]
+        return [*same[:SHOWN], *self._failed(approval), *self._in_doubt[approval.tool_name][:SHOWN]]
+
+    def _same_here(self, approval: Approval) -> Iterable[Flag]:
+        before: dict[str, Flag] = {}
+        text = _("This exact call was started in this session before, %(ago)s.")
+        for run_id, call_id, facts, at in self.started(approval.run.session_id, approval.tool_name):
+            if call_id != approval.call_id and facts.get("digest") == approval.digest:
+                before.setdefault(call_id, Flag(text % {"ago": ago(happened_at(facts, at))}, run_id))
+        return before.values()
+
+    def _started(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
+        rows = Message.objects.using(settings.DATABASE).filter(
+            session_id=session_id, kind=events.TOOL_STARTED, tool_name=tool
+        )
+        if policy.is_narrowed(self._visible):
+            rows = rows.filter(run__in=self._visible)
+        return list(rows.order_by("-seq").values_list("run_id", "call_id", "facts", "created_at")[:LATEST])
+
+    @cached_property
+    def _elsewhere(self) -> Mapping[str, list[Flag]]:
+        text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
+        found: dict[str, list[Flag]] = defaultdict(list)
+        calls = {one.same_call for one in self.cards} - {""}
+        same = Approval.objects.using(settings.DATABASE).filter(same_call__in=calls, status="consumed")
+        if policy.is_narrowed(self.approvals):  # perhaps by a join, which would count twice
+            same = same.filter(pk__in=self.approvals.values("pk"))
+        here = {run.session_id for run in self.runs.values()}
+        newest = Window(RowNumber(), partition_by="same_call", order_by=F("decided_at").desc())
+        others = same.exclude(run__session_id__in=here).annotate(place=newest).filter(place__lte=SHOWN)
+        fields = ("same_call", "run_id", "decided_at", "decided_by_name")
+        for call, run_id, at, name in others.order_by("-decided_at").values_list(*fields):
+            names = {"ago": ago(at) if at else "", "name": plain(name or _("the program"))}
+            found[call].append(Flag(text % names, run_id))
+        return found
+
+    def _failed(self, approval: Approval) -> list[Flag]:
+        """Return the failed calls of the session for which this card asks."""
+        text = _(
+            "An earlier call of this tool raised an error and may have happened. Approving settles it. %s"
+        )
+        return [
+            Flag(text % one_line(plain(wait.text)), wait.run_id)
+            for wait in self.uncleared(approval.run)
+            if wait.tool == approval.tool_name and wait.gates_tool and wait.text
+        ][:SHOWN]
+
+    def _uncleared(self, run: Run) -> list[waiting.Wait]:
+        return waiting.uncleared(settings.DATABASE, run, self.masks[run.session_id], self._visible)
+
+    @cached_property
+    def _in_doubt(self) -> Mapping[str, list[Flag]]:
+        """The runs in doubt by tool, the newest first."""
+        text = _("A call of this tool is in doubt: nobody knows whether it happened.")
+        orphaned = self._visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
+        runs = list(orphaned.defer("input", "output", "error")[:LATEST])
+        found: dict[str, list[Flag]] = defaultdict(list)
+        places = {run.pk: place for place, run in enumerate(runs)}
+        doubts = {(one.run_id, one.tool) for one in waiting.orphans(settings.DATABASE, runs)}
+        for run_id, tool in sorted(doubts, key=lambda doubt: places[doubt[0]]):
+            found[tool].append(Flag(text, run_id))
+        return found

@@ -1,0 +1,207 @@
+"""Blocks of a task, a message or a result: texts, pictures and documents, checked and in their JSON form.
+
+In that form, which a row's payload takes over, `content` has the blocks and `stored` their files: a block
+names its file by SHA-256. `described` is the same for people, and what tells one input from another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from django.utils.crypto import salted_hmac
+
+from agentruns.conf import settings
+from agentruns.exceptions import ContentError, ContentTooLargeError, ContentTypeError
+from agentruns.utils.bounds import NAME_LENGTH
+
+MOST_BLOCKS = 100  # of one input
+AS_TEXT, AS_BLOCKS = "as a text", "as blocks"  # the forms of an input
+PDF, PLAIN = "application/pdf", "text/plain"
+IMAGES = {
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+
+Packed = dict[str, Any]  # members of a row's payload
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text among other blocks."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"Text takes a string, not {type(self.text).__name__}.")
+
+
+class File:
+    """A file among the blocks, from a `path`, bytes or a file of Django's, as an upload is.
+
+    Its type is found from its content. Raises ContentTypeError for another type than these, ContentError for
+    a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
+    """
+
+    kind: ClassVar[str]
+    types: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        data: Any = None,
+        media_type: str | None = None,
+        name: str = "",
+    ) -> None:
+        if (path is None) == (data is None):
+            raise TypeError(f"{type(self).__name__} takes either path= or data=.")
+        most = settings.FILE_MAX
+        if path is not None:
+            with Path(path).open("rb") as file:
+                data, name = file.read(most + 1), name or os.path.basename(path)
+        elif hasattr(data, "read"):
+            if data.seekable():
+                data.seek(0)
+            name = name or str(getattr(data, "name", None) or "")
+            media_type = media_type or getattr(data, "content_type", None)
+            data = data.read(most + 1)
+        self.data = bytes(data)
+        last = re.split(r"[/\\]", name)[-1][:NAME_LENGTH]
+        self.name = "".join(each if each.isprintable() else "_" for each in last)
+        label = f"The {self.kind} {self.name!r}"
+        if len(self.data) > most:
+            raise ContentTooLargeError(f"{label} has more than {most} bytes (AGENTRUNS_FILE_MAX).")
+        self.media_type = found = type_of(self.data)
+        declared = (media_type or found).partition(";")[0].strip().lower()
+        if declared not in self.types:
+            raise ContentTypeError(
+                f"{label} is {declared or 'of no known type'}; it may be {', '.join(self.types)}."
+            )
+        if declared != found:
+            raise ContentError(f"{label} says it is {declared}; its content is {found or 'no such thing'}.")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.media_type} {len(self.data)} bytes>"
+
+    def scan(self) -> None:
+        """Let the project's scanner see it; raises ContentError if that refuses it, or fails."""
+        if settings.SCANNER is None:
+            return
+        try:
+            settings.scanner(self.name, self.media_type, self.data)
+        except Exception as error:
+            raise ContentError(f"The {self.kind} {self.name!r} was refused: {error}") from error
+
+
+class Image(File):
+    """A picture: JPEG, PNG, GIF or WebP."""
+
+    kind, types = "image", tuple(IMAGES)
+
+
+class Document(File):
+    """A PDF, or a text in UTF-8."""
+
+    kind, types = "document", (PDF, PLAIN)
+
+
+Block = Text | File
+Input = str | Block | Sequence[Block]
+FILES: dict[str, type[File]] = {kind.kind: kind for kind in (Image, Document)}
+
+
+def type_of(data: bytes) -> str:
+    """Return the media type that bytes are of, or ""."""
+    for media_type, magic in IMAGES.items():
+        if magic.match(data):
+            return media_type
+    if data.startswith(b"%PDF-"):
+        return PDF
+    try:
+        return PLAIN if data.decode().strip() and b"\0" not in data else ""
+    except UnicodeDecodeError:
+        return ""
+
+
+def checked(given: Any) -> list[Block]:
+    """Return the blocks of an input that is no text; raises ContentError for what is none."""
+    blocks = [given] if isinstance(given, Text | File) else given
+    if not isinstance(blocks, list | tuple) or not blocks:
+        raise ContentError("The input is neither a text nor a list of Text, Image and Document blocks.")
+    if len(blocks) > MOST_BLOCKS:
+        raise ContentError(f"The input has {len(blocks)} blocks; it may have {MOST_BLOCKS}.")
+    for number, block in enumerate(blocks):
+        if not isinstance(block, Text | File):
+            raise ContentError(f"Block {number} is a {type(block).__name__}, no Text, Image or Document.")
+        if isinstance(block, Text) and not block.text.strip():
+            raise ContentError(f"Block {number} is an empty text.")
+        if isinstance(block, File):
+            block.scan()
+    return list(blocks)
+
+
+def is_block(value: Any) -> bool:
+    """Return whether a result is a block, or a list with one in it."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, Text | File) for one in items)
+
+
+def admitted(blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks of a result, with the reason in place of what the scanner refuses: never raises."""
+    found: list[Block] = []
+    for block in blocks:
+        try:
+            if isinstance(block, File):
+                block.scan()
+            if not isinstance(block, Text) or block.text.strip():
+                found.append(block)
+        except ContentError as error:
+            found.append(Text(str(error)))
+    return found
+
+
+def packed(blocks: Iterable[Block]) -> Packed:
+    """Return the JSON form of blocks, with each file once, in base64."""
+    content: list[dict[str, Any]] = []
+    stored: dict[str, dict[str, Any]] = {}
+    for block in blocks:
+        if isinstance(block, Text):
+            content.append({"type": "text", "text": block.text})
+            continue
+        digest, size = hashlib.sha256(block.data).hexdigest(), len(block.data)
+        about = {"media_type": block.media_type, "name": block.name, "size": size, "sha256": digest}
+        content.append({"type": block.kind, **about})
+        data = base64.b64encode(block.data).decode()
+        stored[digest] = {"sha256": digest, "size": size, "form": "bytes", "data": data}
+    return {"content": content, "stored": [*stored.values()]}
+
+
+def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> str:
+    """Return blocks as a text for people: their texts, and what their files are.
+
+    Nobody can find a file by its digest there, which is keyed: by the project's SECRET_KEY unless given.
+    """
+
+    def text(block: dict[str, Any]) -> str:
+        if block.get("type") == "text":
+            return str(block.get("text", ""))
+        digest = salted_hmac("agentruns.file", str(block.get("sha256")), key, algorithm="sha256")
+        return placeholder(block, digest.hexdigest()[:32])
+
+    return "\n".join(map(text, content))
+
+
+def placeholder(block: dict[str, Any], digest: str) -> str:
+    """Return the text that stands for a file among blocks."""
+    names = (str(block.get(name, "?")) for name in ("type", "name", "media_type", "size"))
+    return "[{} {}: {}, {} bytes, {}]".format(*names, digest)

@@ -1,0 +1,111 @@
+"""The API's operations, known by name until one is first asked for: its module is imported then.
+
+Every command of a project loads its URLs, and ninja's models take longer to make than all the rest of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from ninja.constants import NOT_SET
+from ninja.errors import ConfigError
+from ninja.operation import Operation
+
+from agentruns.api import uploads
+
+ENDPOINTS = {
+    ("GET", "/agents"): "agents.list_agents",
+    ("GET", "/approvals"): "approvals.list_approvals",
+    ("GET", "/approvals/{approval_id}"): "approvals.get_approval",
+    ("POST", "/approvals/{approval_id}/approve"): "approvals.approve",
+    ("POST", "/approvals/{approval_id}/deny"): "approvals.deny",
+    ("POST", "/approvals/{approval_id}/answer"): "approvals.answer",
+    ("POST", "/runs/{run_id}/fork"): "forks.fork_run",
+    ("GET", "/health"): "health.health",
+    ("POST", "/runs"): "runs.start_run",
+    ("GET", "/runs"): "runs.list_runs",
+    ("GET", "/runs/{run_id}"): "runs.get_run",
+    ("GET", "/runs/{run_id}/messages"): "runs.list_messages",
+    ("GET", "/runs/{run_id}/messages/{seq}/content"): "runs.get_content",
+    ("GET", "/runs/{run_id}/files/{sha256}"): "runs.get_file",
+    ("GET", "/runs/{run_id}/state"): "runs.get_state",
+    ("POST", "/runs/{run_id}/resume"): "runs.resume_run",
+    ("POST", "/runs/{run_id}/cancel"): "runs.cancel_run",
+    ("POST", "/runs/{run_id}/pause"): "runs.pause_run",
+    ("POST", "/runs/{run_id}/orphans/{call_id}/resolve"): "runs.resolve_orphan",
+    ("POST", "/runs/{run_id}/rows/{seq}/erase"): "runs.erase_row",
+    ("POST", "/sessions/{path:key}/messages"): "sessions.send_message",
+    ("GET", "/sessions"): "sessions.list_sessions",
+    ("GET", "/sessions/{path:key}/messages"): "sessions.list_conversation",
+    ("GET", "/sessions/{path:key}"): "sessions.get_session",
+    ("GET", "/runs/{run_id}/events"): "stream.stream_events",
+}
+OPEN = {"/health"}  # to everybody
+
+# What the declaration of an operation says, and its URL does not need.
+DECLARED = ("signature", "models", "response_models", "description", "exclude_unset", "openapi_extra")
+
+_declared: dict[tuple[str, str], Operation] = {}
+
+
+class LateOperation(Operation):
+    """An operation of ENDPOINTS; its declaration, by `@router.get` and the like, is read when needed."""
+
+    def __init__(self, method: str, path: str) -> None:
+        def late(request: Any, **values: Any) -> Any:
+            return self.declaration.view_func(request, **values)
+
+        self.module, _, late.__name__ = ENDPOINTS[method, path].partition(".")
+        super().__init__("", [method], late, auth=None if path in OPEN else NOT_SET)
+        self.path, self.operation_id = path, late.__name__
+        for name in DECLARED:
+            delattr(self, name)
+
+    @cached_property
+    def declaration(self) -> Operation:
+        # Imported each time: another thread that has begun may not have come to its end.
+        import_module(f"agentruns.api.{self.module}")
+        return _declared[self.methods[0], self.path]
+
+    def _run_checks(self, request: Any) -> Any:
+        """Run them, and only then read an upload."""
+        refusal = super()._run_checks(request)
+        if refusal is None and self.operation_id in uploads.TAKING and uploads.is_upload(request):
+            try:
+                uploads.unpack(request)
+            except Exception as error:
+                return self.api.on_exception(request, error)
+        return refusal
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in DECLARED:
+            raise AttributeError(name)
+        return getattr(self.declaration, name)
+
+    def run(self, request: Any, **values: Any) -> Any:
+        """Run within the view decorators of the declaration."""
+        run: Any = super().run
+        for decorate in getattr(self.declaration, "_run_decorators", ()):
+            run = decorate(run)
+        return run(request, **values)
+
+    def clone(self) -> LateOperation:
+        """Return a copy for one mount of the router."""
+        cloned = copy.copy(self)
+        cloned.__dict__.pop("run", None)  # bound to this one
+        for decorate in getattr(self, "_run_decorators", ()):
+            cloned.run = decorate(cloned.run)  # type: ignore[method-assign]
+        return cloned
+
+
+def declare(operation: Operation) -> None:
+    """Keep the declaration of an operation of ENDPOINTS; raise ConfigError for any other."""
+    key = operation.methods[0], operation.path
+    if key not in ENDPOINTS:
+        raise ConfigError(
+            f"{' '.join(key)} is not in ENDPOINTS. A router of yours takes your own operations."
+        )
+    _declared[key] = operation

@@ -1,0 +1,160 @@
+"""The one look into the database, from time to time, that serves all listeners of this process.
+
+Listeners pass on what is new by themselves; whose turn it is looks for all. So there is no thread that has to
+run, and nothing is asked while nobody listens.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import reduce
+from operator import or_
+from threading import BoundedSemaphore, Lock
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, transaction
+from django.db.models import Q
+
+from agentruns.conf import settings
+from agentruns.journal.events import Row
+from agentruns.journal.read import read_rows
+from agentruns.models import Draft, Message, Run
+from agentruns.utils.db import later, short_lock_waits
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.api.poller")
+
+CONNECTIONS = 8  # of all listeners, at once
+FORGOTTEN = 10.0  # seconds after which nobody listens to a run any more
+WATCHED = 20  # seconds for which a worker stores drafts, unless somebody goes on listening
+RENEWED = 5.0  # seconds between two times that it is told so
+WAITS_FOR = {"awaiting-approval": "approval", "orphaned": "verdict", "paused": "resume"}
+AT_WORK = ("queued", "running")
+MOST = 200  # rows that are read for all; of more, each listener reads its own pages
+
+turns = BoundedSemaphore(CONNECTIONS)
+
+
+class Head(NamedTuple):
+    """A run as of the last poll: its status, its session's last row, and the draft of its next reply."""
+
+    status: str
+    seq: int
+    step: int
+    draft: str = ""
+
+
+class Poller:
+    """The heads of all runs that somebody listens to, and the rows that came last."""
+
+    FIRST_PAUSE = 0.5
+    LONGEST_PAUSE = 2.0
+    WRITING_PAUSE = 0.2
+    CLAIM = 5.0
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._heads: dict[UUID, Head | None] = {}
+        self._asked: dict[UUID, float] = {}
+        self._renewed: dict[UUID, float] = {}
+        self._news: dict[UUID, tuple[int, int, list[Row]]] = {}  # the rows after one, up to another
+        self._due = self._claimed = 0.0
+        self._pause = self.FIRST_PAUSE
+
+    def pause(self) -> float:
+        """Return the seconds until the next look."""
+        return max(0.1, self._due - time.monotonic())  # somebody may be looking just now
+
+    def claim(self) -> bool:
+        """Tell one listener that it is to look for all, now that it is time."""
+        now = time.monotonic()
+        if now < max(self._due, self._claimed):
+            return False
+        self._claimed = now + self.CLAIM  # it may go away before it has looked
+        return True
+
+    def head(self, run_id: UUID) -> Head | None:
+        """Return what the last look found of a run, which is listened to; None: it is gone."""
+        self._asked[run_id] = time.monotonic()
+        return self._heads.get(run_id)
+
+    def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
+        """Return the run's rows after one, up to another or more; None if it does not know all of them."""
+        since, until, rows = self._news.get(run_id, (0, 0, []))
+        return [row for row in rows if row.seq > after] if since <= after and last <= until else None
+
+    def join(self, run_id: UUID) -> Head | None:
+        """Look at one run, for who has just come."""
+        with self._lock:
+            self._see([run_id])
+            return self.head(run_id)
+
+    def look(self, run_id: UUID) -> None:
+        """Look at all the runs, this one among them, if it is time."""
+        with self._lock:
+            self.head(run_id)
+            now = time.monotonic()
+            if now < self._due:
+                return
+            self._asked = {run_id: at for run_id, at in [*self._asked.items()] if at > now - FORGOTTEN}
+            for known in (self._heads, self._renewed):
+                for run_id in known.keys() - self._asked.keys():
+                    del known[run_id]
+            before = dict(self._heads)
+            self._see(list(self._asked))
+            self._gather(before)
+            quiet = min(self._pause * 1.5, self.LONGEST_PAUSE)
+            self._pause = self.FIRST_PAUSE if self._heads != before else quiet
+            if any(head and head.draft for head in self._heads.values()):
+                self._pause = min(self.WRITING_PAUSE, self.FIRST_PAUSE)
+            self._due, self._claimed = time.monotonic() + self._pause, 0.0
+
+    def _see(self, run_ids: list[UUID]) -> None:
+        """Read the heads of runs, before any rows: of one that has ended, the last row will be there."""
+        runs = Run.objects.using(settings.DATABASE).filter(pk__in=run_ids)
+        draft = ("draft__epoch", "draft__step", "draft__text")
+        found: dict[UUID, Head | None] = dict.fromkeys(run_ids)
+        for run_id, status, seq, epoch, step, *drafted in runs.values_list(
+            "pk", "status", "session__next_seq", "lease_epoch", "step", *draft
+        ):
+            is_drafted = status == "running" and drafted[:2] == [epoch, step]
+            found[run_id] = Head(status, seq - 1, step, drafted[2] if is_drafted else "")
+        self._heads.update(found)
+        self._renew([run_id for run_id, head in found.items() if head and head.status in AT_WORK])
+
+    def _gather(self, before: dict[UUID, Head | None]) -> None:
+        """Read the rows of all runs that have more of them than before."""
+        changed = {
+            run_id: (old.seq, head.seq)
+            for run_id, old in before.items()
+            if old and (head := self._heads.get(run_id)) and head.seq > old.seq
+        }
+        rows: list[Row] = []
+        if changed:
+            after = reduce(or_, (Q(run_id=run_id, seq__gt=seq) for run_id, (seq, _) in changed.items()))
+            found = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
+            rows = read_rows(found[: MOST + 1])
+        known = changed if len(rows) <= MOST else {}
+        self._news = {
+            run_id: (*both, [row for row in rows if row.run_id == run_id]) for run_id, both in known.items()
+        }
+
+    def _renew(self, run_ids: list[UUID]) -> None:
+        """Let workers know that these runs are watched."""
+        now, alias = time.monotonic(), settings.DATABASE
+        due = [run_id for run_id in run_ids if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]
+        if not due:
+            return
+        drafts = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in due]
+        self._renewed.update(dict.fromkeys(due, now))
+        try:
+            with transaction.atomic(using=alias), short_lock_waits(alias):
+                Draft.objects.using(alias).bulk_create(
+                    drafts, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
+                )
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("No drafts for now, as it cannot be stored that somebody listens: %s", error)
+
+
+poller = Poller()

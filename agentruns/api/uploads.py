@@ -1,0 +1,81 @@
+"""Blocks of a request: pictures and documents in its JSON, or as files beside it in multipart."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest
+
+from agentruns.agents import content
+from agentruns.api.errors import Problem
+from agentruns.exceptions import ContentError
+from agentruns.providers.attachments import DEFAULT
+
+PART = "body"  # the JSON
+TAKING = {"start_run", "send_message"}  # operations
+MOST = DEFAULT.request  # bytes of a request with files
+
+
+def is_upload(request: HttpRequest) -> bool:
+    """Return whether a request is multipart."""
+    return request.content_type == "multipart/form-data"
+
+
+def documented(example: str) -> dict[str, Any]:
+    """Return what OpenAPI says of an upload, whose JSON part is such as the example."""
+    files = {
+        "type": "array",
+        "items": {"type": "string", "format": "binary"},
+        "description": "pictures and documents, which come after its text; under any name",
+    }
+    body = {"type": "string", "description": "the body as JSON text"}
+    schema = {"type": "object", "required": [PART], "properties": {PART: body, "files": files}}
+    return {"content": {"multipart/form-data": {"schema": schema, "example": {PART: example}}}}
+
+
+def require_small(request: HttpRequest) -> None:
+    """Raise Problem for an upload that is larger than a model's provider takes."""
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isascii() and length.isdecimal() and (len(length) > len(str(MOST)) or int(length) > MOST):
+        detail = f"The request has more than {MOST} bytes."
+        raise Problem.named("too-large", detail, max_bytes=MOST)
+
+
+def unpack(request: HttpRequest) -> None:
+    """Let an upload's JSON part be its body; raises Problem."""
+    try:
+        text = request.POST.get(PART)
+    except RequestDataTooBig:
+        most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        detail = f"What is no file has more than {most} bytes."
+        raise Problem.named("too-large", detail, max_bytes=most) from None
+    if text is None:
+        raise Problem.named("malformed", f"The part {PART!r} with the JSON is missing.")
+    request._body = text.encode(errors="surrogatepass")
+
+
+def blocks_of(request: HttpRequest, given: Any) -> content.Input:
+    """Return the input of a request, with the files beside it; raises ContentError."""
+    uploads: Any = request.FILES.lists() if is_upload(request) else []
+    files = [file for _, each in uploads for file in each]
+    if isinstance(given, str) and not files:
+        return given
+    found: list[content.Block] = [content.Text(given)] if isinstance(given, str) else []
+    for number, block in enumerate([] if isinstance(given, str) else given):
+        if block.type == "text":
+            found.append(content.Text(block.text))
+            continue
+        try:
+            data = base64.b64decode(block.data, validate=True)
+        except (binascii.Error, ValueError):
+            raise ContentError(f"The data of block {number} is no base64.") from None
+        kind = content.FILES[block.type]
+        found.append(kind(data=data, media_type=block.media_type, name=block.name))
+    for file in files:
+        is_picture = (file.content_type or "").startswith("image/")
+        found.append((content.Image if is_picture else content.Document)(data=file))
+    return found

@@ -1,0 +1,210 @@
+"""Drafts: the reply that a model is writing, stored while somebody watches the run.
+
+The engine only collects the pieces. One thread of the process, on connections of its own, asks once in a
+while which of the replies being written are watched, and stores these as they may be shown. It also finds out
+who is asked to pause or to cancel: that reply is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import BooleanField, ExpressionWrapper, Q
+from django.db.models.functions import Now
+
+from agentruns.engine.driver import Driver
+from agentruns.journal import events
+from agentruns.journal.connection import own_alias, own_connection
+from agentruns.journal.masking import Mask, mask_of
+from agentruns.models import Draft, Message, Run
+from agentruns.providers.base import ProviderError
+from agentruns.utils.db import in_transaction, uptime
+from agentruns.utils.redaction import bound, get_logger, is_on, redact
+
+logger = get_logger("agentruns.drafts")
+
+PERIODS = {"sqlite": 0.5}  # seconds between two times that a reply's text is stored
+PERIOD = 0.2
+LOOKS = 0.5  # seconds between two looks who is watched
+HELD = 100  # characters at the end in which AGENTRUNS_REDACT may not yet find what they begin
+LONGEST = 50_000  # characters; of a longer reply the rest is seen when it is journaled
+STOPPED = "It was stopped while it was written: the run is to pause, or to end. Its usage may be unknown."
+
+
+class Reply:
+    """The reply to one request. Called with each piece of its text; ProviderError if it is to be stopped."""
+
+    def __init__(self, alias: str, run_id: UUID, epoch: int, step: int, seq: int) -> None:
+        self.alias, self.run_id, self.epoch, self.step = alias, run_id, epoch, step
+        self.seq = seq  # of the session's next row, when it was looked at last
+        self.pieces: list[str] = []
+        self.is_stopped = self.is_over = self.is_watched = self.is_left_out = False
+        self.stored, self.stored_at = "", 0.0
+        self.mask: Mask | None = None
+        self._is_known = False
+
+    def __call__(self, piece: str) -> None:
+        if self.is_stopped:
+            raise ProviderError(STOPPED, disposition="pause", type="reply_stopped")
+        if piece:
+            self.pieces.append(piece)
+        if not self._is_known and not self.is_over:
+            self._is_known = True
+            writer.add(self)
+
+    @property
+    def period(self) -> float:
+        """The seconds between two times that its text is stored."""
+        return PERIODS.get(connections[self.alias].vendor, PERIOD)
+
+    def end(self) -> None:
+        """Take its text away: it is journaled, or nobody will have it."""
+        self.is_over = True
+        if self._is_known:
+            writer.wake.set()
+
+
+@contextmanager
+def drafting(driver: Driver) -> Iterator[Reply | None]:
+    """Yield what takes the pieces of the driver's next reply, until it is stored or has failed.
+
+    None for a stateless run, and inside a TestCase, whose rows no other connection sees.
+    """
+    lease, run = driver.lease, driver.run
+    if lease is None or connections[lease.alias].in_atomic_block:
+        yield None
+        return
+    reply = Reply(lease.alias, lease.run_id, lease.epoch, run.step, driver.state.next_seq)
+    try:
+        yield reply
+    finally:
+        reply.end()
+
+
+class Writer:
+    """The thread that stores the texts of this process's replies; there is none while nothing is written."""
+
+    def __init__(self) -> None:
+        self.wake = threading.Event()
+        self._lock = threading.Lock()
+        self._replies: list[Reply] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, reply: Reply) -> None:
+        """Look after a reply until it is over."""
+        with self._lock:
+            self._replies.append(reply)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="agentruns-drafts", daemon=True)
+                with suppress(RuntimeError):  # no thread to be had: no draft
+                    self._thread.start()
+
+    def _run(self) -> None:
+        looked, own = uptime(), ExitStack()
+        try:
+            while replies := self._current():
+                self.wake.wait(min(reply.period for reply in replies))
+                self.wake.clear()
+                if looks := uptime() >= looked + LOOKS:
+                    looked = uptime()
+                for alias in {reply.alias for reply in replies}:
+                    _serve(alias, [reply for reply in replies if reply.alias == alias], looks, own)
+        finally:
+            own.close()
+            connections.close_all()  # of this thread
+
+    def _current(self) -> list[Reply]:
+        """Return the replies to look after; with none the thread ends."""
+        with self._lock:
+            self._replies = [reply for reply in self._replies if not reply.is_over or reply.stored]
+            if not self._replies:
+                self._thread = None
+            return list(self._replies)
+
+
+def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> None:
+    """Look, store and clear; an error is logged once, and leaves a reply without a draft."""
+    if looks:
+        try:
+            own.enter_context(own_connection(alias))
+            _look(own_alias(alias), {reply.run_id: reply for reply in replies if not reply.is_over})
+        except Exception as error:
+            for reply in replies:
+                _leave_out(reply, error)
+    for reply in replies:
+        try:
+            with bound(reply.run_id, reply.epoch):
+                if reply.is_over and reply.stored:
+                    _clear(own_alias(alias), reply)
+                elif reply.is_watched and not reply.is_over and not reply.is_left_out:
+                    _store(own_alias(alias), reply)
+        except Exception as error:
+            _leave_out(reply, error)
+
+
+def _leave_out(reply: Reply, error: Exception) -> None:
+    if not reply.is_left_out:
+        logger.warning("No draft of the reply of run=%s: %s", reply.run_id, error)
+    reply.is_left_out = True
+    if reply.is_over:
+        reply.stored = ""  # the sweep clears it
+    connections[own_alias(reply.alias)].close()
+
+
+def _look(alias: str, replies: dict[UUID, Reply]) -> None:
+    """Find out in one query who is watched, and for whom there is news: perhaps to stop."""
+    watched = ExpressionWrapper(Q(draft__watched_until__gt=Now()), output_field=BooleanField())
+    runs = Run.objects.using(alias).filter(pk__in=replies).annotate(watched=watched)
+    for run_id, epoch, seq, is_watched in runs.values_list(
+        "pk", "lease_epoch", "session__next_seq", "watched"
+    ):
+        reply = replies[run_id]
+        reply.is_watched = bool(is_watched) and epoch == reply.epoch
+        if seq > reply.seq:
+            kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_CANCEL_REQUESTED)
+            news = Message.objects.using(alias).filter(run_id=run_id, seq__gte=reply.seq, kind__in=kinds)
+            reply.is_stopped, reply.seq = reply.is_stopped or news.exists(), seq
+
+
+def _store(alias: str, reply: Reply) -> None:
+    if uptime() < reply.stored_at + reply.period:
+        return
+    if reply.mask is None:
+        reply.mask = mask_of(Run.objects.using(reply.alias).get(pk=reply.run_id))
+        # It could name a value before it calls the tool of which that is a sensitive argument.
+        reply.is_left_out = bool(reply.mask.arguments_of)
+    text = shown("".join(reply.pieces), reply.mask)
+    if reply.is_left_out or text == reply.stored:
+        return
+    rows = Draft.objects.using(alias).filter(pk=reply.run_id, epoch__lte=reply.epoch, watched_until__gt=Now())
+    written = {"epoch": reply.epoch, "step": reply.step, "text": text}
+    reply.is_watched = in_transaction(alias, lambda: rows.update(**written)) == 1
+    reply.stored, reply.stored_at = text, uptime()
+
+
+def _clear(alias: str, reply: Reply) -> None:
+    rows = Draft.objects.using(alias).filter(pk=reply.run_id, epoch=reply.epoch, step=reply.step)
+    in_transaction(alias, lambda: rows.update(text=""))
+    reply.stored = ""
+
+
+def shown(text: str, mask: Mask) -> str:
+    """Return a text that goes on as it may be shown: without hidden values, nor the beginning of one."""
+    text = text[:LONGEST]
+    text = redact(mask.text(text[: mask.secrets.settled(text)]))
+    if not is_on():
+        return text
+    end = max(0, len(text) - HELD)
+    while end and "!" <= text[end - 1] <= "~":  # the project may look for a word of any length
+        end -= 1
+    return text[:end]
+
+
+writer = Writer()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=writer.__init__)  # type: ignore[misc]

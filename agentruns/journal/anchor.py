@@ -1,0 +1,113 @@
+"""Heads of ended runs, handed to AGENTRUNS_ANCHOR, and their comparison with the journal.
+
+Kept where the database's owner cannot write, they show that a whole chain was computed anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+from uuid import UUID
+
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.journal.outbox import EVENTS, Notice
+from agentruns.journal.verify import Problem
+from agentruns.models import Message, Session, Tombstone
+from agentruns.utils.lanes import Lane
+
+ENDS = (events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED)
+TIMEOUT = 5  # seconds that a worker waits for the project's function
+THREADS = 8
+PAGE = 200
+
+_lane = Lane("agentruns-anchor", THREADS)
+
+
+class Anchor(NamedTuple):
+    """The hash of a session's row, as it was when it was the head."""
+
+    session: UUID
+    seq: int
+    head: str
+
+
+class AnchorNotifier:
+    """Hands the head that a run ended with to the project's function, by way of the outbox."""
+
+    events = tuple(EVENTS[kind][0] for kind in ENDS)
+
+    def __call__(self, notice: Notice) -> None:
+        """Call AGENTRUNS_ANCHOR once. Raises TimeoutError, and what the function raises."""
+        ends = Message.objects.using(settings.DATABASE).filter(run_id=notice.run_id, kind__in=ENDS)
+        anchor = Anchor(*ends.order_by("seq").values_list("session_id", "seq", "hash")[0])
+        _lane(lambda: settings.anchor(*anchor), TIMEOUT)
+
+
+class Compared:
+    """Anchors compared with the journal: `problems` is to be read to its end before the counts."""
+
+    def __init__(self, alias: str, lines: Iterable[str], session_id: UUID | None = None) -> None:
+        self.anchors, self.pruned = 0, 0
+        self._alias, self._only = alias, session_id
+        self._lines = enumerate(lines, start=1)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the first anchor of each session that differs. Raises ValueError for a line that is none."""
+        wrong: set[UUID] = set()
+        while page := list(islice(self._lines, PAGE)):
+            anchors = [_parsed(number, line) for number, line in page if line.strip()]
+            mine = [anchor for anchor in anchors if self._only in (None, anchor.session)]
+            self.anchors += len(mine)
+            for anchor, what in self._differing(mine):
+                if anchor.session not in wrong:
+                    wrong.add(anchor.session)
+                    yield Problem(self._key(anchor.session), what, seq=anchor.seq)
+
+    def _differing(self, anchors: list[Anchor]) -> Iterator[tuple[Anchor, str]]:
+        sessions = {anchor.session for anchor in anchors}
+        rows = Message.objects.using(self._alias).filter(
+            session_id__in=sessions, seq__in={anchor.seq for anchor in anchors}
+        )
+        hashes = {
+            (session, seq): head for session, seq, head in rows.values_list("session_id", "seq", "hash")
+        }
+        there = {*self._ids(Session, sessions)}
+        buried = {*self._ids(Tombstone, sessions - there)}
+        for anchor in anchors:
+            found = hashes.get((anchor.session, anchor.seq))
+            if anchor.session in buried:
+                self.pruned += 1
+            elif anchor.session not in there:
+                yield anchor, f"was anchored at seq {anchor.seq} and is gone without a tombstone."
+            elif found is None:
+                yield anchor, f"was anchored at seq {anchor.seq}, a row that is missing."
+            elif found != anchor.head:
+                what = f"seq {anchor.seq} is not the row that was anchored: the chain was written anew."
+                yield anchor, what
+
+    def _ids(self, model: type[Session | Tombstone], ids: set[UUID]) -> Iterable[UUID]:
+        return model._default_manager.using(self._alias).filter(pk__in=ids).values_list("pk", flat=True)
+
+    def _key(self, session_id: UUID) -> str:
+        keys = Session.objects.using(self._alias).filter(pk=session_id).values_list("key", flat=True)
+        return keys.first() or str(session_id)
+
+
+def line_of(session_id: UUID, seq: int, head: str) -> str:
+    """Return an anchor as a line of the file that `verify_journal --anchors` reads."""
+    return json.dumps({"session": str(session_id), "seq": seq, "head": head}) + "\n"
+
+
+def _parsed(number: int, line: str) -> Anchor:
+    try:
+        found = json.loads(line)
+        anchor = Anchor(UUID(found["session"]), found["seq"], found["head"])
+        if type(anchor.seq) is not int or not 0 < anchor.seq < 2**63 or not isinstance(anchor.head, str):
+            raise ValueError("wrong types")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        text = f'Line {number} is no anchor, such as {{"session": "...", "seq": 7, "head": "..."}}.'
+        raise ValueError(text) from None
+    return anchor

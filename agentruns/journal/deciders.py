@@ -1,0 +1,140 @@
+"""Deciders of approvals: asked about at the decision, and those who approved again before the call runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import router
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.journal.fold import Call
+from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, visible_approvals
+from agentruns.journal.store import Batch
+from agentruns.models import Approval, Run, SessionBearer
+from agentruns.models.token import VISITOR
+from agentruns.tools.options import REQUESTER
+
+
+def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
+    """Return who asked for a run, as its first row names them: these, and who asked for its origin."""
+    asked = [str(one) for one in ids if one is not None]
+    return list(dict.fromkeys(asked + (_requesters(origin) if origin else [])))
+
+
+def requested(user: Any, run: Run) -> bool:
+    """Tell whether a user is one of those who asked for a run."""
+    return user.pk is not None and str(user.pk) in _requesters(run)
+
+
+def _requesters(run: Run) -> list[str]:
+    return [unquote(one) for one in run.requesters.split()]
+
+
+def why_not_decide(
+    actor: Any,
+    approval: Approval,
+    arguments: dict[str, Any] | None = None,
+    groups: Collection[str] | None = None,
+    verb: str = "approve",
+) -> str:
+    """Return the reason why a user cannot let a call run with `arguments`, or "" if they can.
+
+    `arguments` are those of the approval unless given; `groups` the names of the user's groups where the
+    caller has them; `verb` matters for calls that the requester confirms. The program itself, None, may
+    decide everything.
+    """
+    if actor is None:
+        return ""
+    if approval.approvers == REQUESTER:
+        return _why_not_confirm(actor, approval, verb)
+    name = actor.get_username()
+    if not is_somebody(actor):
+        return _("%(name)s is not active.") % {"name": name}
+    if not ask("can", False, actor, "decide", approval):
+        return _("%(name)s lacks the permission agentruns.decide_approval.") % {"name": name}
+    if approval.approvers and not is_among(actor, approval.approvers, groups):
+        facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
+        return _("%(tool)s is decided by %(approvers)s; %(name)s is not among them.") % facts
+    if not settings.REQUESTER_MAY_APPROVE and requested(actor, approval.run):
+        return _("%(name)s requested this run, and requesters may not decide about their own.") % {
+            "name": name
+        }
+    given = approval.arguments if arguments is None else arguments
+    if not ask("can_decide", False, actor, approval, given):
+        return _("The project's policy does not let %(name)s decide this.") % {"name": name}
+    return ""
+
+
+def is_requester(actor: Any, run: Run) -> bool:
+    """Tell whether this is the person who confirms the calls of `approvers="requester"` of a run."""
+    if isinstance(actor, SessionBearer):
+        return actor.session_id == run.session_id
+    return is_somebody(actor) and run.owner_id is not None and run.owner_id == actor.pk
+
+
+def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
+    """Return why a call that the requester confirms cannot be decided so: others may at most deny it."""
+    facts = {"tool": approval.tool_name, "name": actor.get_username()}
+    if is_requester(actor, approval.run):
+        if verb in ("approve", "deny", "answer"):
+            return ""
+        # Else they could call the tool with arguments that the model never gave.
+        return _("%(tool)s is confirmed as it is, or denied: %(name)s may not change it.") % facts
+    if verb == "deny" and is_somebody(actor) and ask("can", False, actor, "decide", approval):
+        if ask("can_decide", False, actor, approval, approval.arguments):
+            return ""
+        return _("The project's policy does not let %(name)s decide this.") % facts
+    return _("%(tool)s is confirmed by the requester, not by %(name)s.") % facts
+
+
+def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
+    """Return those of the givers of an approval who may not give it any more, with the reason.
+
+    `given` are ids as the journal has them. The program's own, "", always counts. Runs the project's policy:
+    outside of every transaction.
+    """
+    found = {}
+    for key in dict.fromkeys(given):
+        why = _why_lapsed(key, approval, arguments) if key else ""
+        if why:
+            found[key] = why
+    return found
+
+
+def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
+    """Add that the approvals of these givers count no more, with the reasons; the card is pending again."""
+    approval = call.approval
+    if approval is None or approval.status not in ("pending", "approved"):
+        return
+    gone = [key for key in approval.given if key in lost]
+    if gone:
+        why = " ".join(lost[key] for key in dict.fromkeys(gone))
+        payload: events.ApprovalVoided = {"approval": str(approval.id), "voided": gone, "why": why}
+        batch.add(events.APPROVAL_VOIDED, payload, call=call)
+
+
+def _why_lapsed(key: str, approval: Approval, arguments: dict[str, Any]) -> str:
+    if key == f"{VISITOR}{approval.run.session_id}":  # their token was looked at as they confirmed it
+        return ""
+    user = _user(key)
+    if user is None:
+        return _("User %(id)s is gone.") % {"id": key}
+    visible = visible_approvals(user)
+    if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
+        return _("%(name)s may not see it any more.") % {"name": user.get_username()}
+    return why_not_decide(user, approval, arguments)
+
+
+def _user(key: str) -> Any:
+    model = get_user_model()
+    users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
+    try:
+        return users.filter(pk=key).first()
+    except (ValueError, TypeError, OverflowError, ValidationError):  # no id of a user here
+        return None

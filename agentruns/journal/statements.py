@@ -1,0 +1,226 @@
+"""The SQL of an append: the rows of a batch, with what session and run are after them; and of a claim.
+
+No model instances are built: they cost more than the database does (docs/explanation/performance).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from django.db.models import QuerySet
+
+from agentruns.conf import settings
+from agentruns.exceptions import JournalConflictError
+from agentruns.journal import events
+from agentruns.models import Message, Run, Session
+from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.utils import clock as journal_clock
+from agentruns.utils.db import LOCK_TIMEOUT, uptime
+
+if TYPE_CHECKING:
+    from agentruns.journal.store import Batch
+
+# Of the rows of a batch: those that all of them share, and the others with their types. psycopg keeps no
+# statement of over fifty parameters.
+SHARED = ("session_id", "run_id", "epoch", "created_at")
+COLUMNS = {
+    "seq": "bigint", "kind": "text", "call_id": "text", "tool_name": "text", "attempt": "integer",
+    "facts": "text", "content": "text", "prev_hash": "text", "hash": "text", "consumes": "uuid",
+    "facts_salt": "text", "content_salt": "text", "content_hash": "text",
+}  # fmt: skip
+# For the transaction of a durable append: what it commits is on the disk, and it waits for no lock for long.
+SETTINGS = (
+    f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
+    " THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
+)
+ENDED = "(" + ", ".join(f"'{status}'" for status in Run.ENDED) + ")"
+
+# The other folded columns are stored as they are.
+_PREPARE = {
+    field.attname: field.get_prep_value
+    for field in Run._meta.concrete_fields
+    if isinstance(field, CanonicalField | EscapedTextField)
+}
+# A run at work is dated anew after so long: each time means an entry in every index of Run.
+DATED = timedelta(minutes=1)
+# The folded columns that a worker may change as long as it goes on.
+MOVING = ("step", "usage", "tokens", "cost", "pending_calls")
+SESSION = Session._meta.db_table
+RUN = Run._meta.db_table
+INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))})'
+
+
+def write_rows(
+    connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, closed: bool = False, durable: bool = False
+) -> None:
+    """Store a batch by a cursor of Django's or of the driver's; `durable`: it is committed with that.
+
+    Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
+    unless `closed` says that they change no status. Raises JournalConflictError if the writer did not know
+    the whole journal, lost its lease, or the run has ended; the caller rolls back.
+    """
+    state = batch.state
+    session_id, run_id = as_id(connection, state.session_id), as_id(connection, state.run.run_id)
+    at = connection.ops.adapt_datetimefield_value(batch.at)
+    sets, values, dated = _run_columns(connection, batch, at)
+    where = "" if closed else f" AND status NOT IN {ENDED}"
+    if batch.epoch:
+        where += " AND lease_epoch = %s"
+    run = [*values, run_id, *([batch.epoch] if batch.epoch else ())]
+    known: list[Any] = [session_id, batch.first_seq, batch.first_head]
+    head: list[Any] = [state.next_seq, state.head]
+    rows = row_values(connection, batch)
+    if connection.vendor == "postgresql":
+        sent = uptime()
+        sql = _cte(len(batch.rows), sets, where, durable)
+        cursor.execute(sql, [*known, *run, *head, batch.epoch, at, *rows])
+        stored = cursor.rowcount == len(batch.rows)
+        if stored:
+            moment = datetime.fromtimestamp(cursor.fetchone()[0], UTC)
+            journal_clock.told(batch.clock or connection.alias, moment, sent)
+    else:
+        parts = ([*head, *known], run, [session_id, run_id, batch.epoch, at, *rows])
+        mark = "%s" if isinstance(cursor, CursorWrapper) else "?"
+        statements = _three_statements(len(batch.rows), sets, where, mark)
+        stored = all(cursor.execute(*each).rowcount for each in zip(statements, parts, strict=True))
+    if not stored:
+        raise JournalConflictError(f"Run {state.run.run_id}: the journal has moved on.")
+    state.dated = dated
+
+
+@cache
+def _cte(count: int, sets: str, where: str, durable: bool) -> str:
+    # Each part reads FROM the one before, as they run in no fixed order: Session is locked first, and nothing
+    # changes unless everything does, for what is here is committed even if it is found to be too little.
+    # The settings come before all of them, and with the statement: a pooler may pass on another client's SET.
+    row = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
+    return (
+        f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
+        f' l AS (SELECT id FROM c, "{SESSION}" AS session WHERE id = %s AND next_seq = %s AND head = %s'
+        f" FOR NO KEY UPDATE OF session),"
+        f' r AS (UPDATE "{RUN}" AS run SET {sets} FROM l WHERE run.id = %s AND run.session_id = l.id{where}'
+        f" RETURNING run.id, session_id, updated_at),"
+        f' s AS (UPDATE "{SESSION}" AS session SET next_seq = %s, head = %s FROM r'
+        f" WHERE session.id = r.session_id RETURNING session.id)"
+        f" {INTO} SELECT s.id, r.id, %s::bigint, %s::timestamptz, v.*"
+        f" FROM s, r, (VALUES {', '.join([row] * count)}) AS v"
+        " RETURNING extract(epoch FROM clock_timestamp())::float8"
+    )
+
+
+@cache
+def _three_statements(count: int, sets: str, where: str, mark: str) -> tuple[str, ...]:
+    row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
+    statements = (
+        f'UPDATE "{SESSION}" SET next_seq = %s, head = %s WHERE id = %s AND next_seq = %s AND head = %s',
+        f'UPDATE "{RUN}" SET {sets} WHERE id = %s{where}',
+        f"{INTO} SELECT %s, %s, %s, %s, v.* FROM (VALUES {', '.join([row] * count)}) AS v",
+    )
+    if mark == "%s":
+        return statements
+    return tuple(each.replace("%s", mark).replace("%%", "%") for each in statements)
+
+
+def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, list[Any]]:
+    """Return SQL for the database's clock plus `seconds`, with its parameters."""
+    if connection.vendor == "postgresql":
+        return "(clock_timestamp() + make_interval(secs => %s))", [seconds]
+    # Six digits, as Django writes times: texts of unequal length compare wrongly.
+    return "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s)", [f"{seconds:+.3f} seconds"]
+
+
+def _run_columns(
+    connection: BaseDatabaseWrapper, batch: Batch, at: Any
+) -> tuple[str, list[Any], datetime | None]:
+    """Return the SET clause of Run, the folded columns and those of the lease, and when the run is dated.
+
+    A worker that goes on leaves out what its rows cannot change, and the date where it is new enough: SQLite
+    writes an index on a column that is set anew, whether it changed or not, and PostgreSQL all of them.
+    """
+    folded = batch.state.run.columns()
+    status = folded.pop("status")
+    sets: list[str] = []
+    values: list[Any] = []
+    goes_on, dated = batch.epoch > 0 and not batch.releases, batch.state.dated
+    if not goes_on or dated is None or batch.at - dated > DATED:
+        dated, sets, values = batch.at, ["updated_at = %s"], [at]
+    for name in MOVING if goes_on and batch.rows[0].kind != events.RUN_STARTED else folded:
+        sets.append(f"{name} = %s")
+        values.append(_prepared(name, folded[name]))
+    if goes_on:  # `status` is "running" as long as the epoch is the writer's
+        later, later_values = clock(connection, settings.LEASE_SECONDS)
+        sets.append(f"lease_expires_at = {later}")
+        values += later_values
+    elif batch.epoch:
+        sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
+        sets.append("blocked_reason = %s")
+        values += [
+            "queued" if status == "active" else status,
+            _prepared("blocked_reason", batch.state.run.paused),
+        ]
+        if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which leaves its time alone
+            sets.append("not_before = NULL")
+        elif batch.delay is not None:
+            later, later_values = clock(connection, batch.delay)
+            sets.append(f"not_before = {later}")
+            values += later_values
+    else:
+        # A service row leaves the lease alone: a live worker learns of it at its next append.
+        sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
+        values += [status not in Run.ENDED, "queued" if status == "active" else status]
+    if batch.failed_drive:
+        sets.append("attempts = attempts + 1")
+    elif batch.progressed or batch.unpaused:
+        sets.append("attempts = 0")
+    return ", ".join(sets), values, dated
+
+
+Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an expired lease was taken over
+
+
+def claim_one(
+    connection: BaseDatabaseWrapper, runs: QuerySet[Run], owner: str, seconds: float
+) -> Claimed | None:
+    """Lease the one of `runs` whose row nobody has locked, by one statement on PostgreSQL."""
+    seen = runs.order_by().values("pk", "lease_expires_at")
+    sql, where = seen.query.get_compiler(connection=connection).as_sql()
+    values: list[Any] = [*where, owner, timedelta(seconds=seconds)]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH c AS MATERIALIZED (SELECT {LOCK_TIMEOUT}),"
+            f" seen AS ({sql} AND EXISTS (SELECT FROM c) FOR NO KEY UPDATE SKIP LOCKED)"
+            f" UPDATE \"{RUN}\" AS run SET status = 'running', lease_owner = %s,"
+            " lease_epoch = run.lease_epoch + 1, lease_expires_at = statement_timestamp() + %s,"
+            " attempts = run.attempts + (seen.lease_expires_at IS NOT NULL)::int,"
+            " not_before = NULL, blocked_reason = '' FROM seen WHERE run.id = seen.pk"
+            " RETURNING run.session_id, run.lease_epoch, run.attempts, seen.lease_expires_at IS NOT NULL",
+            values,
+        )
+        found: Claimed | None = cursor.fetchone()
+    return found
+
+
+def _prepared(name: str, value: Any) -> Any:
+    prepare = _PREPARE.get(name)
+    return value if prepare is None else prepare(value)
+
+
+def as_id(connection: BaseDatabaseWrapper, value: UUID) -> UUID | str:
+    return value if connection.features.has_native_uuid_field else value.hex
+
+
+def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
+    flat: list[Any] = []
+    for row, parts in zip(batch.rows, batch.parts, strict=True):
+        flat += (
+            row.seq, row.kind, row.call_id, row.tool_name, row.attempt,
+            parts.facts, parts.content, row.prev_hash, row.hash,
+            None if row.consumes is None else as_id(connection, row.consumes),
+            row.facts_salt, row.content_salt, row.content_hash,
+        )  # fmt: skip
+    return flat

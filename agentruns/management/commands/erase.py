@@ -1,0 +1,81 @@
+"""`manage.py erase --row RUN SEQ | --user NAME | --session KEY`: destroy content for good."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+
+from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
+from agentruns.utils.redaction import redacted
+
+ACTOR = "erase"
+
+
+class Command(AgentRunsCommand):
+    help = (
+        "Destroy the content of a journal row, of all rows of a user's sessions, or a whole session, with "
+        "what repeats it. The chain stays, and says who erased what and why. Exit 1 if something was refused."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it.")
+        which.add_argument("--user", metavar="NAME", help="Every row of the sessions that this user owns.")
+        which.add_argument(
+            "--session", metavar="KEY", help="A session with its journal; its keys are hashed."
+        )
+        parser.add_argument(
+            "--scope", metavar="S", help="With --session: its scope, if several have its key."
+        )
+        parser.add_argument(
+            "--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."
+        )
+        parser.add_argument("--dry-run", action="store_true", help="Only say what would go.")
+
+    def act(
+        self, *, row: list[str] | None, user: str | None, session: str | None, scope: str | None, reason: str,
+        dry_run: bool, json: bool, **options: Any,
+    ) -> None:  # fmt: skip
+        if session is None and not reason.strip():
+            usage("Give a --reason: it is kept in the journal.")
+        if session is None and scope is not None:
+            usage("--scope goes with --session only.")
+        if row is not None:
+            if not row[1].isdecimal():
+                usage("SEQ is the number of a row.")
+            erased = erase_rows(row[0], ACTOR, reason, seq=int(row[1]), dry_run=dry_run)
+        elif user is not None:
+            erased = erase_user(_user(user), ACTOR, reason, dry_run=dry_run)
+        else:
+            erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
+        record = redacted(erased.record())
+        if json:
+            self.say_json({**record, "dry_run": dry_run})
+        else:
+            self._report(erased, record, dry_run)
+        if erased.refused:
+            sys.exit(WRONG)
+
+    def _report(self, erased: Erased, record: dict[str, Any], dry_run: bool) -> None:
+        for run, seq, kind in erased.rows:
+            self.say(f"Run {run}, row {seq} ({kind})")
+        for why in record["refused"]:
+            self.say(why)
+        counts = {"rows": len(erased.rows), **{name: record[name] for name in Erased.COUNTS}}
+        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing"
+        self.say(f"{'To be erased' if dry_run else 'Erased'}: {said}.")
+        self.say("Not reached:")
+        for place in record["not_reached"]:
+            self.say(f"- {place}")
+
+
+def _user(name: str) -> Any:
+    """Return a user, active or not: the request often comes when an account is closed."""
+    users = get_user_model()
+    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
+    return user if user is not None else usage(f"There is no user {name}.")

@@ -1,0 +1,184 @@
+"""The two parts of a row: facts, which the fold needs and nobody erases, and content, which can be erased.
+
+Each part is committed to by a hash with a random salt of its own. Without the salt nobody finds a text by
+trying, so whoever hides a part hides its salt, and the chain, made of the commitments, verifies all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from copy import deepcopy
+from typing import Any
+
+ERASED = "[erased]"
+HAS = "has"  # fact: which optional members the content has, so that an erased row still tells
+COMMON = {"v", "copied", HAS}  # facts of every kind
+
+Payload = dict[str, Any]
+
+
+class Form:
+    """Which members of a payload are facts, and what erased content reads as.
+
+    `content` and `optional` give members with their neutral values, `gone` those that are then left out, and
+    `inside` those that are split themselves, objects or lists of them.
+    """
+
+    def __init__(
+        self,
+        facts: str = "",
+        content: Payload | None = None,
+        optional: Payload | None = None,
+        gone: str = "",
+        **inside: Form,
+    ) -> None:
+        self.facts = COMMON | set(facts.split())
+        self.content = content or {}
+        self.optional = optional or {}
+        self.gone = set(gone.split())
+        self.inside = inside
+
+    def split(self, payload: Payload) -> tuple[Payload, Payload]:
+        """Return the facts and the content of a payload; a member that is not known here is content."""
+        facts: Payload = {}
+        content: Payload = {}
+        for name, value in payload.items():
+            form = self.inside.get(name)
+            if name in self.facts:
+                facts[name] = value
+            elif form is not None and isinstance(value, list):
+                pairs = [form.split(item) for item in value]
+                facts[name], content[name] = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            elif form is not None and isinstance(value, dict):
+                facts[name], content[name] = form.split(value)
+            else:
+                content[name] = value
+        if has := sorted(self.optional.keys() & content.keys()):
+            facts[HAS] = has
+        return facts, content
+
+    def neutral(self, facts: Payload) -> Payload:
+        """Return what stands for the content that belonged to these facts."""
+        content: Payload = deepcopy(self.content)
+        content |= {
+            name: deepcopy(self.optional[name]) for name in facts.get(HAS, ()) if name in self.optional
+        }
+        for name, form in self.inside.items():
+            value = facts.get(name)
+            if isinstance(value, list):
+                content[name] = [form.neutral(item) for item in value]
+            elif isinstance(value, dict):
+                content[name] = form.neutral(value)
+        return content
+
+
+_TEXT_BLOCKS = [{"type": "text", "text": ERASED}]
+_ERROR = Form("type", {"text": ERASED})
+_REASON: Payload = {"reason": ERASED}
+_EDIT: Payload = {"arguments": {}, "edited": {}, "title": ERASED, "preview": None}
+_RAISED: Payload = {"raised": ERASED}
+
+# By kind; the members are described in journal.events.
+FORMS: dict[str, Form] = {
+    "run_started": Form(
+        "agent version definition session scope actor owner requesters idempotency_key origin tools"
+        " not_before",
+        optional={"context": {}, "instructions": ERASED},
+        gone="stored",
+    ),
+    "user": Form("reason actor idempotency_key", {"content": _TEXT_BLOCKS}, gone="stored"),
+    "assistant": Form(
+        "stop_reason model request_id read usage cost",
+        gone="content left_out sent",  # `merged` rebuilds its content
+        calls=Form("id provider_id tool digest parallel verdict", {"arguments": {}}, gone="original"),
+    ),
+    "model_failed": Form("attempt code status request_id retry_in usage cost", error=_ERROR),
+    "approval_requested": Form(
+        "approval digest risk approvers required expires_at only_answers settles",
+        {"arguments": {}, "title": ERASED, "why": ERASED, "preview": None},
+    ),
+    "approval_decided": Form(
+        "verb digest actor channel settles", optional={**_REASON, "text": ERASED, **_EDIT}
+    ),
+    "approval_extended": Form("from expires_at actor channel", _REASON),
+    "approval_voided": Form("approval voided", {"why": ERASED}),
+    "tool_started": Form("key digest declares timeout approval approved_by"),
+    "tool_result": Form(
+        "is_error outcome stringified reconciled duration_ms in_doubt actor open_in",
+        {"content": ERASED},
+        _RAISED,
+        gone="stored misfit edited",
+    ),
+    "late_result": Form(
+        "worker_epoch is_error never_entered stringified reconciled",
+        optional={**_RAISED, "content": ERASED},
+        gone="stored misfit",
+    ),
+    "orphan_found": Form("action declares started_at", {"evidence": ERASED}, _RAISED),
+    "orphan_resolved": Form(
+        "verdict actor channel", optional={**_REASON, "evidence": ERASED, "result": ERASED}
+    ),
+    "run_resumed": Form("actor epoch unpause", _REASON),
+    "run_pause_requested": Form("actor", _REASON),
+    "run_paused": Form("actor", _REASON),
+    "run_cancel_requested": Form("actor", _REASON),
+    "run_adopted": Form("actor old new version tools", _REASON, {"instructions": ERASED}, gone="stored"),
+    "run_completed": Form("truncated", {"output": ERASED}),
+    "run_failed": Form(error=_ERROR),
+    "run_cancelled": Form("actor", _REASON),
+    "payload_erased": Form("seq actor file", _REASON),
+}
+_UNKNOWN = Form()
+
+
+def facts_of(kind: str) -> set[str]:
+    """Return the names of a payload's members that are facts, which hold no text to mask or erase."""
+    return FORMS.get(kind, _UNKNOWN).facts
+
+
+def split(kind: str, payload: Payload) -> tuple[Payload, Payload]:
+    """Return the facts and the content of a row's payload."""
+    return FORMS.get(kind, _UNKNOWN).split(payload)
+
+
+def merged(kind: str, facts: Payload, content: Payload | None) -> Payload:
+    """Return the payload of two parts; neutral values stand for content that was erased."""
+    if content is None:
+        content = FORMS.get(kind, _UNKNOWN).neutral(facts)
+        if kind == "assistant":
+            content["content"] = _reply(facts["calls"])
+    payload = _joined(facts, content) if content else {**facts}
+    payload.pop(HAS, None)
+    return payload
+
+
+def _reply(calls: list[Payload]) -> list[Payload]:
+    """Return an erased reply as its provider takes it back: every result needs the call it answers."""
+    used = (
+        {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}} for call in calls
+    )
+    return [*used] or deepcopy(_TEXT_BLOCKS)
+
+
+def _joined(facts: Payload, content: Payload) -> Payload:
+    payload = {**facts}
+    for name, value in content.items():
+        fact = payload.get(name)
+        if isinstance(fact, dict) and isinstance(value, dict):
+            payload[name] = _joined(fact, value)
+        elif isinstance(fact, list) and isinstance(value, list):
+            payload[name] = [_joined(*pair) for pair in zip(fact, value, strict=True)]
+        else:
+            payload[name] = value
+    return payload
+
+
+def commitment(salt: str, text: str) -> str:
+    """Return the hash by which the chain is bound to a part: of its salt's bytes and its canonical text."""
+    return hashlib.sha256(bytes.fromhex(salt) + text.encode()).hexdigest()
+
+
+def keyed(key: str, text: str) -> str:
+    """Return the HMAC-SHA256 of a text, in hex; `key` in hex."""
+    return hmac.digest(bytes.fromhex(key), text.encode(), "sha256").hex()

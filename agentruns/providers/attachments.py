@@ -1,0 +1,96 @@
+"""Pictures and documents of a request in the form of the Messages API, and what a provider takes of them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from agentruns.exceptions import ContentTooLargeError, ContentTypeError
+
+Meta = dict[str, Any]  # a block of a journal row: type, media_type, name, size, sha256
+
+
+class Limits(NamedTuple):
+    """The files that a provider takes; sizes in bytes of base64."""
+
+    types: frozenset[str]
+    image: int
+    request: int  # all files of a request: below the size of a whole one
+    files: int  # of one request
+
+
+# Every request has the form of the Messages API. With more than 20 pictures in one it takes only small ones.
+LIMITS = {
+    "anthropic": Limits(
+        types=frozenset(
+            ("image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf", "text/plain")
+        ),
+        image=5 * 2**20,
+        request=28 * 2**20,
+        files=20,
+    ),
+}
+DEFAULT = LIMITS["anthropic"]
+
+
+@dataclass
+class Room:
+    """The place that a request still has for files."""
+
+    limits: Limits = DEFAULT
+    files: int = 0
+    size: int = 0
+
+    def take(self, metas: Iterable[Meta]) -> bool:
+        """Return whether files fit into the request as well, and count them if so."""
+        sizes = [encoded_size(meta["size"]) for meta in metas]
+        files, size = self.files + len(sizes), self.size + sum(sizes)
+        if files > self.limits.files or size > self.limits.request:
+            return False
+        self.files, self.size = files, size
+        return True
+
+
+def encoded_size(size: int) -> int:
+    """Return the length of so many bytes in base64."""
+    return (size + 2) // 3 * 4
+
+
+def is_taken(meta: Meta, limits: Limits = DEFAULT) -> bool:
+    """Return whether a provider takes a file by itself."""
+    is_small = meta["type"] != "image" or encoded_size(meta["size"]) <= limits.image
+    return meta["media_type"] in limits.types and is_small
+
+
+def fitting(metas: Iterable[Meta], limits: Limits = DEFAULT) -> list[Meta]:
+    """Return those of some files, in their order, that one request can have."""
+    room = Room(limits)
+    return [meta for meta in metas if is_taken(meta, limits) and room.take([meta])]
+
+
+def require_taken(metas: list[Meta], limits: Limits = DEFAULT) -> None:
+    """Raise ContentTypeError or ContentTooLargeError for files that a provider would refuse."""
+    for meta in metas:
+        if meta["media_type"] not in limits.types:
+            raise ContentTypeError(f"The provider takes no {meta['media_type']}: {meta['name']!r}.")
+        if not is_taken(meta, limits):
+            most = limits.image // 4 * 3
+            raise ContentTooLargeError(f"The provider takes images up to {most} bytes: {meta['name']!r}.")
+    if not Room(limits).take(metas):
+        most = limits.request // 4 * 3
+        raise ContentTooLargeError(
+            f"The provider takes {limits.files} files of {most} bytes altogether in a request."
+        )
+
+
+def block_of(meta: Meta, data: bytes) -> dict[str, Any]:
+    """Return a file as a block of a request."""
+    source = {"type": "base64", "media_type": meta["media_type"], "data": base64.b64encode(data).decode()}
+    if meta["type"] == "image":
+        return {"type": "image", "source": source}
+    if meta["media_type"] == "text/plain":
+        source = {"type": "text", "media_type": "text/plain", "data": data.decode()}
+    title = {"title": meta["name"]} if meta["name"].strip() else {}
+    return {"type": "document", "source": source, **title}

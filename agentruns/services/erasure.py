@@ -1,0 +1,476 @@
+"""Erasing values: the content of rows is destroyed wherever the journal and its projections repeat it.
+
+The chain stays as it is, being made of commitments; a `payload_erased` row says who erased a row and why.
+Every run that shares the value must have ended: one that goes on was sent it, and could repeat it in its next
+reply or call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.conf import settings
+from agentruns.exceptions import (
+    AgentRunsError,
+    JournalConflictError,
+    JournalUnreadableError,
+    RunStateError,
+)
+from agentruns.journal import events, payloads
+from agentruns.journal.copies import kin, tasks_of
+from agentruns.journal.events import Row
+from agentruns.journal.read import session_rows
+from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.verify import History
+from agentruns.models import Approval, ContextValue, Message, Run, Session
+from agentruns.models.parts import ERASED, split
+from agentruns.services import permissions
+from agentruns.services.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
+from agentruns.services.write import find_run, lock_session
+from agentruns.utils import json as canonical
+from agentruns.utils.db import TRIES, in_transaction
+from agentruns.utils.ids import secret
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.erasure")
+
+CHUNK = 200  # rows of one statement: databases limit its values
+# Known to the person who erases, since nobody else can see to it.
+UNREACHED = (
+    gettext_lazy(
+        "backups of the database and of the files, and what the database keeps on disk until VACUUM"
+    ),
+    gettext_lazy("exports, and databases that runs were imported into"),
+    gettext_lazy("what the provider of the model keeps"),
+    gettext_lazy("notifications, logs and traces written or sent before"),
+    gettext_lazy("what a reply, a tool or a person repeated in other rows"),
+    gettext_lazy("names of the people who acted, and the project's own tables"),
+)
+
+Place = tuple[UUID, int]  # session, seq
+Value = tuple[Any, ...]  # name of a value, by which rows that repeat it are found
+Chosen = Callable[[Row], bool]
+
+
+@dataclass(slots=True)
+class Erased:
+    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of what goes with them.
+
+    `refused` says of each session of a user why nothing of it was erased.
+    """
+
+    rows: list[tuple[UUID, int, str]] = field(default_factory=list)
+    sessions: int = 0
+    approvals: int = 0
+    answers: int = 0
+    files: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    COUNTS = ("sessions", "approvals", "answers", "files")
+
+    def add(self, other: Erased) -> None:
+        """Add what another erasure destroyed."""
+        self.rows += other.rows
+        for name in self.COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON, with what cannot be reached; the caller redacts it."""
+        return {
+            "rows": [{"run": str(run), "seq": seq, "kind": kind} for run, seq, kind in self.rows],
+            **{name: getattr(self, name) for name in self.COUNTS},
+            "refused": self.refused,
+            "not_reached": list(map(str, UNREACHED)),
+        }
+
+
+def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
+    """Destroy the content of a run's row, with every row, copy and projection that repeats it, for good.
+
+    With a reply go its calls' arguments, with a result what was returned late, with the task the input of
+    the run; in forks as well. Erased once more, it finishes what a crash left. Raises RunStateError where
+    there is no such row, nothing in it, or a run with a copy that has not ended; DurableRunNotFoundError,
+    PermissionDeniedError, JournalUnreadableError.
+    """
+    erase_rows(run_id, actor, reason, seq=seq)
+    return find_run(run_id)
+
+
+def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run:
+    """Destroy the content of all rows of a call, and of the reply that asks for it, as `erase_payload`.
+
+    With the reply go its text and the arguments of its other calls: they are one content.
+    """
+    run = find_run(run_id)
+    _finish(
+        _erase(run.session_id, lambda row: row.run_id == run.pk and _is_of(row, call_id), actor, reason, run)
+    )
+    return find_run(run_id)
+
+
+def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
+    """Do what `erase_payload` does, or only find out with `dry_run`, and return what goes."""
+    run = find_run(run_id)
+
+    def chosen(row: Row) -> bool:
+        return row.seq == seq and row.run_id == run.pk
+
+    return _finish(_erase(run.session_id, chosen, actor, reason, run, dry_run=dry_run))
+
+
+def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
+    """Destroy the content of all rows of the sessions that a user owns, and of their copies in forks.
+
+    Each session is one transaction. One with an unfinished run is refused and named; the others are erased.
+    """
+    found = Erased()
+    sessions = Session.objects.using(settings.DATABASE).filter(owner_id=user.pk).order_by("pk")
+    for session in list(sessions.only("pk", "key")):
+        try:
+            found.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
+        except AgentRunsError as error:
+            found.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
+    return _finish(found)
+
+
+def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
+    """Delete a session as `erase_session` does, its keys hashed."""
+    alias = settings.DATABASE
+    sessions = Session.objects.using(alias).filter(key=key, **({} if scope is None else {"scope": scope}))
+    runs = [*Run.objects.using(alias).filter(session__in=sessions).values_list("pk", flat=True)]
+    approvals = Approval.objects.using(alias).filter(run_id__in=runs).count()
+    rows = Message.objects.using(alias).filter(run_id__in=runs).order_by("run_id", "seq")
+    erased = Erased([*rows.values_list("run_id", "seq", "kind")], sessions.count(), approvals)
+    if not dry_run:
+        pruned = erase_session(key, scope=scope, forget_key=True)  # refuses a key of several scopes
+        erased.answers, erased.files = pruned.answers, pruned.files
+        erased.refused = [_("Session %r has copies of its rows.") % copy for copy in pruned.copies]
+    return _finish(erased)
+
+
+def _finish(erased: Erased) -> Erased:
+    logger.info(
+        "Erased rows=%s approvals=%s files=%s; not reached: %s",
+        [f"{run}/{seq}" for run, seq, _kind in erased.rows], erased.approvals, erased.files,
+        "; ".join(map(str, UNREACHED)),
+    )  # fmt: skip
+    return erased
+
+
+def _may_go(row: Row) -> bool:
+    # Else each erasure of a user would erase the reasons of the one before, and never be done.
+    return row.kind != events.PAYLOAD_ERASED
+
+
+def _is_of(row: Row, call_id: str) -> bool:
+    asks = row.kind == events.ASSISTANT and any(call["id"] == call_id for call in row.payload["calls"])
+    return asks or row.call_id == call_id
+
+
+def _erase(
+    session_id: UUID,
+    chosen: Chosen,
+    actor: Any,
+    reason: str,
+    run: Run | None,
+    *,
+    dry_run: bool = False,
+) -> Erased:
+    if not reason.strip():
+        raise ValueError(_("Say why: whoever audits this reads it."))
+    alias = settings.DATABASE
+
+    def erasure(family: Callable[[str, UUID], set[UUID]]) -> _Erasure:
+        return _Erasure(alias, family(alias, session_id), session_id, chosen, run, actor)
+
+    if dry_run:  # who only looks keeps nobody waiting
+        return erasure(_family).look()
+    return in_transaction(alias, lambda: erasure(_lock_family).carry_out(reason))
+
+
+class _Erasure:
+    """One erasure, in the open transaction with the `family` of its session locked, unless it only looks."""
+
+    def __init__(
+        self, alias: str, family: set[UUID], session_id: UUID, chosen: Chosen, run: Run | None, actor: Any
+    ) -> None:
+        self.alias, self.actor = alias, actor
+        journals = {pk: _verified_rows(alias, pk) for pk in sorted(family)}
+        places = {(session_id, row.seq) for row in journals[session_id] if chosen(row)}
+        if run is not None and not places:
+            raise RunStateError(_("Run %(run)s has no such row or call.") % {"run": run.pk})
+        found = _repeating(journals, places)
+        # By session: rows that hold the value or held it, and those of them that still have content.
+        self.rows = {
+            pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in found])
+        }
+        self.gone = {pk: its for pk, rows in self.rows.items() if (its := [*filter(_has_content, rows)])}
+        if run is not None and not self.gone and not any(row.is_erased for row in self.rows[session_id]):
+            raise RunStateError(
+                _("The row of run %(run)s says nothing that can be erased.") % {"run": run.pk}
+            )
+        erasures = [(pk, row.payload) for pk in journals for row in journals[pk] if not _may_go(row)]
+        before = {(pk, payload["seq"]): payload for pk, payload in erasures}
+        self.files = {
+            name
+            for pk, rows in self.rows.items()
+            for row in rows
+            for name in (
+                *payloads.names_in(row.payload),
+                *before.get((pk, row.seq), {}).get("file", "").split(),
+            )
+        }
+
+    def look(self) -> Erased:
+        """Return what goes; raise what hinders it."""
+        runs = Run.objects.using(self.alias).filter(pk__in=self._run_ids()).order_by("pk")
+        for run in runs:
+            permissions.require(self.actor, "erase", run)
+        hindrance = Run.objects.using(self.alias).unfinished().filter(session_id__in=[*self.rows]).first()
+        if hindrance is not None:
+            raise RunStateError(
+                _(
+                    "Run %(run)s (%(status)s) reads what is to be erased, and could repeat it. Cancel it, or "
+                    "wait for its end; nothing was erased."
+                )
+                % {"run": hindrance.pk, "status": hindrance.get_status_display()}
+            )
+        erased = Erased(sessions=len(self.gone), files=len(self.files))
+        erased.rows = [(row.run_id, row.seq, row.kind) for rows in self.gone.values() for row in rows]
+        return erased
+
+    def carry_out(self, reason: str) -> Erased:
+        """Destroy the content, and rewrite what was made of it; the files go after the commit."""
+        erased = self.look()
+        for session_id, rows in self.gone.items():
+            self._destroy(session_id, rows, reason)
+        for session_id in self.rows:
+            projection = _Projection(self.alias, session_id, self.rows[session_id])
+            erased.approvals += projection.rewrite()
+            erased.answers += delete_answers_of(self.alias, projection.session, projection.runs())
+            clear_admin_log(self.alias, projection.run_ids, projection.approvals)
+        transaction.on_commit(lambda: self._delete_files(erased), using=self.alias)
+        return erased
+
+    def _run_ids(self) -> set[UUID]:
+        return {row.run_id for rows in self.rows.values() for row in rows}
+
+    def _destroy(self, session_id: UUID, rows: list[Row], reason: str) -> None:
+        messages = Message.objects.using(self.alias).filter(session_id=session_id, content__isnull=False)
+        for some in _chunks(rows):
+            these = messages.filter(seq__in=[row.seq for row in some])
+            if these.update(content=None, content_salt=None) != len(some):
+                raise JournalConflictError(f"Session {session_id}: the journal has moved on.")
+        store, who = DatabaseStore(self.alias), events.actor_ref(self.actor)
+        for run_id, its in groupby(sorted(rows, key=lambda row: row.run_id), lambda row: row.run_id):
+            state = store.load(session_id, run_id)
+            for some in _chunks([*its]):
+                batch = Batch(state)
+                for row in some:
+                    payload: events.PayloadErased = {"seq": row.seq, "actor": who, "reason": reason}
+                    if names := payloads.names_in(row.payload):
+                        payload["file"] = " ".join(names)
+                    batch.add(events.PAYLOAD_ERASED, payload)
+                store.append(batch, closed=True)  # and folds the run's columns anew
+
+    def _delete_files(self, erased: Erased) -> None:
+        erased.files = delete_files(self.files)
+
+
+def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
+    return (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
+
+
+def _lock_family(alias: str, session_id: UUID) -> set[UUID]:
+    """Lock a session with all that share rows with it, forks and their origins, and return their ids."""
+    held: set[UUID] = set()
+    while missing := _family(alias, session_id) - held:  # a fork may have come while the lock was waited for
+        for pk in sorted(missing):
+            lock_session(alias, pk)
+        held |= missing
+    return held
+
+
+def _family(alias: str, session_id: UUID) -> set[UUID]:
+    found: set[UUID] = set()
+    new = {session_id}
+    while new:
+        found |= new
+        runs = Run.objects.using(alias)
+        forks = runs.filter(origin_seq__isnull=False, origin__session_id__in=new)
+        mine = runs.filter(origin_seq__isnull=False, session_id__in=new)
+        origins = runs.filter(pk__in=mine.values("origin_id"))
+        there = {pk for some in (forks, origins) for pk in some.values_list("session_id", flat=True)}
+        new = (there | kin(alias, new)) - found
+    return found
+
+
+def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
+    sessions = Session.objects.using(alias).filter(pk=session_id)
+    for _try in range(TRIES):
+        session = sessions.get()
+        problem = History(session).read(alias)
+        if problem is None:
+            return session_rows(alias, session_id)
+        if sessions.filter(head=session.head).exists():  # else it was written to while it was read
+            break
+    raise JournalUnreadableError(
+        _("%(problem)s Nothing was erased: what repeats a value cannot be told from a damaged journal.")
+        % {"problem": problem}
+    )
+
+
+def _has_content(row: Row) -> bool:
+    return not row.is_erased and bool(split(row.kind, row.payload)[1])
+
+
+def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> set[Place]:
+    """Return these places, and all that repeat a value that is held in one of them."""
+    values: dict[Place, set[Value]] = {}
+    holders: dict[Value, set[Place]] = defaultdict(set)
+    for session_id, rows in journals.items():
+        for row, held in _values(rows):
+            values[session_id, row.seq] = held
+            for value in held:
+                holders[value].add((session_id, row.seq))
+    found: set[Place] = set()
+    new = {*places}
+    while new:
+        found |= new
+        new = {holder for place in new for value in values[place] for holder in holders[value]} - found
+    return found
+
+
+def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
+    """Yield a session's rows with the names of the values that each holds, as the engine writes them.
+
+    A copy in a fork has the commitment of its original, and its call ids.
+    """
+    again: dict[UUID, UUID] = {}  # run -> the first run of its task
+    tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}
+    replies: dict[UUID, int] = {}  # run -> its last reply
+    digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
+    for row in rows:
+        payload, call = row.payload, row.call_id
+        held: set[Value] = {("content", row.content_hash), *_files_of(row)}
+        match row.kind:
+            case events.RUN_STARTED | events.RUN_ADOPTED:
+                origin = payload.get("origin") or {}
+                if origin and "seq" not in origin:
+                    first = UUID(origin["run"])
+                    again[row.run_id] = again.get(first, first)
+                held |= {*_of_start(payload)}
+            case events.USER if payload.get("reason") == events.OUTPUT_INVALID:
+                held.add(("reply", row.run_id, replies.get(row.run_id)))
+            case events.USER if row.seq in tasks:
+                held.add(("task", again.get(row.run_id, row.run_id)))
+            case events.ASSISTANT:
+                replies[row.run_id] = row.seq
+                held.add(("reply", row.run_id, row.seq))
+                held |= {("asked", one["id"]) for one in payload["calls"]}
+                digests |= {one["id"]: (one["tool"], one["digest"]) for one in payload["calls"]}
+            case events.APPROVAL_REQUESTED:
+                held.add(("asked", call))
+            case events.APPROVAL_DECIDED:
+                held.add(("asked" if "arguments" in payload else "decided", call))
+                if payload["verb"] != "approve":
+                    held |= {("returned", call), ("denied", *digests.get(call, (call,)))}
+            case events.TOOL_RESULT:
+                held |= {("returned", call), *_of_result(row, digests.get(call, (call,)))}
+            case events.LATE_RESULT | events.ORPHAN_FOUND | events.ORPHAN_RESOLVED:
+                held.add(("returned", call))
+            case events.MODEL_FAILED:
+                held.add(("failed", row.run_id))
+            case events.RUN_FAILED if payload["error"]["type"] != "OutputInvalidError":
+                held.add(("failed", row.run_id))
+            case events.RUN_COMPLETED | events.RUN_FAILED:
+                held.add(("reply", row.run_id, replies.get(row.run_id)))
+            case events.RUN_PAUSED | events.RUN_PAUSE_REQUESTED:
+                held.add(("paused" if "actor" in payload else "failed", row.run_id))
+            case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:
+                held.add(("cancelled", row.run_id))
+        yield row, held
+
+
+def _files_of(row: Row) -> Iterator[Value]:
+    if payloads.has_blocks(row.payload):
+        yield from (("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload))
+
+
+def _of_start(payload: dict[str, Any]) -> Iterator[Value]:
+    if payload.get("context"):
+        yield "context", canonical.dumps(payload["context"])
+    if "instructions" in payload:  # the preview of a file names it
+        yield "instructions", payload.get("stored", {}).get("sha256", payload["instructions"])
+
+
+def _of_result(row: Row, digest: tuple[str, ...]) -> Iterator[Value]:
+    if row.payload.get("edited") is not None:
+        yield "asked", row.call_id
+    if row.attempt == 0 and row.payload["outcome"] == "error":  # says which arguments were not valid
+        yield "asked", row.call_id
+    if row.attempt == 0 and row.payload["outcome"] == "denied":  # perhaps for an earlier denial's reason
+        yield "denied", *digest
+
+
+class _Projection:
+    """Columns made of a session's rows, to be rewritten from what is left of these."""
+
+    def __init__(self, alias: str, session_id: UUID, rows: list[Row]) -> None:
+        self.alias = alias
+        self.session = Session.objects.using(alias).get(pk=session_id)
+        self.history = History(self.session)
+        problem = self.history.read(alias)
+        if problem is not None:
+            raise JournalConflictError(str(problem))
+        self.rows = session_rows(alias, session_id)
+        self.run_ids = {row.run_id for row in rows}
+        self.calls = {row.call_id for row in rows}
+        for row in rows:
+            if row.kind == events.ASSISTANT:
+                self.calls |= {call["id"] for call in row.payload["calls"]}
+        self.approvals: set[UUID] = set()
+
+    def runs(self) -> Any:
+        """Return the runs that had a row erased."""
+        return Run.objects.using(self.alias).filter(pk__in=self.run_ids)
+
+    def rewrite(self) -> int:
+        """Rewrite runs, session and approvals; return the number of approvals."""
+        tasks = {run_id: row for run_id, row in tasks_of(self.rows).items() if row.is_erased}
+        self.runs().update(blocked_reason="")
+        self.runs().filter(pk__in=tasks).update(input=ERASED, title=ERASED)
+        started = [row for row in self.rows if row.kind == events.RUN_STARTED]
+        without = self.runs().filter(pk__in=[row.run_id for row in started if row.is_erased])
+        without.update(context={})
+        ContextValue.objects.using(self.alias).filter(run__in=without).delete()
+        session = Session.objects.using(self.alias).filter(pk=self.session.pk)
+        session.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
+        if any(
+            row.run_id in tasks for row in [one for one in started if events.COPIED not in one.payload][:1]
+        ):
+            session.exclude(title="").update(title=ERASED)
+        asked = {row.call_id for row in self.rows if row.kind == events.APPROVAL_REQUESTED and row.is_erased}
+        for calls in self.history.calls.values():
+            for call in calls.values():
+                if call.id in self.calls and call.approval is not None:
+                    columns = {"why": ERASED, "same_call": ""} if call.id in asked else {}
+                    self._rewrite(call.approval.id, {
+                        "arguments": call.arguments, "title": call.approval.title,
+                        "digest": call.approval.digest, "reason": call.approval.reason, **columns,
+                    })  # fmt: skip
+        return len(self.approvals)
+
+    def _rewrite(self, approval_id: UUID, columns: dict[str, Any]) -> None:
+        self.approvals.add(approval_id)
+        if Approval.objects.using(self.alias).filter(pk=approval_id).update(**columns) != 1:
+            raise JournalConflictError(f"Approval {approval_id} is not there.")

@@ -1,0 +1,220 @@
+"""Messages to a session: into its open run, which reads them before it ends, or the task of the next one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.content import Input
+from agentruns.conf import settings
+from agentruns.exceptions import (
+    PermissionDeniedError,
+    RunStateError,
+    SessionAccessDeniedError,
+    SessionBusyError,
+)
+from agentruns.journal import events, payloads
+from agentruns.journal.policy import visible_runs
+from agentruns.journal.read import read_rows
+from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
+from agentruns.models.querysets import UNFINISHED
+from agentruns.models.tombstone import forgotten
+from agentruns.services import permissions
+from agentruns.services.quotas import count_start, start_limit
+from agentruns.services.requests import RunRequest, read_input, user_row
+from agentruns.services.sessions import Owner, checked_context, no_session, place, require_writable
+from agentruns.services.submit import submit, taken
+from agentruns.services.write import find_run
+from agentruns.utils import json as canonical
+
+MOST_UNREAD = 32
+
+
+def send_message(
+    session: Session | str,
+    content: Input,
+    *,
+    agent: Agent | str | None = None,
+    actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
+    idempotency_key: str | None = None,
+) -> Run:
+    """Say something in a session, and return the run that reads it.
+
+    An open run reads it before it ends, whatever it waits for now. Without one it is the task of the next
+    run, as by `start_run`; agent and context are those of the session's last run unless others are given.
+    Equal texts are two messages, unless they have the same key. Raises SessionBusyError where another agent's
+    run is open; RunStateError where the run is being cancelled or has 32 messages that it has not read, for a
+    pruned session, and for a key of another message; PermissionDeniedError; else as `start_run`.
+    """
+    whose = actor if owner is None else owner
+    key, scope = place(session, scope, whose)
+    found = Session.objects.using(settings.DATABASE).filter(scope=scope, key=key).first()
+    if found is not None:
+        require_writable(found, Owner.of(whose), actor)
+    return send(
+        found or Session(scope=scope, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
+        context=context, key=idempotency_key,
+    )[0]  # fmt: skip
+
+
+def send(
+    session: Session,
+    content: Input,
+    *,
+    agent: Agent | str | None,
+    actor: Any,
+    owner: Owner,
+    context: dict[str, Any] | None = None,
+    key: str | None = None,
+    refusal: str = "",
+) -> tuple[Run, bool]:
+    """Return the run that reads a message, and whether this call sent it; `refusal` says why none may start.
+
+    The caller has seen that the session is the owner's. Errors as `send_message`.
+    """
+    last = last_run(session, key, actor)
+    if agent is None and last is None:
+        _refuse_pruned(session)
+        raise SessionAccessDeniedError(no_session(session.key))
+    agent = agent or (last.agent if last else "")
+    if last is not None and not isinstance(actor, SessionBearer):
+        permissions.require(actor, "message", last)
+    if context is None and last is not None:
+        context = last.context
+    agent = get_agent(agent)
+    sending = _Sending(refusal, start_limit(actor, agent), _open_to(actor, session))
+    text, stored = read_input(content)
+    request = RunRequest(
+        agent=agent,
+        text=text,
+        stored=stored,
+        session=session.key,
+        scope=session.scope,
+        actor=actor,
+        owner=owner,
+        context=checked_context(context),
+        key=key or "",
+        join=sending.join,
+    )
+    submission = submit(request)
+    is_new = submission.is_new or sending.is_new or submission.run.pk == request.run_id
+    return submission.run, is_new
+
+
+def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run | None:
+    """Return the run of a session that was started with the key, else its last one, that a user may see."""
+    runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk).select_related("session")
+    if permissions.hides(actor):
+        runs = runs.filter(pk__in=visible_runs(actor).filter(session_id=session.pk))
+    last = runs.order_by("-created_at", "-id")
+    return (key and last.filter(idempotency_key=key).first()) or last.first()
+
+
+def _open_to(actor: Any, session: Session) -> set[Any] | None:
+    """Return the open runs of a session that a user may see; None: all."""
+    if not permissions.hides(actor):
+        return None
+    seen = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
+    return {*seen.values_list("pk", flat=True)}
+
+
+class _Sending:
+    """One message on its way; a transaction that is tried again may find that it has arrived."""
+
+    def __init__(self, refusal: str, limit: int | None, seen: set[Any] | None) -> None:
+        self.refusal, self.limit = refusal, limit
+        self.seen = seen  # asked before the transaction: in it no rule of a project is
+        self.tried: list[str] = []  # hashes of the rows that it was put in
+        self.is_new = False
+
+    def join(self, session: Session, request: RunRequest) -> Run | None:
+        """Return the run of the locked session that has or takes the message; None where one has to start."""
+        found = self._sent(session, request)
+        if found is not None:
+            return find_run(found)
+        run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
+        if run is not None:
+            self._append(run, session, request)
+            return find_run(run.pk)
+        if session.next_seq == 1:
+            _refuse_pruned(session)
+        if self.refusal:
+            raise PermissionDeniedError(self.refusal)
+        return None
+
+    def _sent(self, session: Session, request: RunRequest) -> Any:
+        """Return the id of the run that has the message already; raises RunStateError for another's key."""
+        runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
+        if runs.exists():  # the commit went through, only its acknowledgement was lost
+            return request.run_id
+        if not (request.key or self.tried):
+            return None
+        said = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
+        for row in read_rows(said.own().order_by("seq")):
+            if row.hash in self.tried:
+                return row.run_id
+            if request.key and row.payload.get("idempotency_key") == request.key:
+                if not _says(row, request.text):
+                    text = _(
+                        "Idempotency key %(key)r belongs to another message of run %(run)s. Use a new one."
+                    )
+                    raise RunStateError(text % {"key": request.key, "run": row.run_id}, str(row.run_id))
+                self.is_new = False
+                return row.run_id
+        return None
+
+    def _append(self, run: Run, session: Session, request: RunRequest) -> None:
+        facts = {"run": run.pk, "session": session.key, "status": run.get_status_display()}
+        if self.seen is not None and run.pk not in self.seen:
+            raise SessionBusyError(str(taken(request)), str(run.pk))
+        if run.agent != request.agent.name:
+            text = _(
+                "Session %(session)r has the unfinished run %(run)s (%(status)s) with another agent. "
+                "Wait for it, cancel it, or use another session."
+            )
+            raise SessionBusyError(text % facts, str(run.pk), run.lease_expires_at)
+        store = DatabaseStore(settings.DATABASE)
+        state = store.load(session.pk, run.pk)
+        if state.run.cancel_requested:
+            text = _("Run %(run)s (%(status)s) is being cancelled. Send it again when that has ended.")
+            raise RunStateError(text % facts, str(run.pk))
+        if len(state.unread) >= MOST_UNREAD:
+            text = _(
+                "Run %(run)s (%(status)s) has %(most)s messages that it has not read. Send the next one when "
+                "it has gone on, or cancel it."
+            )
+            raise RunStateError(text % {**facts, "most": MOST_UNREAD}, str(run.pk))
+        count_start(settings.DATABASE, request.actor, self.limit)
+        batch = Batch(state)
+        payload = {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
+        payload |= {"idempotency_key": request.key} if request.key else {}
+        row = batch.add(events.USER, {**user_row(request.text, request.stored or {}), **payload})
+        self.tried.append(row.hash)
+        store.append(batch)
+        self.is_new = True
+
+
+def _says(row: events.Row, text: str) -> bool:
+    """Tell whether a row says a text, as far as it still says anything."""
+    if row.is_erased:
+        return True
+    stored = row.payload.get("stored")
+    if isinstance(stored, dict):
+        return bool(stored["sha256"] == canonical.sha256(text))
+    return payloads.said_in(row.run_id, row.seq, row.payload) == text
+
+
+def _refuse_pruned(session: Session) -> None:
+    """Raise RunStateError for a session that was pruned, and is not there any more."""
+    pruned = Tombstone.objects.using(settings.DATABASE).filter(
+        scope=session.scope, key__in=[session.key, forgotten(session.key)]
+    )
+    if pruned.exists():
+        text = _("Session %(session)r was pruned. Start a run in it to begin a new conversation.")
+        raise RunStateError(text % {"session": session.key})

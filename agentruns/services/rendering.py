@@ -1,0 +1,142 @@
+"""The instructions and the choice of tools that an agent's own functions make for a run, before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from copy import deepcopy
+from functools import cache, partial
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, connections
+
+from agentruns.agents.agent import Agent
+from agentruns.conf import settings
+from agentruns.engine.driver import user_of
+from agentruns.exceptions import RenderingError
+from agentruns.journal import events, payloads
+from agentruns.journal.connection import mend_connection
+from agentruns.journal.fold import RunState
+from agentruns.journal.masking import veiling
+from agentruns.models import Run
+from agentruns.services.sessions import Owner
+from agentruns.tools import RunContext
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.rendering")
+
+MOST = 2**20  # bytes of instructions
+
+
+def renders(agent: Agent) -> bool:
+    """Tell whether something of the agent's runs is made by a function."""
+    return agent.tools_for is not None or not isinstance(agent.instructions, str)
+
+
+def render(
+    agent: Agent,
+    run_id: UUID,
+    *,
+    session: str | None,
+    scope: str,
+    context: dict[str, Any],
+    owner: Owner,
+    actor: Any,
+    text: str,
+    has: Collection[str] = (),
+    origin: Run | None = None,
+) -> dict[str, Any]:
+    """Return the members of a run's first row that the agent's functions make, but those that it `has`.
+
+    Raises RenderingError where they raise, or return what cannot be instructions or a choice of tools.
+    Nothing is stored; a transaction that they leave open is rolled back. `origin` is the run of a fork.
+    """
+    about = RunContext(
+        agent=agent.name,
+        version=agent.version,
+        run_id=str(run_id),
+        session_key=session or None,
+        scope=scope,
+        context=deepcopy(context),
+        actor=events.actor_ref(actor),
+        text=text,
+        _user=cache(partial(user_of, owner.ref())),
+    )
+    made: dict[str, Any] = {}
+    if not isinstance(agent.instructions, str) and "instructions" not in has:
+        made["instructions"] = _call("instructions", _instructions, about, agent, origin)
+    if agent.tools_for is not None and "tools" not in has:
+        made["tools"] = _call("tools_for", _names, about, agent, origin)
+    return made
+
+
+class _UnusableError(Exception):
+    """Says why what a function returned cannot be used, and repeats nothing of it."""
+
+
+def _call(
+    name: str, usable: Callable[[Agent, Any], Any], about: RunContext, agent: Agent, origin: Run | None
+) -> Any:
+    """Return what one of the agent's functions makes; its words are in no error, and masked in the log."""
+    what = f"Agent {agent.name!r}: its function {name}"
+    is_callers = connections[settings.DATABASE].in_atomic_block
+    try:
+        return usable(agent, getattr(agent, name)(about))
+    except _UnusableError as error:
+        raise RenderingError(f"{what} {error}") from None
+    except Exception as error:
+        failed = error
+    finally:
+        if not is_callers:
+            mend_connection(settings.DATABASE)
+    past: list[Run] | None = [origin] if origin else []
+    try:
+        if about.session_key and not origin:
+            runs = Run.objects.using(settings.DATABASE).filter(scope=about.scope)
+            past = list(runs.filter(session__key=about.session_key)[:1])  # what is sensitive there is so here
+    except DatabaseError:  # in a transaction that the function broke
+        past = None
+    with veiling(*(past or ())) as is_known:
+        logger.error("%s failed", what, exc_info=failed if is_known and past is not None else None)
+        raise RenderingError(f"{what} failed with {type(failed).__name__}. The log says why.") from failed
+
+
+def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
+    """Return what the same functions made for a run, whose definition is `then`; raises PayloadError."""
+    found, now = dict[str, Any](), agent.definition()
+    if state.instructions is not None and now["instructions"] == then["instructions"]:
+        found["instructions"] = payloads.instructions_of(state)
+    if state.tools is not None and now.get("tools_for") == then.get("tools_for"):
+        found["tools"] = state.tools
+    return found
+
+
+def put_away(made: dict[str, Any], session_id: UUID) -> dict[str, Any]:
+    """Return the same with long instructions in a file; inside a transaction they stay in their row."""
+    text = made.get("instructions", "")
+    if not payloads.may_be_large(text) or connections[settings.DATABASE].in_atomic_block:
+        return made
+    stored = payloads.put(f"{session_id}/instructions", text)
+    return {**made, "instructions": stored["content"], "stored": stored["stored"]} if stored else made
+
+
+def _instructions(agent: Agent, text: Any) -> str:
+    if not isinstance(text, str):
+        raise _UnusableError(f"must return a string, not {type(text).__name__}.")
+    if not text.strip():
+        raise _UnusableError("returned no text.")
+    if (size := len(text.encode(errors="surrogatepass"))) > MOST:
+        raise _UnusableError(f"returned {size} bytes; there may be {MOST}.")
+    return text
+
+
+def _names(agent: Agent, names: Any) -> list[str]:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise _UnusableError(f"must return names of tools, not {type(names).__name__}.")
+    chosen = list(names)
+    if wrong := next((type(name).__name__ for name in chosen if not isinstance(name, str)), None):
+        raise _UnusableError(f"must return names of tools, and one is {wrong}.")
+    if not agent.tools.keys() >= {*chosen}:
+        known = ", ".join(sorted(agent.tools)) or "none"
+        raise _UnusableError(f"chose a tool that is not declared in tools. Declared: {known}.")
+    return [name for name in agent.tools if name in chosen]

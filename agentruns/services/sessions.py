@@ -1,0 +1,144 @@
+"""Sessions by their callers' keys: the scope of a key, finding one, and whose a new run in it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.exceptions import AmbiguousSessionError, PermissionDeniedError, SessionAccessDeniedError
+from agentruns.journal import events
+from agentruns.journal.policy import current
+from agentruns.models import Session
+from agentruns.utils import json as canonical
+from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, check_name, is_deeper, is_name
+
+CONTEXT_LENGTH = 8 * 1024  # bytes of canonical JSON
+TITLE_LENGTH = 200
+
+
+class Owner(NamedTuple):
+    """Whose a session and its runs are, as stored; without an id the program's own."""
+
+    id: Any = None
+    name: str = ""
+
+    @classmethod
+    def of(cls, user: Any) -> Owner:
+        """Return a user as an owner; nobody for the program, and for a part of it that has a name."""
+        if user is None or isinstance(user, str):
+            return cls()
+        if user.pk is None:  # a visitor would pass for the owner of what belongs to nobody
+            raise PermissionDeniedError(_("A run cannot belong to a visitor who is not signed in."))
+        return cls(user.pk, user.get_username())
+
+    @classmethod
+    def of_session(cls, session: Session | str) -> Owner:
+        """Return the owner of a session that its visitor writes in."""
+        return cls(session.owner_id, session.owner_name) if isinstance(session, Session) else cls()
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a session or run of this owner."""
+        return {"owner_id": self.id, "owner_name": self.name}
+
+    def ref(self) -> events.Actor | None:
+        """Return the journal's record of the owner."""
+        return None if self.id is None else {"id": str(self.id), "name": self.name}
+
+
+NOBODY = Owner()
+
+
+def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
+    """Return the key and the scope of a session that is named, and may have to be made, for a user.
+
+    The scope is the one given, else the policy's for the user (None: the program). Raises TypeError and
+    ValueError.
+    """
+    if isinstance(session, Session):
+        if scope not in (None, session.scope):
+            raise ValueError(f"Session {session.key!r} is in scope {session.scope!r}, not in {scope!r}.")
+        return session.key, session.scope
+    if scope is None:
+        scope = current().scope(None if isinstance(user, str) else user)
+    for what, name in (("session", session), ("scope", scope)):
+        check_name(what, name)
+    return session, scope
+
+
+def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | None = None) -> Session:
+    """Return the session of a key; without a scope, of the only scope that has it.
+
+    `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
+    """
+    found: list[Session] = []
+    # Databases disagree about texts that no name can be, so they are not asked.
+    if all(map(is_name, (key, scope or ""))):
+        sessions = Session.objects.using(settings.DATABASE) if among is None else among
+        sessions = sessions.filter(key=key) if scope is None else sessions.filter(key=key, scope=scope)
+        found = list(sessions.order_by("scope"))
+    if not found:
+        raise SessionAccessDeniedError(no_session(key))
+    require_one_scope(key, [session.scope for session in found])
+    return found[0]
+
+
+def require_one_scope(key: str, scopes: list[str]) -> None:
+    """Raise AmbiguousSessionError for a key that several scopes have."""
+    if len(scopes) > 1:
+        named = ", ".join(map(repr, scopes))
+        text = _("Session %(session)r exists in the scopes %(scopes)s. Give the scope as well.")
+        raise AmbiguousSessionError(text % {"session": key, "scopes": named}, tuple(scopes))
+
+
+def require_writable(session: Session, owner: Owner, actor: Any) -> None:
+    """Raise SessionAccessDeniedError unless the session is the owner's.
+
+    A user learns nothing of somebody else's. The program is told that it has to say for whom it writes:
+    otherwise its run would be that of whoever was first to use the key.
+    """
+    if session.owner_id == owner.id:
+        return
+    if actor is not None and not isinstance(actor, str):
+        raise SessionAccessDeniedError(no_session(session.key))
+    facts = {"session": session.key, "scope": session.scope, "owner": session.owner_name, "name": owner.name}
+    if session.owner_id is None:
+        text = _("Session %(session)r is the program's own, not %(name)s's. Use another key or scope.")
+    elif owner.id is None:
+        text = _(
+            "Session %(session)r of scope %(scope)r belongs to %(owner)s. Pass owner= that user to write "
+            "into it for them, or give the program's own sessions a scope."
+        )
+    else:
+        text = _("Session %(session)r of scope %(scope)r belongs to %(owner)s, not to %(name)s.")
+    raise SessionAccessDeniedError(text % facts)
+
+
+def no_session(key: str) -> str:
+    """Return the answer to who may not see a session, and where there is none."""
+    return f"There is no session {key[:NAME_LENGTH]!r}."
+
+
+def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the context of a run as it is stored; TypeError for no dict of JSON, ValueError if too large."""
+    if context is None:
+        return {}
+    if not isinstance(context, dict):
+        raise TypeError(f"The context must be a dict of JSON values, not {type(context).__name__}.")
+    if is_deeper(context, MAX_DEPTH):
+        raise ValueError(f"The context is nested too deeply; it may have {MAX_DEPTH} levels.")
+    try:
+        text = canonical.dumps(context)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"The context must be a dict of JSON values: {error}") from error
+    if (size := len(text.encode())) > CONTEXT_LENGTH:
+        raise ValueError(f"The context is {size} bytes of JSON; it may have {CONTEXT_LENGTH}.")
+    return dict(canonical.loads(text))
+
+
+def title_of(text: str) -> str:
+    """Return the first line of a task that says anything, cut."""
+    lines = (line.strip() for line in text[: 10 * TITLE_LENGTH].splitlines())
+    return next((line for line in lines if line), "")[:TITLE_LENGTH]

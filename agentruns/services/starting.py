@@ -1,0 +1,195 @@
+"""Runs that people start: whatever a user asks for through the API or the console comes in here.
+
+The services of `runs` and `forks` let a program start anything for anybody. These ask the policy first, so
+`admin` and `api` import no others (tests/packaging/test_architecture.py).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.contrib.auth.models import AnonymousUser
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent, get_agent, registered
+from agentruns.agents.content import Input
+from agentruns.exceptions import PermissionDeniedError, UnknownAgentError
+from agentruns.journal.policy import ANYONE, ask
+from agentruns.models import Run, Session, SessionBearer
+from agentruns.services import forks, messages, permissions, runs, visitors
+from agentruns.services.control import agent_again
+from agentruns.services.sessions import Owner
+from agentruns.services.write import find_run
+
+STARTS = "agentruns.start_run"
+
+
+class Behalf(NamedTuple):
+    """Requests beside the task; `owner` is the id of the user for whom they act."""
+
+    owner: str | None = None
+    scope: str | None = None
+    context: dict[str, Any] | None = None
+
+
+NOTHING = Behalf()
+
+
+def start_run(
+    user: Any,
+    agent: str,
+    text: Input,
+    session: str | None,
+    behalf: Behalf = NOTHING,
+    idempotency_key: str | None = None,
+    not_before: datetime | None = None,
+) -> tuple[Run, bool]:
+    """Return the run of a user's task, and whether this started it. Raises as `start_run`."""
+    if isinstance(user, SessionBearer):
+        if behalf != NOTHING or not_before:
+            raise PermissionDeniedError(
+                _("A visitor starts runs in their own session only, now and without a context.")
+            )
+        return visitors.start_run(user, agent, text, session, idempotency_key)
+    found = startable(user, _agent(user, agent))
+    owner, scope = _acts_for(user, behalf)
+    context = permissions.context_of(user, found, behalf.context or {})
+    given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
+    return runs.get_or_start(found, text, session, actor=user, not_before=not_before, **given)
+
+
+def send_message(
+    user: Any,
+    session: Session,
+    text: Input,
+    agent: str | None = None,
+    idempotency_key: str | None = None,
+    *,
+    acts_for: bool = True,
+) -> tuple[Run, bool]:
+    """Return the run that reads a user's message, and whether this sent it. Raises as `send_message`.
+
+    `session` is one that the user may see, and the agent one that they may start. Writing into somebody
+    else's open run takes the permission for messages; to start the next one there takes that to act for
+    others, which a token may lack (`acts_for`), and an owner who is active.
+    """
+    if isinstance(user, SessionBearer):
+        return visitors.send_message(user, text, session.key, agent, idempotency_key)
+    last = messages.last_run(session, idempotency_key, user)
+    found = startable(user, _agent(user, agent or (last.agent if last else "")))
+    given: dict[str, Any] = {"actor": user, "owner": Owner.of_session(session), "key": idempotency_key}
+    try:
+        _require_owner(user, session, acts_for=acts_for)
+        if last is not None:
+            given["context"] = permissions.context_again(user, found, last, session.owner_id)
+    except PermissionDeniedError as error:  # in the way of a start only
+        given["refusal"] = str(error)
+    return messages.send(session, text, agent=found, **given)
+
+
+def fork_run(
+    user: Any,
+    run_id: UUID | str,
+    at: int,
+    *,
+    agent: str | None = None,
+    behalf: Behalf = NOTHING,
+    **options: Any,
+) -> tuple[Run, bool]:
+    """Return the fork that a user asks for, and whether this made it. Raises as `fork_run`.
+
+    It stays in the scope of its origin, and asks for the origin's context, unless others are asked for.
+    """
+    origin = find_run(run_id)
+    found = startable(user, agent_again(origin) if agent is None else _agent(user, agent))
+    owner, scope = _acts_for(user, behalf, origin.scope)
+    if behalf.context is not None:
+        context: dict[str, Any] | None = permissions.context_of(user, found, behalf.context)
+    else:
+        context = permissions.context_again(user, found, origin, (owner or user).pk)
+    return forks.get_or_fork(
+        origin.pk, at, agent=found, actor=user, owner=owner, scope=scope, context=context, **options
+    )
+
+
+def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:
+    """Queue an ended run's task again for a user; PermissionDeniedError, and as `run_again`."""
+    run = find_run(run_id)
+    found = startable(user, agent_again(run))
+    if run.owner_id not in (None, user.pk) and permissions.active_user(run.owner_id) is None:
+        raise PermissionDeniedError(_not_for_others(user))
+    context = permissions.context_again(user, found, run, run.owner_id)
+    return forks.run_again(run_id, user, context=context, idempotency_key=idempotency_key)
+
+
+def agents_of(user: Any) -> list[Agent]:
+    """Return the agents that a user may start, in order of registration."""
+    return [agent for agent in registered() if ask("can_start", False, user, agent)]
+
+
+def why_not_start(user: Any, agent: Agent) -> str:
+    """Return why a user may not start an agent, or ""."""
+    if ask("can_start", False, user, agent):
+        return ""
+    facts = {"name": user.get_username(), "agent": agent.name, "permission": STARTS, "who": agent.starters}
+    if not user.has_perm(STARTS) and agent.starters != ANYONE:
+        return _("%(name)s may not start agent %(agent)s: permission %(permission)s is missing.") % facts
+    if agent.starters in (None, ANYONE):
+        return _("The project's own rule does not let %(name)s start agent %(agent)s.") % facts
+    return _("%(name)s may not start agent %(agent)s: only %(who)s may.") % facts
+
+
+def startable(user: Any, agent: Agent) -> Agent:
+    """Return an agent that a user may start; PermissionDeniedError says what is missing."""
+    permissions.require_somebody(user)
+    if why := why_not_start(user, agent):
+        raise PermissionDeniedError(why)
+    return agent
+
+
+def _agent(user: Any, name: str) -> Agent:
+    try:
+        return get_agent(name)
+    except UnknownAgentError:
+        names = ", ".join(dict.fromkeys(agent.name for agent in agents_of(user))) or _("none")
+        raise UnknownAgentError(
+            _("There is no agent %(name)r in this process. You may start: %(names)s.")
+            % {"name": name, "names": names}
+        ) from None
+
+
+def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
+    """Return the owner (None: the user) and the scope of a run, where the user may start it.
+
+    `home` is the scope of a run for which no other is named, if it is not the policy's.
+    """
+    whose = user if behalf.owner in (None, str(user.pk)) else permissions.active_user(behalf.owner)
+    if home is None and whose is not None:
+        home = ask("scope", None, whose)
+    if home is None and whose is user:
+        raise PermissionDeniedError(str(permissions.FAILED))
+    scope, owner = home if behalf.scope is None else behalf.scope, None if whose is user else whose
+    is_own = whose is user and scope == home
+    # An unknown user is no other answer: ids of users are not to be found out here.
+    if whose is None or scope is None or not (is_own or ask("can", False, user, "act_for", (owner, scope))):
+        raise PermissionDeniedError(_not_for_others(user))
+    return owner, scope
+
+
+def _require_owner(user: Any, session: Session, *, acts_for: bool) -> None:
+    """Raise PermissionDeniedError unless a user may start a run in a session, for its owner.
+
+    The program's own is AnonymousUser's for the policy: None stands for the user, in another scope.
+    """
+    if session.owner_id == user.pk:
+        return
+    owner = AnonymousUser() if session.owner_id is None else permissions.active_user(session.owner_id)
+    if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
+        raise PermissionDeniedError(_not_for_others(user))
+
+
+def _not_for_others(user: Any) -> str:
+    text = _("%(name)s may not start runs for others or in this scope: %(permission)s is missing.")
+    return text % {"name": user.get_username(), "permission": "agentruns.act_for"}

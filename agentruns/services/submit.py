@@ -1,0 +1,368 @@
+"""The creation of a run: its session, its first rows and its lease, or the run that is there already."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from django.db import IntegrityError, connections, transaction
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+
+from agentruns.agents.agent import Agent
+from agentruns.conf import settings
+from agentruns.engine import leases
+from agentruns.engine.leases import Lease
+from agentruns.engine.wakeup import CHANNEL, notify_on_commit
+from agentruns.exceptions import (
+    JournalConflictError,
+    JournalUnreadableError,
+    NotDurableError,
+    RunStateError,
+    SessionBusyError,
+)
+from agentruns.journal import payloads
+from agentruns.journal.copies import last_task
+from agentruns.journal.read import run_rows
+from agentruns.journal.store import Batch, SessionState, load
+from agentruns.journal.submission import begin
+from agentruns.models import Definition, PrunedKey, Run, Session, Tombstone
+from agentruns.models.tombstone import forgotten
+from agentruns.services import api_tokens, permissions
+from agentruns.services.quotas import count_start, start_limit
+from agentruns.services.rendering import put_away, renders
+from agentruns.services.requests import RunRequest, rendered, write_start
+from agentruns.services.sessions import require_writable, title_of
+from agentruns.services.write import find_run, lock_session, require_no_record, require_task
+from agentruns.utils.bounds import check_name
+from agentruns.utils.db import (
+    RACES,
+    close_stale,
+    in_transaction,
+    short_lock_waits,
+    uptime,
+)
+from agentruns.utils.failpoints import reached
+from agentruns.utils.ids import uuid7
+
+
+class Submission(NamedTuple):
+    """The run of a request: created for it, leased if requested, or found.
+
+    `state` is set for a run just created, so that nobody reads what was just written.
+    """
+
+    run: Run
+    is_new: bool = False
+    lease: Lease | None = None
+    state: SessionState | None = None
+
+
+def submit(request: RunRequest, *, leased: bool = False) -> Submission:
+    """Create the run of a request, or find it if it was created before.
+
+    Rows join the caller's transaction: if that rolls back, nothing happened.
+    """
+    if not request.session:
+        raise NotDurableError(
+            "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
+        )
+    if not request.text.strip():
+        raise ValueError("The input is empty; say what the agent is to do.")
+    check_name("idempotency key", request.key)
+    permissions.require_somebody(request.actor)
+    alias = settings.DATABASE
+    request = _put_away(alias, _rendered(alias, request))
+    owner, limit = uuid7().hex if leased else "", start_limit(request.actor, request.agent)
+    is_plain = request.again is None and request.join is None
+    with permissions.discreet(request.actor):
+        submission = _unlocked(alias, request, owner, limit) if is_plain else None
+        if submission is None:
+            try:
+                submission = in_transaction(alias, lambda: _submit(alias, request, owner, limit))
+            except (
+                IntegrityError,
+                JournalConflictError,
+            ) as error:  # a caller's transaction is not tried again
+                raise taken(request) from error
+    reached("after_start")
+    return submission
+
+
+def _unlocked(alias: str, request: RunRequest, owner: str, limit: int | None) -> Submission | None:
+    """Create a run, or find it, without a lock; None if anything is in the way.
+
+    Outside a transaction, and where starts are not counted, creating it is one statement on PostgreSQL, which
+    stores nothing if another run was quicker. Anywhere else a session that is there is in the way.
+    """
+    connection = connections[alias]
+    is_one = connection.vendor == "postgresql" and limit is None and connection.get_autocommit()
+    # Unreadable: it may have been pruned while it was read.
+    with suppress(*RACES, RunStateError, JournalUnreadableError), ExitStack() as stack:
+        if not is_one:
+            stack.enter_context(transaction.atomic(using=alias))
+            stack.enter_context(short_lock_waits(alias))
+        try:
+            return _begin(alias, _new_session(request), request, owner, limit)
+        except JournalConflictError:
+            if not is_one:
+                raise
+        return _submit(alias, request, owner, limit, locks=False)
+    close_stale(alias)
+    return None
+
+
+def _rendered(alias: str, request: RunRequest) -> RunRequest:
+    """Let the agent's functions work before any transaction, unless the run is there, or one in its place."""
+    if not renders(request.agent):
+        return request
+    runs = Run.objects.using(alias).filter(scope=request.scope)
+    there = runs.unfinished().filter(session__key=request.session)
+    keyed = runs.filter(owner_id=request.owner.id, idempotency_key=request.key)
+    is_there = there.exists() or (bool(request.key) and keyed.exists())
+    return request if is_there else rendered(request)
+
+
+def _put_away(alias: str, request: RunRequest) -> RunRequest:
+    """Store files and long texts before any transaction; inside the caller's own texts stay in their rows.
+
+    A text that was submitted before most likely belongs to an existing run.
+    """
+    is_files = payloads.has_blocks(request.stored)
+    texts = (request.text, request.rendered.get("instructions", ""))
+    if not is_files and (not any(map(payloads.may_be_large, texts)) or connections[alias].in_atomic_block):
+        return request
+    sessions = Session.objects.using(alias).filter(scope=request.scope, key=request.session)
+    given = Run.objects.using(alias).filter(session__in=sessions, input=request.text)
+    if request.again is None and request.join is None and not request.rendered and given.exists():
+        return request
+    session_id = sessions.values_list("pk", flat=True).first() or uuid7()
+    name = f"{session_id}/input"
+    if request.stored is not None:
+        stored = payloads.put_blocks(name, request.stored)
+    else:
+        stored = payloads.put(name, request.text)
+    made = put_away(request.rendered, session_id)
+    return replace(request, session_id=session_id, stored=stored or None, rendered=made)
+
+
+def _submit(
+    alias: str, request: RunRequest, owner: str, limit: int | None, *, locks: bool = True
+) -> Submission:
+    run = _by_key(alias, request)
+    if run is None and request.rendered:  # by this very call: only its acknowledgement was lost
+        run = Run.objects.using(alias).select_related("session").filter(pk=request.run_id).first()
+    session = None if run else _session(alias, request, locks=locks)
+    if session is not None or request.join is not None:
+        session = session or _new_session(request)
+        run = run or _unfinished(alias, session, request)
+    if run is not None:
+        if run.status == Run.Status.QUEUED:
+            notify_on_commit(alias, run.pk)
+        reached("before_start_commit")
+        # Made by this very call, if it is leased to it: only the acknowledgement of its commit was lost.
+        lease = _first_lease(alias, run) if owner and run.lease_owner == owner else None
+        return Submission(run, is_new=lease is not None, lease=lease)
+    if request.again is not None:  # what was erased since it was read is not written again
+        rows = run_rows(alias, request.again.pk)
+        require_task(request.again, rows)
+        before, left = request.again.context, find_run(request.again.pk).context
+        if before != left and (request.rendered or request.context != before):
+            raise taken(request)
+        if before != left:
+            request = replace(request, context=left)
+        if (task := last_task(rows)) is not None and payloads.has_blocks(task.payload):
+            request = replace(request, stored={name: task.payload[name] for name in ("content", "stored")})
+    if renders(request.agent) and not request.rendered:  # what was there in its place has ended just now
+        raise taken(request)
+    owner = "" if owner and locks and leases.is_draining(alias) else owner
+    return _begin(alias, session or _new_session(request), request, owner, limit)
+
+
+def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit: int | None) -> Submission:
+    """Store a run and its first rows, in a session that is locked or with a new one.
+
+    Raises JournalConflictError or IntegrityError if another one was quicker, or this process is to drain.
+    """
+    agent, connection = request.agent, connections[alias]
+    api_tokens.require_requester(agent, session)
+    is_one, is_new, run_id = connection.get_autocommit(), session._state.adding, request.run_id
+    state = SessionState(session.pk, run_id, session.secret) if is_new else load(alias, session.pk, run_id)
+    if not session.title:  # made for a token, before it had a task
+        if is_one:
+            raise JournalConflictError(f"Session {session.key!r} has no title: that is given under a lock.")
+        Session.objects.using(alias).filter(pk=session.pk, title="").update(title=title_of(request.text))
+    batch = Batch(state, 1 if owner else 0)
+    write_start(batch, request)
+    session.next_seq, session.head = state.next_seq, state.head
+    run = _new_run(session, request, batch, owner)
+    definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
+    lease = _first_lease(alias, run) if owner else None
+    if is_one:  # then it is committed with the statement
+        reached("before_start_commit")
+    stored = begin(
+        connection, run, definition, batch,
+        unless=_hindrances(alias, request, owner),
+        lease=settings.LEASE_SECONDS if owner else 0,
+        doorbell=CHANNEL if is_one and not owner else "",
+    )  # fmt: skip
+    if not stored:
+        raise JournalConflictError(f"Session {session.key!r} was taken by another run.")
+    for row in (session, run):
+        row._state.adding, row._state.db = False, alias
+    count_start(alias, request.actor, limit)
+    if lease is None:
+        notify_on_commit(alias, run.pk)
+    if not is_one:
+        reached("before_start_commit")
+    return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def taken(request: RunRequest) -> SessionBusyError:
+    """Return the error of a request that another one has overtaken."""
+    text = _("Session %(session)r was taken by another run; try again.")
+    return SessionBusyError(text % {"session": request.session})
+
+
+def _new_run(session: Session, request: RunRequest, batch: Batch, owner: str) -> Run:
+    """Return a run as it is after its first rows."""
+    state = batch.state.run
+    leased = {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1} if owner else {}
+    return Run(
+        id=state.run_id,
+        session=session,
+        owner_id=session.owner_id,
+        owner_name=session.owner_name,
+        agent=state.agent,
+        idempotency_key=request.key,
+        input=request.text,
+        title=title_of(request.text),
+        not_before=request.not_before,
+        origin_id=request.again.pk if request.again else None,
+        created_at=batch.at,
+        updated_at=batch.at,
+        **{**state.columns(), **state.given(), "status": Run.Status.QUEUED.value, **leased},
+    )
+
+
+def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[Any]]:
+    """Return the rows that must not be there for a run to begin."""
+    found: list[QuerySet[Any]] = [leases.drain_requests(alias)] if owner else []
+    if request.session_id is not None:
+        found.append(_has_pruned_folder(alias, request))
+    return [*found, *_uses_of_key(alias, request)] if request.key else found
+
+
+def _first_lease(alias: str, run: Run) -> Lease:
+    return Lease(alias, run.pk, run.session_id, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
+
+
+def _by_key(alias: str, request: RunRequest) -> Run | None:
+    """Return the run that an idempotency key stands for already."""
+    if not request.key:
+        return None
+    runs, _ = _uses_of_key(alias, request)
+    run = runs.select_related("session").first()
+    if run is None:
+        session = request.session if request.actor is None else ""
+        refuse_pruned(alias, request.key, request.owner.id, request.scope, session)
+        return None
+    require_no_record(run.session)
+    if not request.is_for(run):
+        raise RunStateError(
+            f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
+            "input, context or origin. Use a new key for a new task.",
+            str(run.pk),
+        )
+    if request.names_session and run.session.key != request.session:
+        raise RunStateError(
+            f"Idempotency key {request.key!r} belongs to run {run.pk} of session {run.session.key!r}, not of "
+            f"{request.session!r}. Use a new key for a task in another session.",
+            str(run.pk),
+        )
+    return run
+
+
+def _uses_of_key(alias: str, request: RunRequest) -> tuple[QuerySet[Run], QuerySet[PrunedKey]]:
+    owner_id, scope = request.owner.id, request.scope
+    # The program may have started it for an owner; others learn of their own only.
+    session = request.session if request.actor is None else ""
+    runs = Run.objects.using(alias).filter(owner_id=owner_id, scope=scope, idempotency_key=request.key)
+    return runs, _pruned(alias, request.key, owner_id, scope, session)
+
+
+def _pruned(alias: str, key: str, owner_id: Any, scope: str, session: str) -> QuerySet[PrunedKey]:
+    same = Q(owner_id=owner_id)
+    if session:
+        same |= Q(tombstone__key__in=[session, forgotten(session)])
+    return PrunedKey.objects.using(alias).filter(same, key__in=[key, forgotten(key)], tombstone__scope=scope)
+
+
+def refuse_pruned(alias: str, key: str, owner_id: Any, scope: str, session: str = "") -> None:
+    """Raise RunStateError for the key of a pruned run in a scope: of this owner, or of this session."""
+    pruned = _pruned(alias, key, owner_id, scope, session).values_list("run_id", flat=True).first()
+    if pruned is not None:
+        raise RunStateError(
+            f"Idempotency key {key!r} belongs to run {pruned}, which was pruned. Its task was done; "
+            "use a new key for a new task."
+        )
+
+
+def _session(alias: str, request: RunRequest, *, locks: bool) -> Session | None:
+    """Return the request's session, locked if it `locks`; None if there is none."""
+    sessions = Session.objects.using(alias).filter(scope=request.scope, key=request.session)
+    while (session := sessions.first()) is not None:
+        if request.again is None:
+            require_writable(session, request.owner, request.actor)
+        require_no_record(session)
+        if not locks or lock_session(alias, session.pk):
+            return session
+    if _has_pruned_folder(alias, request).exists():  # what was stored goes with the session
+        text = _("Session %(session)r was pruned just now; try again.")
+        raise SessionBusyError(text % {"session": request.session})
+    return None
+
+
+def _has_pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
+    """Return the tombstone of the session in whose folder the request's texts and files were stored."""
+    tombstones = Tombstone.objects.using(alias)
+    return tombstones.none() if request.session_id is None else tombstones.filter(pk=request.session_id)
+
+
+def _new_session(request: RunRequest) -> Session:
+    return Session(
+        id=request.session_id or uuid7(),
+        scope=request.scope,
+        key=request.session,
+        title=title_of(request.text),
+        **request.owner.columns(),
+    )
+
+
+def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
+    """Return the session's unfinished run if the request is for it; raise SessionBusyError if not."""
+    if request.join is not None:
+        return request.join(session, request)
+    run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()
+    if run is None:
+        return None
+    keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)
+    if request.is_for(run) and not keys_differ:
+        return run
+    if request.is_for(run):
+        why = _("another idempotency key")
+    else:
+        why = _("another agent, input or context") if request.again is None else _("another task")
+    text = _(
+        "Session %(session)r has the unfinished run %(run)s (%(status)s) with %(why)s. "
+        "Wait for it, cancel it, or use another session."
+    )
+    names = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
+    raise SessionBusyError(text % names, str(run.pk), run.lease_expires_at)
+
+
+def store_definition(alias: str, agent: Agent) -> None:
+    """Store the definition of an agent, unless it is stored already."""
+    definition = Definition(hash=agent.definition_hash, body=agent.definition())
+    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)

@@ -1,0 +1,48 @@
+"""Work that is waited for only so long, in threads of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from django.db import connections
+
+T = TypeVar("T")
+
+
+class Lane:
+    """At most `threads` threads, each doing one piece of work or stuck in one that hangs."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self._free = threading.BoundedSemaphore(threads)
+
+    def __call__(self, work: Callable[[], T], seconds: float) -> T:
+        """Return what `work` returns; a thread in which it takes longer than `seconds` is left behind.
+
+        Raises TimeoutError then, also where no thread gets free in time, and what `work` raises.
+        """
+        late, until = TimeoutError(f"no answer within {seconds} s"), time.monotonic() + seconds
+        if not self._free.acquire(timeout=seconds):
+            raise late
+        done: Future[T] = Future()
+
+        def target() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+            finally:
+                connections.close_all()
+                self._free.release()
+
+        threading.Thread(target=target, name=self.name, daemon=True).start()
+        try:
+            return done.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            if done.done():  # what `work` itself raised, or it was done in this instant
+                return done.result()
+            raise late from None

@@ -1,0 +1,24 @@
+"""Packages whose modules are imported when one is first asked for: `from agentruns import services`, then
+`services.permissions.may(...)`. Every command of a project loads its checks, its admin and its URLs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+
+
+def modules_of(package: str) -> Callable[[str], ModuleType]:
+    """Return the `__getattr__` of a package that imports its modules late."""
+
+    def late(name: str) -> ModuleType:
+        path = f"{package}.{name}"
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+
+    return late

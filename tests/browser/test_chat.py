@@ -1,0 +1,253 @@
+"""docs/chat: a customer's chat with a session token, under the strictest policy."""
+
+from __future__ import annotations
+
+import re
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.static import serve
+from playwright.sync_api import Route, expect
+
+from agentruns import Agent, approve, question_to, session_token, start_run, tool
+from agentruns.models import ApiToken, Approval, Message, Run
+from agentruns.services.api_tokens import revoke
+from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel, run_until_blocked
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import Visitor, Visitors
+from tests.pictures import PNG
+from tests.shop.agents import call
+from tests.urls import urlpatterns as of_the_tests
+
+FOLDER = Path(__file__).parents[2] / "docs" / "chat"
+HOSTILE = "Gone <img src=x onerror=alert(1)> \u202etoday"
+QUESTION = "Which order is it?"
+
+
+@tool(requires_approval=True, approvers="requester", describe=lambda args: f"Cancel order {args['number']}")
+def cancel_order(number: str, reason: str) -> str:
+    """Cancel an order."""
+    return "cancelled"
+
+
+@tool(requires_approval=True)
+def refund(cents: int) -> str:
+    """Pay money back."""
+    return "refunded"
+
+
+def turn(request: Any) -> dict[str, Any]:
+    """Answer what was said last."""
+    last = str(request.messages[-1]["content"])
+    if "broken" in last:
+        choices = ["1004", "1007"]
+        return {
+            "text": "I am sorry to hear that.",
+            "tools": [call("ask_customer", question=QUESTION, choices=choices)],
+        }
+    if "1007" in last:
+        return {"tools": [call("cancel_order", number="1007", reason="The customer asks.")]}
+    if "money" in last:
+        return {"text": "I ask for it.", "tools": [call("refund", cents=2490)]}
+    return {
+        "text": HOSTILE
+        if "cancelled" in last
+        else "Your money is on its way."
+        if "refunded" in last
+        else "Hello."
+    }
+
+
+@csrf_exempt
+def opened(request: HttpRequest) -> JsonResponse:
+    """The site's own view: a new session, its token, and the first run in it."""
+    session = f"chat-{Run.objects.count() + 1}"
+    token = session_token(session, timedelta(hours=1))
+    start_run("chat", request.POST["text"], session)
+    return JsonResponse({"session": session, "token": token})
+
+
+urlpatterns = [
+    *of_the_tests,
+    path("chat/open", opened),
+    path("chat/<path:path>", serve, {"document_root": FOLDER}),
+]
+
+
+@pytest.fixture
+def chat(visit: Visitors, live_server: Any, settings: Any) -> Visitor:
+    """A customer in front of the chat, who has said nothing yet."""
+    settings.ROOT_URLCONF = __name__
+    ask = question_to("requester", name="ask_customer")
+    model = ScriptedModel([turn] * 9)
+    Agent("chat", instructions="Serve.", tools=[ask, cancel_order, refund], model=model)
+    visitor = visit("anonymous")
+    visitor.open("/chat/index.html")
+    return visitor
+
+
+def say(chat: Visitor, text: str) -> None:
+    chat.page.get_by_label("Message").fill(text)
+    chat.page.keyboard.press("Enter")
+    expect(chat.page.get_by_label("Message")).to_have_value("")
+
+
+def shown(chat: Visitor) -> list[str]:
+    return chat.page.locator("#log p").all_inner_texts()
+
+
+def test_a_chat_from_the_first_word_to_the_last(chat: Visitor) -> None:
+    page = chat.page
+    say(chat, "My mug is broken.")
+    chat.wait_for("My mug is broken.")
+    run_until_blocked()
+    card = page.locator("article")
+    expect(card.get_by_role("heading", name=QUESTION)).to_be_visible()
+    assert_sound(page)
+    card.get_by_role("button", name="1007").click()
+    expect(card).to_have_count(0)
+    run_until_blocked()
+    expect(card.get_by_role("heading", name="Cancel order 1007")).to_be_visible()
+    assert "The customer asks." in card.inner_text()
+    assert_sound(page)
+    card.get_by_role("button", name="Yes, go ahead").click()
+    expect(card).to_have_count(0)
+    run_until_blocked()
+    # What a model wrote is a text, and shows what it hides.
+    chat.wait_for("Gone <img src=x onerror=alert(1)> \\u{202e}today")
+    assert_sound(page)
+    before = shown(chat)
+    assert before[:2] == ["My mug is broken.", "I am sorry to hear that."]
+    assert len(before) == 3
+
+    say(chat, "Thank you")  # the session's next run
+    chat.wait_for("Thank you")
+    page.reload()  # before it is answered
+    chat.wait_for("Thank you")
+    assert shown(chat) == [*before, "Thank you"]
+    run_until_blocked()
+    chat.wait_for("Hello.")
+    assert shown(chat) == [*before, "Thank you", "Hello."]
+    assert page.evaluate("Object.keys(localStorage).length") == 0
+
+
+def test_messages_while_a_colleague_decides(chat: Visitor) -> None:
+    say(chat, "I want my money back.")
+    chat.wait_for("I want my money back.")
+    run_until_blocked()
+    chat.wait_for("A colleague looks at this first.")
+    expect(chat.page.locator("article")).to_have_count(0)
+    say(chat, "It is for order 1004.")
+    chat.wait_for("It is for order 1004.")
+    assert_sound(chat.page)
+    chat.page.reload()
+    chat.wait_for("A colleague looks at this first.")
+    (approval,) = Approval.objects.all()
+    approve(approval.pk, None)
+    run_until_blocked()
+    chat.wait_for("Your money is on its way.")
+    assert len(shown(chat)) == 4
+    expect(chat.page.get_by_role("status").first).to_have_text("")
+
+
+def test_a_broken_connection_and_a_reply_on_its_way(chat: Visitor) -> None:
+    """The stream breaks off after a draft; the page asks for what came since, and for nothing twice."""
+    page, held = chat.page, list[Route]()
+    with page.expect_request(re.compile("/events$")):
+        say(chat, "Hi")
+    run = Run.objects.get()
+    words = "Hel</p><b>lo"
+    draft = f'event: draft\ndata: {{"run": "{run.pk}", "step": 1, "text": "{words}"}}\n\n'
+
+    def breaks_off(route: Route) -> None:
+        held.append(route)
+        if len(held) == 1:
+            route.fulfill(content_type="text/event-stream", body=f"retry: 2000\n\n{draft}id: 9")
+        else:
+            route.continue_()
+
+    page.route(re.compile("/events$"), breaks_off)
+    page.reload()
+    expect(page.locator("#draft")).to_have_text(words)
+    run_until_blocked()
+    chat.wait_for("Hello.")
+    expect(page.locator("#draft")).to_be_hidden()
+    assert shown(chat) == ["Hi", "Hello."]
+    assert held[1].request.headers["last-event-id"] == "2"
+
+
+def test_words_as_they_are_written_survive_a_reload(chat: Visitor) -> None:
+    page, words = chat.page, " ".join(f"word{number}" for number in range(30))
+    Agent("chat", instructions="Serve.", version="2", model=ScriptedModel([{"text": words}], pace=0.25))
+    say(chat, "Hi")
+    chat.wait_for("Hi")
+    worker = threading.Thread(target=lambda: (sweep(), connections.close_all()))
+    worker.start()
+    draft = page.locator("#draft")
+    expect(draft).to_contain_text("word3")
+    assert "word29" not in draft.inner_text()
+    page.reload()
+    expect(draft).to_contain_text("word12")
+    assert "word29" not in draft.inner_text()
+    chat.wait_for("word29")
+    worker.join()
+    expect(draft).to_be_hidden()
+    assert shown(chat) == ["Hi", words]
+
+
+def test_a_picture_is_sent_beside_a_text_and_alone(chat: Visitor) -> None:
+    page = chat.page
+    picture = {"name": "mug.png", "mimeType": "image/png", "buffer": PNG}
+    page.get_by_label("Attach a picture").set_input_files(picture)
+    chat.wait_for("mug.png")
+    say(chat, "Look at my mug.")  # opens the chat, and then sends the picture
+    chat.wait_for("Look at my mug.")
+    run_until_blocked()
+    chat.wait_for("Hello.")
+    page.get_by_label("Attach a picture").set_input_files(picture)
+    say(chat, "And the other side:")
+    run_until_blocked()
+    expect(page.locator("#log .assistant")).to_have_count(2)
+    said = [row.payload["content"] for row in Message.objects.filter(kind="user").order_by("seq")]
+    assert [[block["type"] for block in blocks] for blocks in said] == [
+        ["text"],
+        ["image"],
+        ["text", "image"],
+    ]
+    assert shown(chat)[1:4:2] == ["📎 mug.png", "And the other side:\n📎 mug.png"]
+    page.get_by_label("Attach a picture").set_input_files({**picture, "buffer": b"no picture"})
+    with chat.refused(422):
+        page.get_by_role("button", name="Send").click()
+    chat.wait_for("Not sent")
+    assert_sound(page)
+
+
+def test_what_is_not_sent_stays_and_a_chat_can_be_over(chat: Visitor) -> None:
+    page = chat.page
+    say(chat, "Hi")
+    run_until_blocked()
+    chat.wait_for("Hello.")
+    page.route("**/messages", lambda route: route.abort())
+    page.get_by_label("Message").fill("Are you there?")
+    page.get_by_role("button", name="Send").click()
+    chat.wait_for("Not sent")
+    assert page.get_by_label("Message").input_value() == "Are you there?"
+    page.unroute("**/messages")
+    page.get_by_role("button", name="Send").click()
+    run_until_blocked()
+    chat.wait_for("Are you there?")
+    revoke(ApiToken.objects.get().pk, None)
+    chat.complaints.clear()
+    with chat.refused(401):
+        page.get_by_label("Message").fill("And now?")
+        page.get_by_role("button", name="Send").click()
+    chat.wait_for("This chat has ended.")
+    assert page.evaluate("sessionStorage.length") == 0

@@ -1,0 +1,182 @@
+"""A worker dies or freezes while it writes: its words are in no history, and nobody is shown them later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from agentruns import Agent, ModelReply, ModelRequest, start_run
+from agentruns.api import stream
+from agentruns.api.poller import Poller
+from agentruns.engine import drafts
+from agentruns.journal.verify import problems
+from agentruns.models import Draft, Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.services.transfer import export_run
+from tests.api.http import make_user
+from tests.api.streaming import Stream
+from tests.crash import child
+from tests.crash.processes import Forked, expire_lease, finish, start, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WORDS = "words of one who is gone"
+STEP = 0.05
+
+
+class Writing:
+    """A model that never comes to an end, or comes to it at once, as its process is told."""
+
+    identity = "writing"
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Write."""
+        if os.environ.get("SHOP_SLOW") != "writing":
+            return ModelReply([{"type": "text", "text": "the answer"}], "end_turn")
+        assert request.on_text is not None
+        request.on_text(WORDS)
+        for _ in range(int(os.environ.get("SHOP_PACE", "0"))):
+            request.on_text(".")
+            time.sleep(STEP)
+        return ModelReply([{"type": "text", "text": WORDS}], "end_turn")
+
+
+Agent("writes-long", instructions="Write.", model=Writing(), starters="anyone")
+
+
+def serve(orders: child.Orders, pipe: Connection) -> None:
+    """Serve, with the agent of this module, and look often."""
+    drafts.LOOKS, drafts.PERIODS, drafts.PERIOD = 0.02, {}, 0.02
+    child.serve(orders, pipe)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "poller", Poller())
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "WRITING_PAUSE"):
+        monkeypatch.setattr(Poller, name, 0.05)
+
+
+def writing(pace: int = 600, **environment: str) -> tuple[Forked, Run, Stream]:
+    """Start a worker that writes to a listener; return it when something has come."""
+    owner = make_user("listener")
+    run = start_run("writes-long", "do it", "s1", actor=owner)
+    listener = Stream(owner, run)
+    Draft.objects.update_or_create(pk=run.pk, defaults={"watched_until": Now() + timedelta(minutes=1)})
+    environment |= {"SHOP_SLOW": "writing", "SHOP_PACE": str(pace)}
+    worker = start("advance", str(run.pk), serve=serve, **environment)
+    wait_for(lambda: bool(Draft.objects.get(pk=run.pk).text), "a draft")
+    return worker, run, listener
+
+
+def drafted(listener: Stream) -> list[str]:
+    return [event.data["text"] for event in listener.notes if event.name == "draft"]
+
+
+def nowhere(run: Run) -> None:
+    """The words are in no history, and no listener who comes now is shown them."""
+    assert problems(run.session_id) == []
+    assert WORDS not in str(list(Message.objects.values_list("facts", "content")))
+    assert WORDS not in str(list(export_run(run.pk)))
+    assert Run.objects.get(pk=run.pk).output == "the answer"
+
+
+def late(run: Run, listener: Any) -> None:
+    """The sweep takes away what nobody watches."""
+    late = Stream(listener, run)
+    while late.is_open:
+        late.poll()
+    assert drafted(late) == []
+    Draft.objects.update(watched_until=Now() - timedelta(minutes=2))
+    sweep()
+    assert not Draft.objects.exists()
+
+
+def test_killed_while_it_writes() -> None:
+    worker, run, listener = writing()
+    listener.poll()
+    listener.poll()
+    assert drafted(listener)[0].startswith(WORDS)
+    worker.signal(signal.SIGKILL)
+    worker.ended()
+    worker.close()
+    assert WORDS in Draft.objects.get(pk=run.pk).text, "nobody was there to take it away"
+    expire_lease(run)
+    assert sweep().completed == 1
+    seen = len(drafted(listener))
+    while listener.is_open:
+        listener.poll()
+    assert len(drafted(listener)) == seen, "of the dead nothing more is shown"
+    nowhere(run)
+    late(run, run.owner)
+
+
+@pytest.mark.parametrize("point", ["after_model", "after_finish"])
+def test_killed_at_the_moment_of_the_row(point: str) -> None:
+    owner = make_user("listener")
+    run = start_run("writes-long", "do it", "s1", actor=owner)
+    Draft.objects.create(pk=run.pk, watched_until=Now() + timedelta(minutes=1))
+    environment = {"SHOP_SLOW": "writing", "SHOP_PACE": "10", "DRAFTS_DIE_AT": point}
+    worker = start("advance", str(run.pk), serve=dies, **environment)
+    assert worker.ended() == -signal.SIGKILL
+    worker.close()
+    assert WORDS in Draft.objects.get(pk=run.pk).text
+    run.refresh_from_db()
+    if point == "after_model":
+        expire_lease(run)
+        assert sweep().completed == 1
+        nowhere(run)
+    else:
+        assert (run.status, run.output) == ("completed", WORDS)
+    late(run, owner)
+
+
+def dies(orders: child.Orders, pipe: Connection) -> None:
+    """Serve until a crash point."""
+    from agentruns.utils import failpoints
+
+    failpoints.arm(orders.environment["DRAFTS_DIE_AT"])
+    serve(orders, pipe)
+
+
+def test_a_frozen_one_wakes_up_and_writes_on() -> None:
+    worker, run, listener = writing(pace=40)
+    worker.signal(signal.SIGSTOP)
+    expire_lease(run)
+    listener.poll()
+    frozen = len(drafted(listener))
+    assert sweep().completed == 1
+    worker.signal(signal.SIGCONT)
+    finish(worker)
+    while listener.is_open:
+        listener.poll()
+    assert len(drafted(listener)) == frozen
+    nowhere(run)
+    late(run, run.owner)
+
+
+def test_a_zombie_writes_over_nobodys_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, run, listener = writing(pace=60)
+    worker.signal(signal.SIGSTOP)
+    expire_lease(run)
+    run.refresh_from_db()
+    mine = {"epoch": run.lease_epoch + 1, "text": "mine"}
+    Run.objects.filter(pk=run.pk).update(lease_epoch=run.lease_epoch + 1)  # another has it now
+    Draft.objects.filter(pk=run.pk).update(**mine)
+    before = len(drafted(listener))
+    listener.poll()
+    worker.signal(signal.SIGCONT)
+    for _ in range(10):
+        listener.poll()
+        time.sleep(0.05)
+    assert drafted(listener)[before:] == ["mine"]
+    finish(worker)
+    assert Draft.objects.get(pk=run.pk).text == "mine"
+    listener.response.close()

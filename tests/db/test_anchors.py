@@ -1,0 +1,164 @@
+"""Heads of ended runs, kept elsewhere: what they show, and that they get there."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from agentruns.checks.settings import check_anchor
+from agentruns.journal.outbox import resting
+from agentruns.journal.read import stored_rows
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Notification, Run, Session, triggers
+from agentruns.services.retention import erase_session
+from agentruns.services.sweep import sweep
+from tests.commands.running import run as command
+from tests.db.helpers import run_turns, the_run
+from tests.rows import sealed, stored
+from tests.shop.agents import call
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+told: list[tuple[UUID, int, str]] = []
+trouble: list[Exception] = []
+hang = threading.Event()
+
+
+def tell(session_id: UUID, seq: int, head: str) -> None:
+    """An anchor of a project's own: in trouble, or slow, when a test wants it."""
+    if trouble:
+        raise trouble.pop()
+    hang.wait(3)
+    told.append((session_id, seq, head))
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    told.clear(), trouble.clear(), resting.clear()
+    hang.set()
+    yield
+    hang.set()
+    resting.clear()
+
+
+@pytest.fixture
+def file(tmp_path: Path, settings: Any) -> Path:
+    settings.AGENTRUNS_ANCHOR = "agentruns.contrib.anchor.append_to_file"
+    settings.AGENTRUNS_ANCHOR_FILE = str(tmp_path / "anchors.jsonl")
+    return tmp_path / "anchors.jsonl"
+
+
+def ended(session: str) -> Run:
+    return the_run(run_turns({"tools": [call("post", text="hi")]}, session=session))
+
+
+def computed_anew(session_id: UUID) -> None:
+    """Rewrite a session as a database's owner could: another text, and all hashes fitting."""
+    session, head, made = Session.objects.get(pk=session_id), "", []
+    for row, _ in stored_rows(Message.objects.filter(session_id=session_id)):
+        message = Message.objects.get(session_id=session_id, seq=row.seq)
+        payload = json.loads(json.dumps(message.payload).replace("post done", "post never done"))
+        row = row._replace(payload=payload, prev_hash=head or row.prev_hash)
+        row, parts = sealed(session_id, row)
+        head = row.hash
+        made.append(stored(session_id, row, parts))
+    with triggers.lifted(connection):
+        Message.objects.filter(session_id=session_id).delete()
+        Message.objects.bulk_create(made)
+        Session.objects.filter(pk=session.pk).update(head=head)
+
+
+def test_a_chain_that_was_computed_anew_is_found(file: Path) -> None:
+    run, other = ended("s1"), ended("s2")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    heads = {str(one.pk): (one.next_seq - 1, one.head) for one in Session.objects.all()}
+    assert {line["session"]: (line["seq"], line["head"]) for line in lines} == heads
+    assert command("verify_journal", "--anchors", str(file)).out == (
+        "Sessions checked: 2. Anchors compared: 2, of pruned sessions: 0. Nothing is wrong.\n"
+    )
+    computed_anew(run.session_id)
+    assert problems(run.session_id) == []
+    assert command("verify_journal").code == 0, "nothing inside the database shows it"
+    outcome = command("verify_journal", "--anchors", str(file))
+    seq = heads[str(run.session_id)][0]
+    assert (outcome.code, outcome.out.splitlines()[0]) == (
+        1, f"Session s1: seq {seq} is not the row that was anchored: the chain was written anew.",
+    )  # fmt: skip
+    assert command("verify_journal", "--session=s2", "--anchors", str(file)).code == 0
+    assert command("verify_journal", "--session=s1", "--anchors", str(file)).code == 1
+    erase_session("s1")
+    assert command("verify_journal", "--anchors", str(file)).out == (
+        "Sessions checked: 1. Anchors compared: 2, of pruned sessions: 1. Nothing is wrong.\n"
+    )
+    with triggers.lifted(connection):
+        Message.objects.filter(session_id=other.session_id, seq__gt=3).delete()
+    assert "was anchored at seq" in command("verify_journal", "--anchors", str(file)).out
+
+
+def test_a_session_that_vanished_without_a_tombstone(file: Path) -> None:
+    run = ended("s1")
+    with triggers.lifted(connection):
+        for model in (Message, Notification, Run, Session):
+            model.objects.all().delete()
+    assert command("verify_journal").code == 0
+    outcome = command("verify_journal", "--anchors", str(file))
+    assert outcome.code == 1
+    assert f"Session {run.session_id}: was anchored at seq" in outcome.out
+    assert "gone without a tombstone" in outcome.out
+
+
+@pytest.mark.parametrize("line", ["x", "[]", '{"session": "s1", "seq": 1, "head": ""}', "[" * 9_000])
+def test_a_line_that_is_no_anchor(line: str, file: Path) -> None:
+    file.write_text(f"\n{line}\n")
+    outcome = command("verify_journal", "--anchors", str(file))
+    assert (outcome.code, "Line 2 is no anchor" in outcome.err) == (2, True)
+    assert command("verify_journal", "--anchors", f"{file}.none").code == 2
+
+
+def test_it_is_told_again_until_it_went_through(settings: Any) -> None:
+    settings.AGENTRUNS_ANCHOR = f"{__name__}.tell"
+    trouble.append(OSError("the archive is away"))
+    run = ended("s1")
+    assert (run.status, told) == ("completed", [])
+    resting.clear()
+    Notification.objects.update(not_before=Now() - timedelta(seconds=1))
+    sweep()
+    session = Session.objects.get()
+    assert told == [(session.pk, session.next_seq - 1, session.head)]
+    sweep()
+    assert len(told) == 1
+
+
+def test_one_that_hangs_does_not_hold_the_engine(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.AGENTRUNS_ANCHOR = f"{__name__}.tell"
+    monkeypatch.setattr("agentruns.journal.anchor.TIMEOUT", 0.2)
+    hang.clear()
+    began = time.monotonic()
+    assert [ended(f"s{number}").status for number in range(3)] == ["completed"] * 3
+    assert time.monotonic() - began < 3, "its three seconds were not waited for"
+    assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (None, []),
+        (f"{__name__}.tell", []),
+        (f"{__name__}.nobody", ["agentruns.E019"]),
+        (f"{__name__}.told", ["agentruns.E019"]),
+        ("agentruns.contrib.anchor.append_to_file", ["agentruns.E019"]),
+    ],
+)
+def test_an_anchor_that_cannot_be_told_is_found(path: str | None, found: list[str], settings: Any) -> None:
+    settings.AGENTRUNS_ANCHOR = path
+    assert [message.id for message in check_anchor(None)] == found

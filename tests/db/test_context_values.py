@@ -1,0 +1,150 @@
+"""The values of contexts that are kept for search: which, for whom, and how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from agentruns import Agent, erase_payload, export_run, fork_run, run_again, run_agent, start_run, tool
+from agentruns.models import ContextValue, Run
+from agentruns.services.retention import erase_session
+from agentruns.services.transfer import import_run
+from agentruns.testing import ScriptedModel
+from tests.admin.people import browser
+from tests.api.http import Api, make_user
+from tests.db.test_cost import _nothing_by_time
+from tests.shop.agents import call, shop_agent
+from tests.statements import captured_statements
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+__all__ = ["_nothing_by_time"]  # a fixture
+
+LIST = "/admin/agentruns/run/"
+PIN = "pin-Q77001x"
+
+
+def kept() -> set[tuple[str, str]]:
+    return set(ContextValue.objects.values_list("key", "value"))
+
+
+def found(**values: Any) -> set[str]:
+    return set(Run.objects.with_context(**values).values_list("session__key", flat=True))
+
+
+def start(session: str = "s1", **context: Any) -> Run:
+    return start_run(shop_agent("shop"), "x", session, context=context)
+
+
+def test_short_scalars_are_kept_and_found() -> None:
+    run = start(tenant=7, plan="gold", paid=True, rate=1.5, nothing=None, address={"city": "Ulm"}, tags=["a"])
+    assert kept() == {("tenant", "7"), ("plan", "gold"), ("paid", "true"), ("rate", "1.5")}
+    start("s2", tenant="7", self="a")
+    start("s3", tenant=8)
+    assert found(tenant=7) == {"s1", "s2"}
+    assert found(tenant="7", plan="gold") == {run.session.key}
+    assert set(Run.objects.with_context({"self": "a"})) == {Run.objects.get(session__key="s2")}
+    assert found(tenant=None) == found(address={"city": "Ulm"}) == found(tenant="x" * 500) == set()
+
+
+def test_what_no_column_holds_is_left_out() -> None:
+    start(**{"nul": "a\x00b", "half": "\ud800", "": "ü", "long": "x" * 201, "k" * 201: 1, "huge": 10**300})
+    assert kept() == {("", "ü")}
+    start("s2", **{f"n{number:02}": number for number in range(20)})
+    assert ContextValue.objects.filter(run__session__key="s2").count() == 16
+
+
+def test_a_start_with_context_is_one_statement_more_on_sqlite_alone() -> None:
+    agent = shop_agent("shop")
+    with captured_statements() as without:
+        start_run(agent, "x", "s1", idempotency_key="a")
+    with captured_statements() as captured:
+        start_run(agent, "x", "s2", idempotency_key="b", context={"tenant": 7, "plan": "gold"})
+    assert len(captured) - len(without) == {"sqlite": 1, "postgresql": 0}[connection.vendor], captured
+    assert found(tenant=7, plan="gold") == {"s2"}
+
+
+def test_forks_and_runs_again_are_found_as_well() -> None:
+    result = run_agent(shop_agent("shop"), "x", "s1", context={"tenant": 7})
+    run_again(result.run_id)
+    fork_run(result.run_id, 2, session="s2")
+    fork_run(result.run_id, 2, session="s3", context={"tenant": 8})
+    assert Run.objects.with_context(tenant=7).count() == 3
+    assert found(tenant=8) == {"s3"}
+
+
+def test_they_go_with_the_context_and_with_the_run() -> None:
+    agent = shop_agent("shop")
+    erased = run_agent(agent, "x", "s1", context={"tenant": 7})
+    run_agent(agent, "x", "s2", context={"plan": "gold"})
+    erase_payload(erased.run_id, 1, None, "asked to")
+    assert kept() == {("plan", "gold")}
+    erase_session("s2")
+    assert kept() == set()
+
+
+def test_an_import_fills_them(settings: Any) -> None:
+    result = run_agent(secretive(), "x", "s1", context={"tenant": 7, "pin": "1234"})
+    lines = list(export_run(result.run_id, true_values=True))
+    settings.AGENTRUNS_DATABASE = "other"
+    run = import_run(lines)
+    assert set(run.context_values.values_list("key", "value")) == {("tenant", "7")}
+
+
+@tool(requires_approval=True, sensitive=["pin"])
+def unlock(pin: str) -> str:
+    """Open a door."""
+    return "open"
+
+
+def secretive() -> Agent:
+    turns = [{"tools": [call("unlock", pin=PIN)]}, {"text": "Done."}]
+    return Agent("doors", instructions="Open.", tools=[unlock], model=ScriptedModel(turns))
+
+
+def test_what_a_tool_calls_sensitive_is_not_kept() -> None:
+    start_run(secretive(), "x", "s1", context={"pin": "1234", "door": "front"})
+    assert kept() == {("door", "front")}
+
+
+def test_the_api_finds_runs_by_a_value_that_it_shows() -> None:
+    api = Api(make_user("reader", "view_run"))
+    start(tenant=7, ratio="1:2")
+    start("s2", tenant=8)
+
+    def asked(context: str) -> list[str]:
+        status, page = api.get("/runs", context=context)
+        assert status == 200, page
+        return [run["session"] for run in page["items"]]
+
+    assert (asked("tenant:7"), asked("ratio:1:2"), asked("tenant:"), asked("other:7")) == (
+        ["s1"],
+        ["s1"],
+        [],
+        [],
+    )
+    for wrong in ("tenant", ":7", "x" * 500, "a\x00:b"):
+        assert api.get("/runs", context=wrong)[0] == 422
+    ann = make_user("ann")
+    start_run("shop", "x", "s3", owner=ann, context={"tenant": 7})
+    assert [run["session"] for run in Api(ann).get("/runs", context="tenant:7")[1]["items"]] == ["s3"]
+
+
+def test_a_masked_value_is_not_found_by_trying() -> None:
+    run_agent(secretive(), "x", "s1", context={"note": PIN, "tenant": 7})
+    assert ("note", PIN) in kept(), "by another name, and before any call: nobody knows yet"
+    api = Api(make_user("reader", "view_run"))
+    assert len(api.get("/runs", context="tenant:7")[1]["items"]) == 1
+    assert api.get("/runs", context=f"note:{PIN}")[1]["items"] == []
+    for term in (PIN, f"note:{PIN}"):
+        assert "1 run" not in browser("viewer").get(LIST, {"q": term}).content.decode()
+
+
+def test_the_consoles_search_finds_a_run_by_a_value() -> None:
+    for session, tenant in (("first", "north"), ("second", "south"), ("north-3", "east")):
+        start(session, tenant=tenant)
+    for term, sessions in {"north": {"first", "north-3"}, "tenant:south": {"second"}, "tenan": set()}.items():
+        shown = browser("viewer").get(LIST, {"q": term}).context["cl"].result_list
+        assert {run.session.key for run in shown} == sessions

@@ -1,0 +1,315 @@
+"""The reply that is being written: stored only for who watches, as it may be shown, gone with the reply."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.backends.utils import CursorWrapper
+from django.db.models.functions import Now
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentruns import Agent, ModelReply, ModelRequest, cancel_run, pause_run, resume_run, start_run, tool
+from agentruns.engine import drafts
+from agentruns.journal.masking import Mask
+from agentruns.journal.verify import problems
+from agentruns.models import Draft, Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel
+from agentruns.utils.redaction import Secrets
+from tests.crash.processes import wait_for
+from tests.db.dying import elsewhere
+from tests.redacting import CARD, HIDE
+from tests.shop.agents import call
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "PERIOD", 0.02)
+    monkeypatch.setattr(drafts, "PERIODS", {})
+    monkeypatch.setattr(drafts, "LOOKS", 0.02)
+
+
+class Talking:
+    """A model that writes in pieces, and lets the test look after each."""
+
+    identity = "talking"
+
+    def __init__(self, *pieces: str, tools: list[Any] | None = None) -> None:
+        self.pieces = pieces
+        self.tools = tools or []
+        self.after: Callable[[str], object] = lambda piece: None
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Write it all, again and again."""
+        if request.step < len(self.tools):
+            turn = ScriptedModel([{"tools": [one]} for one in self.tools])
+            return turn.propose(request)
+        said = ""
+        for piece in self.pieces:
+            said += piece
+            assert request.on_text is not None
+            request.on_text(piece)
+            self.after(said)
+        return ModelReply([{"type": "text", "text": said}], "end_turn")
+
+
+def started(model: Any, *, watched: bool = True, **options: Any) -> Run:
+    """Return a queued run of a model, that somebody watches."""
+    run = start_run(Agent("talks", instructions="Talk.", model=model, **options), "do it", "s1")
+    if watched:
+        Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=1))
+    return run
+
+
+def text_of(run: Run) -> str:
+    """Return the draft that others can read."""
+    return str(elsewhere(lambda: Draft.objects.get(pk=run.pk).text))
+
+
+def is_shown(run: Run, text: str) -> None:
+    wait_for(lambda: text_of(run) == text, f"the draft {text!r}, not {text_of(run)!r}", 5)
+
+
+def settle() -> None:
+    """Let the writer have had the time to do more."""
+    time.sleep(0.3)
+
+
+def is_quiet() -> bool:
+    return not any(thread.name == "agentruns-drafts" for thread in threading.enumerate())
+
+
+def test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply() -> None:
+    model = Talking("Your ", "order ", "is on its way.")
+    run, seen = started(model), list[tuple[int, str, int]]()
+
+    def look(said: str) -> None:
+        is_shown(run, said)
+        draft = Draft.objects.get(pk=run.pk)
+        mine = Run.objects.get(pk=run.pk)
+        assert (draft.epoch, draft.step) == (mine.lease_epoch, mine.step)
+        seen.append((Message.objects.count(), *Message.objects.values_list("kind", "seq").latest("seq")))
+
+    model.after = look
+    assert sweep().completed == 1
+    assert len(seen) == 3
+    assert len({*seen}) == 1, "no row of the journal"
+    is_shown(run, "")
+    kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
+    assert kinds == ["run_started", "user", "assistant", "run_completed"]
+    assert problems(run.session_id) == []
+    wait_for(is_quiet, "the thread to end")
+
+
+def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafts, "LOOKS", 0.2)
+    asked: list[tuple[str, str]] = []
+    execute = CursorWrapper.execute
+
+    def count(self: Any, sql: Any, params: Any = None) -> Any:
+        asked.append((threading.current_thread().name, str(sql)))
+        return execute(self, sql, params)
+
+    model = Talking(*"abcdefghij")
+    model.after = lambda said: time.sleep(0.1)
+    run = started(model, watched=False)
+    monkeypatch.setattr(CursorWrapper, "execute", count)
+    assert sweep().completed == 1
+    monkeypatch.undo()
+    theirs = [sql for name, sql in asked if name == "agentruns-drafts"]
+    assert 1 <= len([sql for sql in theirs if "SELECT" in sql]) <= 6, theirs
+    assert not [sql for sql in theirs if "UPDATE" in sql or "INSERT" in sql]
+    others = [sql for name, sql in asked if name != "agentruns-drafts" and "agentruns_draft" in sql]
+    assert len(others) == 1, "the sweep's"
+    assert not Draft.objects.filter(pk=run.pk).exists()
+
+
+def test_a_quick_reply_in_pieces_starts_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "LOOKS", 60)
+    monkeypatch.setattr(drafts, "_look", lambda *about: pytest.fail("it looked"))
+    started(Talking("a", "b"), watched=False)
+    assert sweep().completed == 1
+
+
+def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "PERIOD", 0.2)
+    stored: list[float] = []
+    store = Draft.objects.none().__class__.update
+
+    def update(self: Any, **written: Any) -> int:
+        if written.get("text"):
+            stored.append(time.monotonic())
+        return store(self, **written)
+
+    monkeypatch.setattr(Draft.objects.none().__class__, "update", update)
+    model = Talking(*(f"{number} " for number in range(100)))
+    model.after = lambda said: time.sleep(0.01)
+    started(model)
+    assert sweep().completed == 1
+    assert 2 <= len(stored) <= 8
+    assert min(later - one for one, later in pairwise(stored)) >= 0.19
+
+
+def test_a_secret_in_two_pieces_is_never_stored(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+    words = "and so on, as this is what one says when there is nothing to be said, for a while. "
+    model = Talking("Your card ", CARD[:9], CARD[9:], " is", " charged. ", words, words)
+    run, seen = started(model), set[str]()
+
+    def look(said: str) -> None:
+        settle()
+        seen.add(text_of(run))
+
+    model.after = look
+    assert sweep().completed == 1
+    assert not [text for text in seen if CARD[:4] in text], seen
+    assert any(text.startswith("Your card [card] is charged. and so") for text in seen), seen
+
+
+@tool(sensitive_results=["iban"])
+def account() -> dict[str, str]:
+    """Look an account up."""
+    return {"iban": "DE02 7001 0010"}
+
+
+@tool(sensitive=["pin"])
+def unlock(pin: str) -> str:
+    """Unlock it."""
+    return "unlocked"
+
+
+def test_a_sensitive_result_in_two_pieces_is_masked() -> None:
+    model = Talking("It is DE02", " 7001", " 0010", ", for you.", tools=[call("account")])
+    run = started(model, tools=[account])
+    expected = iter(["It is ", "It is ", "It is ***", "It is ***, for you."])
+    model.after = lambda said: is_shown(run, next(expected))
+    assert sweep().completed == 1
+
+
+def test_with_sensitive_arguments_nothing_is_shown_before_the_reply() -> None:
+    """It may name a value before it calls the tool: in the journal, that is masked from the beginning."""
+    model = Talking("I unlock it with 4711. ", "One moment.")
+    run = started(model, tools=[unlock])
+
+    def look(said: str) -> None:
+        settle()
+        assert text_of(run) == ""
+
+    model.after = look
+    assert sweep().completed == 1
+
+
+@given(
+    st.lists(st.text("ab", min_size=4, max_size=9), min_size=1, max_size=4),
+    st.text("abc", max_size=60),
+)
+@pytest.mark.django_db(transaction=False)
+def test_what_was_shown_of_a_text_that_goes_on_stays_true(values: list[str], text: str) -> None:
+    """So no part of a value is ever shown, wherever the text is cut."""
+    mask = Mask()
+    mask.results_of["tool"] = ("*",)
+    mask.secrets = Secrets(values)
+    whole = mask.text(text)
+    for length in range(len(text) + 1):
+        assert whole.startswith(drafts.shown(text[:length], mask))
+
+
+def test_a_table_that_fails_disturbs_nobody_and_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*about: Any) -> None:
+        raise OperationalError("no such table")
+
+    model = Talking("a", "b", "c")
+    model.after = lambda said: settle()
+    for name in ("_look", "_store"):
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "agentruns"):
+            patch.setattr(drafts, name, fail)
+            run = start_run(Agent(f"talks{name}", instructions="Talk.", model=model), "do it", name)
+            Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=1))
+            assert sweep().completed == 1
+        assert [record.message for record in caplog.records] == [
+            f"No draft of the reply of run={run.pk}: no such table"
+        ]
+        caplog.clear()
+
+
+def test_a_lock_on_the_draft_holds_nobody_up() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite locks the whole file")
+    model = Talking("a", "b", "c")
+    model.after = lambda said: time.sleep(0.1)
+    run = started(model)
+    with transaction.atomic():
+        Draft.objects.select_for_update().get(pk=run.pk)
+        began = time.monotonic()
+        assert elsewhere(sweep).completed == 1
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("verb", [pause_run, cancel_run])
+def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
+    model = Talking(*"abcdefghijklmnopqrstuvwxyz" * 4)
+    run, said = started(model, watched=False), list[str]()
+
+    def look(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            elsewhere(lambda: verb(run.pk))
+        time.sleep(0.05)
+
+    model.after = look
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, len(said) < 60) == ("paused" if verb is pause_run else "cancelled", True)
+    rows = list(Message.objects.filter(run=run).order_by("seq"))[2:]
+    ends = "run_paused" if verb is pause_run else "run_cancelled"
+    assert [row.kind for row in rows][1:] == ["model_failed", ends]
+    assert rows[1].payload["error"]["type"] == "reply_stopped"
+    assert problems(run.session_id) == []
+    if verb is pause_run:  # again
+        model.after = lambda text: None
+        assert resume_run(run.pk).status == "completed"
+        assert Message.objects.filter(run=run, kind="assistant").count() == 1
+
+
+def test_a_piece_that_comes_after_the_reply_is_over_is_nobodys() -> None:
+    kept: list[Any] = []
+
+    class Late(Talking):
+        def propose(self, request: ModelRequest) -> ModelReply:
+            kept.append(request.on_text)
+            return ModelReply([{"type": "text", "text": "done"}], "end_turn")
+
+    started(Late())
+    assert sweep().completed == 1
+    kept[0]("late")
+    assert is_quiet()
+
+
+def test_a_sweep_forgets_who_watched() -> None:
+    run, other = started(Talking("a")), start_run("talks", "do it", "s2")
+    Draft.objects.create(run=other, watched_until=Now() - timedelta(minutes=2), text="left by the dead")
+    sweep()
+    assert list(Draft.objects.values_list("pk", flat=True)) == [run.pk]
+
+
+def test_of_a_long_reply_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "LONGEST", 10)
+    model = Talking("123456789 ", "abc")
+    run = started(model)
+    model.after = lambda said: is_shown(run, "123456789 ")
+    assert sweep().completed == 1

@@ -1,0 +1,245 @@
+"""An approval counts while its giver may give it; who asked for a run does not approve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import Permission, User
+
+from agentruns import Policy, RunResult, ToolContext, approve, deny, fork_run, run_agent, tool
+from agentruns.exceptions import PermissionDeniedError
+from agentruns.journal.deciders import requested, requester_ids
+from agentruns.journal.fold import RunState
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Run
+from agentruns.services import permissions
+from agentruns.services.forks import run_again
+from agentruns.services.repair import repair_session
+from agentruns.services.sweep import sweep
+from tests.api.test_races import together
+from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import act, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@tool(requires_approval=True, approvals=2)
+def transfer(ctx: ToolContext, cents: int) -> str:
+    """Transfer money."""
+    return act("transfer", ctx, cents=cents)
+
+
+class Moody(Policy):
+    """Lets people decide unless they are out."""
+
+    out: frozenset[str] = frozenset()
+
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        return user.get_username() not in self.out
+
+
+class AnnIsOut(Moody):
+    out = frozenset({"ann"})
+
+
+class Blind(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Hide everything from ann."""
+        return runs.none() if user.get_username() == "ann" else runs
+
+
+class Fails(Policy):
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        """Fail."""
+        raise LookupError("no such department")
+
+
+def ann_is_gone(ann: User, settings: Any) -> None:
+    User.objects.filter(pk=ann.pk).delete()
+
+
+def ann_is_inactive(ann: User, settings: Any) -> None:
+    User.objects.filter(pk=ann.pk).update(is_active=False)
+
+
+def ann_lost_the_permission(ann: User, settings: Any) -> None:
+    ann.user_permissions.clear()
+
+
+def the_rule_says_no(ann: User, settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.AnnIsOut"
+
+
+def ann_may_not_see_it(ann: User, settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Blind"
+
+
+LOSSES = [ann_is_gone, ann_is_inactive, ann_lost_the_permission, the_rule_says_no, ann_may_not_see_it]
+Loss = Callable[[User, Any], None]
+
+
+def waiting() -> tuple[RunResult, Approval]:
+    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer])
+    return result, result.pending[0]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_first_counts_no_more_when_the_second_approves(
+    loss: Loss, effects: Effects, settings: Any
+) -> None:
+    result, card = waiting()
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    approve(card.pk, ann)
+    loss(ann, settings)
+    again = approve(card.pk, bob)
+    assert (again.status, again.approved_count) == ("pending", 1)
+    sweep()
+    run = the_run(result)
+    assert (run.status, effects.count()) == ("awaiting-approval", 0)
+    (voided,) = payloads(run, "approval_voided")
+    assert (voided["approval"], voided["voided"]) == (str(card.pk), [str(ann.pk)])
+    settings.AGENTRUNS_POLICY = "agentruns.Policy"
+    approve(card.pk, user("cyd", "decide_approval"))
+    assert (sweep().completed, effects.count()) == (1, 1)
+    assert payloads(run, "tool_started")[0]["approved_by"] == ["bob", "cyd"]
+    assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_counts_no_more_when_the_call_is_to_run(loss: Loss, effects: Effects, settings: Any) -> None:
+    result, card = waiting()
+    ann, bob, cyd = (user(name, "decide_approval") for name in ("ann", "bob", "cyd"))
+    approve(card.pk, bob)
+    assert approve(card.pk, ann).status == "approved"
+    loss(ann, settings)
+    sweep()
+    run = the_run(result)
+    assert (run.status, effects.count(), payloads(run, "tool_started")) == ("awaiting-approval", 0, [])
+    card.refresh_from_db()
+    assert (card.status, card.approved_count, card.decided_at, card.decided_by_id) == (
+        "pending",
+        1,
+        None,
+        None,
+    )
+    assert permissions.givers([card]) == {card.pk: [str(bob.pk)]}
+    assert [row["voided"] for row in payloads(run, "approval_voided")] == [[str(ann.pk)]]
+    sweep()
+    assert len(payloads(run, "approval_voided")) == 1, "once"
+    settings.AGENTRUNS_POLICY = "agentruns.Policy"
+    approve(card.pk, cyd)
+    assert (sweep().completed, effects.count()) == (1, 1)
+    assert the_run(result).status == "completed"
+
+
+def test_the_programs_own_approval_always_counts(effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Fails"
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    approve(result.pending[0].pk, None)
+    assert (sweep().completed, effects.count()) == (1, 1)
+
+
+def test_a_rule_that_fails_when_the_call_is_to_run_lets_nothing_run(effects: Effects, settings: Any) -> None:
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    approve(result.pending[0].pk, user("ann", "decide_approval"))
+    settings.AGENTRUNS_POLICY = f"{__name__}.Fails"
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+
+
+def test_a_doubt_that_an_approval_settled_is_back_when_it_is_void(effects: Effects) -> None:
+    def breaks(ctx: ToolContext, cents: int) -> str:
+        """Send money."""
+        act("send", ctx, cents=cents)
+        if cents == 1:
+            raise RuntimeError("the line broke")
+        return "sent"
+
+    send = tool(breaks, name="send")
+    turns = [{"tools": [call("send", cents=1)]}, {"tools": [call("send", cents=2)]}]
+    result = run_turns(*turns, tools=[send])
+    (card,) = result.pending
+    ann = user("ann", "decide_approval")
+    approve(card.pk, ann)
+    ann.user_permissions.clear()
+    sweep()
+    run = the_run(result)
+    first = payloads(run, "approval_decided")[0]["settles"]
+    assert (run.status, effects.count(), len(first)) == ("awaiting-approval", 1, 1)
+    approve(card.pk, user("bob", "decide_approval"))
+    assert payloads(run, "approval_decided")[1]["settles"] == first
+    assert (sweep().completed, effects.count()) == (1, 2)
+
+
+def test_a_decision_races_with_the_voiding(effects: Effects) -> None:
+    result, card = waiting()
+    ann, bob, cyd = (user(name, "decide_approval") for name in ("ann", "bob", "cyd"))
+    approve(card.pk, ann)
+    ann.user_permissions.clear()
+    together(lambda number: approve(card.pk, [bob, cyd][number]), 2)
+    sweep()
+    run = the_run(result)
+    assert (run.status, effects.count()) == ("completed", 1)
+    assert [row["voided"] for row in payloads(run, "approval_voided")] == [[str(ann.pk)]]
+    assert set(payloads(run, "tool_started")[0]["approved_by"]) == {"bob", "cyd"}
+
+
+def test_a_requester_whose_key_has_a_space_is_one(effects: Effects) -> None:
+    """In a project whose users have names for primary keys."""
+    run = RunState(uuid4())
+    run.requesters = ["Ann Smith", "Ann", "7"]
+    stored = Run(requesters=run.columns()["requesters"])
+    asked = {pk: requested(SimpleNamespace(pk=pk), stored) for pk in ("Ann Smith", "Smith", "Ann", 7, 8)}
+    assert asked == {"Ann Smith": True, "Smith": False, "Ann": True, 7: True, 8: False}
+    assert requester_ids("Bo", origin=stored) == ["Bo", "Ann Smith", "Ann", "7"]
+
+
+def test_who_asked_for_a_run_is_the_owner_and_everybody_after(settings: Any, effects: Effects) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    boss = ("decide_approval", "fork_run", "view_run")
+    ann, bob, cyd, dan = (user(name, *boss) for name in ("ann", "bob", "cyd", "dan"))
+    agent = shop_agent("shop", {"tools": [call("refund", cents=5000)]})
+    first = run_agent(agent, "go", "s1", actor=ann)
+    deny(first.pending[0].pk, bob, "no")
+    sweep()
+    assert Run.objects.get(pk=first.run_id).requesters == f" {ann.pk} "
+
+    again = run_again(first.run_id, bob)
+    assert again.requesters == f" {ann.pk} {bob.pk} "
+    shop_agent("shop", {"tools": [call("refund", cents=5000)]}, {"tools": [call("refund", cents=6000)]})
+    sweep()
+    (card,) = Approval.objects.pending()
+    for who in (ann, bob):
+        with pytest.raises(PermissionDeniedError, match="requested this run"):
+            approve(card.pk, who)
+        assert not permissions.decidable_by(who, Approval.objects.pending()).exists()
+    assert permissions.decidable_by(cyd, Approval.objects.pending()).exists()
+    deny(card.pk, cyd, "no")
+    sweep()
+
+    fork = fork_run(again.pk, Run.objects.get(pk=again.pk).session.next_seq - 1, text="go on", actor=cyd)
+    assert fork.requesters == f" {cyd.pk} {ann.pk} {bob.pk} "
+    assert payloads(fork, "run_started")[-1]["requesters"] == [str(one.pk) for one in (cyd, ann, bob)]
+    assert not requested(dan, fork)
+    Run.objects.filter(pk=fork.pk).update(requesters="")
+    (found,) = problems(fork.session_id)
+    assert "requesters is ''" in found
+    repair_session("default", fork.session_id)
+    assert problems(fork.session_id) == []
+    fork.refresh_from_db()
+    assert fork.requesters == f" {cyd.pk} {ann.pk} {bob.pk} "
+
+
+def test_who_lost_a_permission_is_named_in_the_journal(effects: Effects) -> None:
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    ann = user("ann", "decide_approval")
+    approve(result.pending[0].pk, ann)
+    ann.user_permissions.set(Permission.objects.filter(codename="view_run"))
+    sweep()
+    (row,) = payloads(the_run(result), "approval_voided")
+    assert "ann lacks the permission" in row["why"]

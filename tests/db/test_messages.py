@@ -1,0 +1,562 @@
+"""Messages to a session: each is in the conversation once, where the provider takes it, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from pydantic import BaseModel
+
+from agentruns import (
+    Agent,
+    ToolContext,
+    approve,
+    cancel_run,
+    erase_payload,
+    export_run,
+    fork_run,
+    pause_run,
+    replay_run,
+    resume_run,
+    run_agent,
+    send_message,
+    start_run,
+    tool,
+)
+from agentruns.exceptions import (
+    PermissionDeniedError,
+    QuotaExceededError,
+    RunStateError,
+    SessionAccessDeniedError,
+    SessionBusyError,
+)
+from agentruns.journal.deciders import why_not_decide
+from agentruns.journal.events import Row
+from agentruns.journal.policy import Policy, Quota
+from agentruns.journal.read import stored_rows
+from agentruns.journal.store import Batch, DatabaseStore, load
+from agentruns.journal.verify import History, problems
+from agentruns.models import Approval, Message, Run, Session
+from agentruns.providers.base import ProviderError
+from agentruns.providers.window import broken_pairs, drop_oldest
+from agentruns.services import starting
+from agentruns.services.messages import MOST_UNREAD
+from agentruns.services.permissions import decidable_by
+from agentruns.services.retention import erase_session
+from agentruns.services.runs import result_of
+from agentruns.services.sweep import sweep
+from agentruns.testing import check_messages
+from agentruns.utils import json as canonical
+from tests.db.dying import die_at
+from tests.db.helpers import Checked, forget_backoff, outcomes, payloads, user
+from tests.db.racing import at_once
+from tests.files import folder, stored_in
+from tests.shop.agents import TOOLS, call
+from tests.shop.models import Order
+
+__all__ = ["folder"]  # a fixture
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+POST = {"tools": [call("post", text="hello"), call("lookup", number="A1")]}
+GATED = {"tools": [call("refund", cents=5000)]}
+GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
+
+
+def chat(name: str, *turns: Any, **options: Any) -> Agent:
+    """An agent whose model takes no conversation that Claude would refuse, and answers without end."""
+    turns = (*turns, *({"text": f"answer {number}"} for number in range(len(turns), 20)))
+    tools = options.pop("tools", TOOLS)
+    return Agent(name, instructions="Serve.", tools=tools, model=Checked(turns), **options)
+
+
+def said(messages: list[dict[str, Any]]) -> list[str]:
+    """The texts of a conversation in order, replies in brackets, calls and results by their tool's order."""
+    words = []
+    for message in messages:
+        for block in message["content"]:
+            text = block["text"] if block["type"] == "text" else block["type"]
+            words.append(f"[{text}]" if message["role"] == "assistant" else text)
+    return words
+
+
+def settled(session: str = "s1", *, runs: int = 1) -> list[str]:
+    """What was said, in a journal that verifies and whose replies answer what was sent to them."""
+    found = list(Run.objects.filter(session__key=session).order_by("created_at"))
+    assert len(found) == runs
+    assert problems(found[-1].session_id) == []
+    for run in found:
+        assert replay_run(run.pk).is_equal, replay_run(run.pk).record()
+    messages = result_of(found[-1].pk).messages
+    check_messages([*messages, GO_ON])
+    return said(messages)
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable[[], Any]], None]]:
+    """Let something happen once, at a place of a drive: at a boundary, or just before rows of a kind."""
+    waiting: dict[str, Callable[[], Any]] = {}
+
+    def reached(point: str) -> None:
+        if act := waiting.pop(point, None):
+            act()
+
+    for module in ("engine.loop", "engine.tool_calls", "services.submit", "services.approvals"):
+        monkeypatch.setattr(f"agentruns.{module}.reached", reached, raising=False)
+    append = DatabaseStore.append
+
+    def appending(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+        for row in batch.rows:
+            reached(f"before {row.kind}")
+        append(store, batch, **options)
+        for row in batch.rows:
+            reached(f"after {row.kind}")
+
+    monkeypatch.setattr(DatabaseStore, "append", appending)
+    yield waiting.__setitem__
+    assert not waiting, f"{[*waiting]} was never reached"
+
+
+PLACES = [
+    "after_start", "after_repair", "before_model", "after_model", "before assistant", "after assistant",
+    "after_reply", "before_tool", "after_tool", "before_result_commit", "before tool_result",
+    "after tool_result", "after_result", "before_finish", "before run_completed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_message_at_every_boundary_is_read_by_the_run(place: str, between: Any) -> None:
+    between(place, lambda: send_message("s1", "also this"))
+    result = run_agent(chat("c", POST), "do it", "s1")
+    assert result.status == "completed"
+    words = settled()
+    assert words.count("also this") == 1
+    assert words[-1].startswith("[answer")  # the run's last reply has read it
+    run = Run.objects.get()
+    replies = payloads(run, "assistant")
+    row = run.messages.get(facts__contains='"reason":"message"')
+    first = next(reply for reply in replies if reply["read"] >= row.seq)
+    late = words.index("also this") > words.index("[tool_use]")
+    assert (first is not replies[0]) == late  # after a reply that did not see it, and all its results
+    assert words.index("also this") not in range(words.index("[tool_use]"), words.index("tool_result"))
+
+
+def test_the_run_goes_on_as_often_as_it_is_written_to(between: Any) -> None:
+    def again(left: int) -> None:
+        if left:
+            between("before run_completed", partial(again, left - 1))
+            send_message("s1", f"wait, {left}")
+
+    between("before run_completed", partial(again, 3))
+    result = run_agent(chat("c"), "do it", "s1")
+    assert (result.status, result.output) == ("completed", "answer 3")
+    assert settled() == [
+        "do it", "[answer 0]", "wait, 3", "[answer 1]", "wait, 2", "[answer 2]", "wait, 1", "[answer 3]",
+    ]  # fmt: skip
+
+
+@tool(transactional=True)
+def interrupted(ctx: ToolContext) -> str:
+    """Be at work as the customer writes."""
+    Order.objects.create(number="A1", customer="Ada", total_cents=1)
+    at_once(partial(send_message, "s1", "also this"))
+    return "done"
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer: the sender waits")
+def test_a_message_inside_a_transactional_tool_comes_after_its_result() -> None:
+    agent = chat("c", {"tools": [call("interrupted")]}, tools=[interrupted])
+    assert run_agent(agent, "do it", "s1").status == "completed"
+    assert settled() == ["do it", "[tool_use]", "tool_result", "also this", "[answer 1]"]
+    assert Order.objects.count() == 1
+
+
+def test_equal_texts_are_two_messages() -> None:
+    run = start_run(chat("c"), "hello", "s1")
+    assert send_message("s1", "hello").pk == send_message("s1", "hello").pk == run.pk
+    sweep()
+    assert settled() == ["hello", "hello", "hello", "[answer 0]"]
+
+
+def test_a_key_is_one_message_for_ever() -> None:
+    agent = chat("c")
+    first = send_message("s1", "hello", agent=agent, idempotency_key="a")
+    assert send_message("s1", "hello", idempotency_key="a").pk == first.pk
+    assert send_message("s1", "and?", idempotency_key="b").pk == first.pk
+    assert send_message("s1", "and?", idempotency_key="b").pk == first.pk
+    for key in "ab":
+        with pytest.raises(RunStateError, match=f"'{key}' belongs to"):
+            send_message("s1", "other", idempotency_key=key)
+    sweep()
+    second = send_message("s1", "next", idempotency_key="c")
+    assert send_message("s1", "hello", idempotency_key="a").pk == first.pk
+    assert send_message("s1", "and?", idempotency_key="b").pk == first.pk
+    assert send_message("s1", "next", idempotency_key="c").pk == second.pk != first.pk
+    sweep()
+    assert settled(runs=2) == ["hello", "and?", "[answer 0]", "next", "[answer 0]"]
+
+
+def test_without_an_open_run_it_starts_the_next_one_as_the_last() -> None:
+    with pytest.raises(SessionAccessDeniedError, match="There is no session 's1'"):
+        send_message("s1", "hello")
+    run_agent(chat("c"), "hello", "s1", context={"tenant": 8})
+    chat("other")
+    run = send_message("s1", "and now?")
+    assert (run.agent, run.context, run.input, run.status) == ("c", {"tenant": 8}, "and now?", "queued")
+    assert payloads(run, "user") == [{"content": [{"type": "text", "text": "and now?"}], "v": 1}]
+
+
+def test_what_refuses_a_message() -> None:
+    agent, other = chat("c"), chat("other")
+    run = start_run(agent, "hello", "s1")
+    with pytest.raises(SessionBusyError, match=f"{run.pk} .* with another agent"):
+        send_message("s1", "hello", agent=other)
+    with pytest.raises(ValueError, match="empty"):
+        send_message("s1", " ")
+    for number in range(MOST_UNREAD):
+        send_message("s1", str(number))
+    with pytest.raises(RunStateError, match=r"queued.* has 32 messages that it has not read. Send"):
+        send_message("s1", "one more")
+    cancel_run(run.pk)
+    send_message("s1", "next")
+    sweep()
+    words = settled(runs=2)  # they were not lost: the next run has read them
+    assert words == ["hello", *map(str, range(MOST_UNREAD)), "next", "[answer 0]"]
+    erase_session("s1")
+    for given in ({}, {"agent": agent}):
+        with pytest.raises(RunStateError, match="Session 's1' was pruned"):
+            send_message("s1", "hello", **given)
+    assert not Session.objects.exists()
+    start_run(agent, "hello", "s1")
+    send_message("s1", "and?")
+
+
+def test_a_run_that_is_being_cancelled_takes_none(between: Any) -> None:
+    refused: list[str] = []
+
+    def cancel() -> None:
+        cancel_run(Run.objects.get().pk)
+        with pytest.raises(RunStateError, match=r"is being cancelled\. Send it again") as caught:
+            send_message("s1", "too late")
+        refused.append(str(caught.value))
+
+    between("before_tool", cancel)
+    send_message("s1", "hello", agent=chat("c", POST))
+    assert sweep().errors == 0
+    assert refused
+    assert Run.objects.get().status == "cancelled"
+    send_message("s1", "now")
+    sweep()
+    assert settled(runs=2)[-2:] == ["now", "[tool_use]"] or settled(runs=2)[-1].startswith("[answer")
+
+
+def test_a_message_before_a_cancel_is_read_by_the_next_run(between: Any) -> None:
+    between("before_tool", lambda: (send_message("s1", "stop"), cancel_run(Run.objects.get().pk)))
+    run_agent(chat("c", POST), "do it", "s1")
+    run_agent(chat("d"), "and now?", "s1")
+    assert settled(runs=2) == [
+        "do it", "[tool_use]", "[tool_use]", "tool_result", "tool_result", "stop", "and now?", "[answer 0]",
+    ]  # fmt: skip
+
+
+def test_a_run_that_waits_for_a_person_keeps_waiting() -> None:
+    result = run_agent(chat("c", GATED), "refund it", "s1")
+    card = result.pending[0]
+    run = send_message("s1", "please hurry")
+    assert (run.status, run.pk) == ("awaiting-approval", card.run_id)
+    assert said(result_of(run.pk).messages) == ["refund it", "[tool_use]"]
+    sweep()
+    assert Run.objects.get().status == "awaiting-approval"
+    send_message("s1", "anybody?")
+    approve(card.pk, None, digest=card.digest)
+    sweep()
+    assert outcomes(run) == ["ok"]
+    assert settled() == [
+        "refund it", "[tool_use]", "tool_result", "please hurry", "anybody?", "[answer 1]",
+    ]  # fmt: skip
+
+
+def test_paused_runs_and_runs_in_back_off_take_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(request: Any) -> Any:
+        raise ProviderError("busy", disposition="retry", type="overloaded")
+
+    run = start_run(chat("c"), "do it", "s1")
+    pause_run(run.pk)
+    assert send_message("s1", "while paused").status == "paused"
+    resume_run(run.pk, drive=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checked, "propose", lambda model, request: busy(request))
+        sweep()
+    waits_until = Run.objects.get().not_before
+    assert waits_until is not None
+    assert send_message("s1", "while it backs off").not_before == waits_until
+    sweep()
+    assert not payloads(run, "assistant")  # a message does not end a back-off
+    forget_backoff(run)
+    sweep()
+    assert settled() == ["do it", "while paused", "while it backs off", "[answer 0]"]
+
+
+@pytest.mark.parametrize(
+    "point", ["after_repair", "before_model", "after_model", "after_reply", "before_tool", "after_result"]
+)
+def test_a_message_while_nobody_drives_waits_for_the_takeover(point: str) -> None:
+    run = die_at(point, chat("c", {"tools": [call("lookup", number="A1")]}))
+    send_message("s1", "are you there?")
+    sweep()
+    words = settled()
+    assert words.count("are you there?") == 1
+    assert Run.objects.get(pk=run.pk).status == "completed"
+    read_first = point in ("after_repair", "before_model", "after_model")
+    assert words.index("are you there?") == (1 if read_first else 3)
+
+
+def test_a_reply_that_goes_on_is_sent_back_before_the_message(between: Any) -> None:
+    cut = {"content": [{"type": "text", "text": "I look"}], "stop_reason": "pause_turn"}
+    asked: list[list[str]] = []
+
+    def rest(request: Any) -> Any:
+        asked.append(said(request.messages))
+        return {"text": "it up"}
+
+    between("before assistant", lambda: send_message("s1", "quick"))
+    run_agent(chat("c", cut, rest), "do it", "s1")
+    assert asked == [["do it", "[I look]"]]
+    assert settled() == ["do it", "[I look]", "[it up]", "quick", "[answer 2]"]
+
+
+class Count(BaseModel):
+    """The answer."""
+
+    number: int
+
+
+def test_only_the_last_answer_has_to_be_of_the_form(between: Any) -> None:
+    between("before assistant", lambda: send_message("s1", "as JSON"))
+    agent = chat("c", {"text": "one"}, {"text": '{"number": 2}'}, output_type=Count)
+    assert run_agent(agent, "count", "s1").output == Count(number=2)
+    assert settled() == ["count", "[one]", "as JSON", '[{"number": 2}]']
+
+
+def test_a_run_that_fails_leaves_its_messages_to_the_next() -> None:
+    send_message("s1", "one", agent=chat("c", {"content": [], "stop_reason": "refusal"}, max_steps=1))
+    send_message("s1", "two")
+    sweep()
+    assert Run.objects.get().status == "failed"
+    run_agent(chat("d"), "three", "s1")
+    assert settled(runs=2) == ["one", "two", "three", "[answer 0]"]
+
+
+def test_a_fork_before_and_after_a_message(between: Any) -> None:
+    between("before run_completed", lambda: send_message("s1", "wait"))
+    run_agent(chat("c", {"tools": [call("lookup", number="A1")]}), "do it", "s1")
+    run = Run.objects.get()
+    message = run.messages.get(facts__contains='"reason":"message"').seq
+    replies = list(run.messages.filter(kind="assistant").values_list("seq", flat=True))
+    expected = {
+        message: ["do it", "[tool_use]", "tool_result", "wait"],
+        replies[1]: ["do it", "[tool_use]", "tool_result", "[answer 1]", "wait"],
+        message - 1: ["do it", "[tool_use]", "tool_result"],
+    }
+    assert message < replies[1]
+    for at, words in expected.items():
+        fork = fork_run(run.pk, at)
+        state = load("default", fork.session_id, fork.pk)
+        assert said(state.settled_messages()) == words
+        sweep()
+        assert is_sound(fork)
+        assert said(result_of(fork.pk).messages)[: len(words)] == words
+    with pytest.raises(RunStateError, match="nothing left to do"):
+        fork_run(run.pk, replies[2])
+
+
+def is_sound(fork: Run) -> bool:
+    fork.refresh_from_db()
+    return fork.status == "completed" and problems(fork.session_id) == [] and replay_run(fork.pk).is_equal
+
+
+def test_a_fork_reads_what_was_held_back(between: Any) -> None:
+    cut = {"content": [{"type": "text", "text": "I look"}], "stop_reason": "pause_turn"}
+    between("before assistant", lambda: send_message("s1", "quick"))
+    run_agent(chat("c", cut, {"text": "it up"}), "do it", "s1")
+    run = Run.objects.get()
+    at = run.messages.filter(kind="assistant").order_by("seq").values_list("seq", flat=True)[0]
+    fork = fork_run(run.pk, at)
+    sweep()
+    assert is_sound(fork)
+    assert said(result_of(fork.pk).messages) == ["do it", "[I look]", "[it up]", "quick", "[answer 2]"]
+
+
+def test_export_and_erasure(between: Any) -> None:
+    ann = user("ann")
+    start_run(chat("c"), "do it", "s1", owner=ann)
+    send_message("s1", "hello", actor=ann)
+    between("before run_completed", lambda: send_message("s1", "my card is 4711", owner=ann))
+    sweep()
+    run = Run.objects.get()
+    words = ["do it", "hello", "[answer 0]", "my card is 4711", "[answer 1]"]
+    assert settled() == words
+    rows = run.messages.filter(facts__contains='"reason":"message"').order_by("seq")
+    assert [row.facts["actor"] for row in rows] == [{"id": str(ann.pk), "name": "ann"}, None]
+    lines = list(export_run(run.pk))
+    again = [*map(canonical.dumps, lines)]
+    erase_payload(run.pk, rows[1].seq, None, "asked for")
+    run.refresh_from_db()
+    assert (run.input, run.title, problems(run.session_id)) == ("do it", "do it", [])
+    words[3] = "[erased]"
+    assert said(result_of(run.pk).messages) == words
+    assert "4711" not in repr([*Message.objects.values(), *Run.objects.values()])
+    assert any("4711" in line for line in again)
+
+
+def test_long_messages_are_read_whole_and_a_window_keeps_them(folder: Path, between: Any) -> None:
+    long, asked = "x" * 70_000, list[Any]()
+
+    def look(request: Any) -> Any:
+        asked.append(request.messages)
+        return {"text": "seen"}
+
+    before = [{"tools": [call("lookup", number=str(number))]} for number in range(4)]
+    start_run(chat("c", *before, look), "do it", "s1")
+    send_message("s1", long, idempotency_key="k")
+    send_message("s1", long)
+    send_message("s1", long, idempotency_key="k")
+    assert len(stored_in(folder)) == 3  # one of them, sent again, is nobody's
+    between("before_tool", lambda: send_message("s1", f"late {long}"))
+    sweep()
+    (messages,) = asked
+    first, last = messages[0]["content"], messages[2]["content"]
+    assert [block["text"] for block in first] == ["do it", long, long]
+    assert [block.get("text") for block in last] == [None, f"late {long}"]
+    assert len(repr(result_of(Run.objects.get().pk).messages)) < 20_000
+    shorter = drop_oldest(messages, 200_000, 1000)
+    assert broken_pairs(shorter, messages) == ""
+    assert len(shorter) < len(messages)
+    assert last in [message["content"] for message in shorter]
+    with pytest.raises(RunStateError, match="'k' belongs to"):
+        send_message("s1", long + "y", idempotency_key="k")
+    settled()
+
+
+def test_a_journal_that_cannot_be_is_not_verified() -> None:
+    run_agent(chat("c"), "do it", "s1")
+    session = Session.objects.get()
+    history, found = History(session), []
+    for row, parts in stored_rows(Message.objects.filter(session=session)):
+        payload = parts.payload(row.kind)
+        if row.kind == "assistant":
+            forged = row._replace(payload={**payload, "read": row.seq})
+            found.append(history._unpaired(forged, history.states[row.run_id], {}))
+        assert history.add(row, parts) is None
+        if row.kind == "assistant":
+            history.unread = [2]
+            ends = Row(*row)._replace(kind="run_completed", payload={})
+            found.append(history._unpaired(ends, history.states[row.run_id], {}))
+            history.unread = []
+    assert found == [
+        "is a reply to row 3, which came later.",
+        "completes the run, and no reply has read the message of row 2.",
+    ]
+
+
+def test_who_sends_a_message_is_a_requester(settings: Any) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    sender = user("ann", "start_run", "decide_approval")
+    card = run_agent(chat("c", GATED), "refund it", "s1").pending[0]
+    assert why_not_decide(sender, card) == ""
+    run, is_new = starting.send_message(sender, card.run.session, "go")
+    assert is_new
+    card = Approval.objects.select_related("run").get()
+    assert "requesters may not decide" in why_not_decide(sender, card)
+    assert not decidable_by(sender, Approval.objects.pending())
+    assert problems(run.session_id) == []
+
+
+class Limited(Policy):
+    def quota(self, user: Any, agent: Any) -> Quota:
+        return Quota(runs=2)
+
+
+def test_messages_count_as_runs_do(settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Limited"
+    ann = user("ann")
+    start_run(chat("c"), "do it", "s1", actor=ann)
+    send_message("s1", "one", actor=ann)
+    with pytest.raises(QuotaExceededError, match="ann may start 2 runs in an hour"):
+        send_message("s1", "two", actor=ann)
+    send_message("s1", "the program's own", owner=ann)
+    with pytest.raises(SessionAccessDeniedError, match="There is no session"):
+        send_message("s1", "three", actor=user("bob", "start_run"))
+    with pytest.raises(PermissionDeniedError):
+        send_message("s1", "four", actor=user("eve"), owner=ann)
+
+
+def test_senders_race_for_the_last_place() -> None:
+    start_run(chat("c"), "do it", "s1")
+    for number in range(MOST_UNREAD - 2):
+        send_message("s1", str(number))
+    answers = at_once(*(partial(send_message, "s1", f"racing {number}") for number in range(6)))
+    refused = [answer for answer in answers if isinstance(answer, RunStateError)]
+    assert len(refused) == 4, answers
+    assert len(payloads(Run.objects.get(), "user")) == 1 + MOST_UNREAD
+    sweep()
+    assert len(settled()) == 2 + MOST_UNREAD
+
+
+@pytest.mark.parametrize("rival", ["worker", "cancel", "prune"])
+def test_a_sender_races_a_worker_a_cancel_and_a_prune(rival: str) -> None:
+    rounds = 8
+    for number in range(rounds):
+        key = f"s{number}"
+        agent = chat(f"c{number}")
+        run = start_run(agent, "do it", key)
+        if rival == "prune":
+            sweep()
+        acts: dict[str, Callable[[], Any]] = {
+            "worker": sweep,
+            "cancel": partial(cancel_run, run.pk),
+            "prune": partial(erase_session, key),
+        }
+        sent, _ = at_once(partial(send_message, key, "and?"), acts[rival])
+        if isinstance(sent, Exception):
+            assert isinstance(sent, RunStateError | SessionAccessDeniedError | SessionBusyError), sent
+            assert rival != "worker", sent
+            continue
+        sweep()
+        words = settled(key, runs=Run.objects.filter(session__key=key).count())
+        assert words.count("and?") == 1
+        sent.refresh_from_db()
+        assert sent.status in ("completed", "cancelled")
+        if sent.status == "completed":
+            assert words[-1].startswith("[answer")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_lost_acknowledgement_sends_no_message_twice(opens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = chat("c")
+    (start_run if opens else run_agent)(agent, "do it", "s1")
+    leave, left = transaction.Atomic.__exit__, [1]
+
+    def lose(block: Any, *error: Any) -> Any:
+        found = leave(block, *error)
+        if (
+            error[0] is None
+            and not connection.in_atomic_block
+            and left
+            and Message.objects.filter(content__contains="and?").exists()
+        ):
+            left.pop()
+            raise OperationalError("the connection is lost")
+        return found
+
+    monkeypatch.setattr(transaction.Atomic, "__exit__", lose)
+    run = send_message("s1", "and?")
+    assert not left
+    sweep()
+    assert run.pk == Run.objects.order_by("created_at").last().pk  # type: ignore[union-attr]
+    words = settled(runs=1 if opens else 2)
+    assert words.count("and?") == 1

@@ -1,0 +1,542 @@
+"""Every door and everybody who may knock: who is let in, who changes what, and what nobody reads.
+
+Doors are found in the URL confs and among the commands; one that no rule below names fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import Client
+
+import agentruns
+from agentruns import Image, Text, run_agent, tool
+from agentruns.api import router
+from agentruns.models import ApiToken, Approval, Message, Run
+from agentruns.services.api_tokens import create_token
+from agentruns.urls import urlpatterns
+from tests.admin.conftest import dying
+from tests.doors.identities import (
+    ACTS,
+    BEARERS,
+    CONFIRMS,
+    DECIDE,
+    OTHER,
+    POOR,
+    READ,
+    SIGNED,
+    TOKENS,
+    VISITED,
+    VISITOR,
+    WHO,
+    WRITE,
+    Wary,
+    client_of,
+)
+from tests.pictures import png
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db
+
+SECRET = "lamp-7731"  # in texts of the owner's runs, which others do not read
+SAID = "sofa-1942"  # in those of the one that has ended
+PIN = "pin-5520"  # sensitive, so that nobody reads it who may not reveal it
+LOGIN = "/admin/login/"
+
+# action -> who may do it through the API; for people also through the console, if they are staff
+API = {
+    "look in": {*WHO},
+    "list agents": {*SIGNED, READ, POOR},
+    "list": {*SIGNED, READ, POOR, *VISITED},
+    "list approvals": {*SIGNED, READ, DECIDE, POOR, *VISITED},
+    "see": {"owner", "viewer", "superuser", READ, VISITOR},
+    "see state": {"owner", "viewer", "superuser", READ},
+    "see approval": {"owner", "viewer", "decider", "superuser", READ, DECIDE},
+    "see own approval": {"owner", "viewer", "decider", "superuser", READ, DECIDE, VISITOR},
+    "reveal": {"superuser", READ, DECIDE},
+    "start": {*SIGNED, WRITE, ACTS, POOR, OTHER},
+    "start what is for some": {"superuser", "stranger", WRITE, ACTS},
+    "write into the owner's session": {"owner", OTHER},
+    "act for the owner": {"owner", "superuser", "stranger", ACTS},
+    "act in a scope": {"superuser", "stranger", ACTS},
+    "fork for the owner": {"owner", "superuser", ACTS},
+    "fork into a scope": {"superuser", ACTS},
+    "fork with what is for some": {"superuser", WRITE, ACTS},
+    "do with one's own": {"owner", "superuser", WRITE, ACTS},
+    "say something": {"owner", "superuser", WRITE, ACTS, VISITOR},
+    "operate": {"superuser", WRITE, ACTS},
+    "decide": {"decider", "superuser", DECIDE},
+    "confirm": {"owner", CONFIRMS, VISITOR},
+    "deny what another confirms": {"decider", "superuser", DECIDE, "owner", CONFIRMS, VISITOR},
+    "nothing": set[str](),
+}
+CONSOLE = {
+    "list": {"viewer", "stranger", "superuser"},
+    "list approvals": {"viewer", "decider", "stranger", "superuser"},
+    "list tokens": {"stranger", "superuser"},
+    "see": {"viewer", "superuser"},
+    "see approval": {"viewer", "decider", "superuser"},
+    "see token": {"superuser", "stranger"},
+    "do with one's own": {"superuser"},
+    "operate": {"superuser"},
+    "decide": {"decider", "superuser"},
+    "reveal": {"superuser"},
+    "revoke": {"superuser", "stranger"},
+    "nothing": set[str](),
+    "Django's": set[str](),
+}
+
+
+class Rule(NamedTuple):
+    """Who is let in, and who changes something; `body` of a POST."""
+
+    enter: str
+    act: str = "nothing"
+    body: Any = None
+
+
+TASK = {"agent": "spoken", "input": "hi"}
+FORK = {"at": 2}
+OWNS = "do with one's own"
+# A door is "METHOD path", and another "METHOD path option=" for each option that is not among HARMLESS.
+# An approval is `approval`, which people decide, or `own`, which the requester confirms.
+API_RULES = {
+    "GET agents": Rule("list agents"),
+    "GET health": Rule("look in"),
+    "GET runs": Rule("list"),
+    "GET runs agent=": Rule("list"),
+    "GET runs session=": Rule("list"),
+    "GET runs context=": Rule("list"),
+    "GET runs scope=": Rule("list"),
+    "POST runs": Rule("start", "start", TASK),
+    "POST runs agent=": Rule("start what is for some", "start what is for some", TASK),
+    "POST runs session=": Rule("write into the owner's session", "write into the owner's session", TASK),
+    "POST runs owner=": Rule("act for the owner", "act for the owner", TASK),
+    "POST runs scope=": Rule("act in a scope", "act in a scope", TASK),
+    "POST runs context=": Rule("nothing", "nothing", TASK),
+    "GET runs/{run}": Rule("see"),
+    "GET runs/{run}/messages": Rule("see"),
+    "GET runs/{run}/messages/{seq}/content": Rule("see state"),
+    "GET runs/{run}/files/{sha256}": Rule("see state"),
+    "GET runs/{run}/state": Rule("see state"),
+    "GET runs/{run}/events": Rule("see"),
+    "POST runs/{run}/fork": Rule(OWNS, OWNS, FORK),
+    "POST runs/{run}/fork agent=": Rule("fork with what is for some", "fork with what is for some", FORK),
+    "POST runs/{run}/fork session=": Rule(OWNS, "nothing", FORK),  # which is there
+    "POST runs/{run}/fork owner=": Rule("fork for the owner", "fork for the owner", FORK),
+    "POST runs/{run}/fork scope=": Rule("fork into a scope", "fork into a scope", FORK),
+    "POST runs/{run}/fork context=": Rule("nothing", "nothing", FORK),
+    "POST runs/{run}/cancel": Rule(OWNS, OWNS, {}),
+    "POST runs/{run}/pause": Rule(OWNS, OWNS, {}),
+    "POST runs/{orphan}/resume": Rule("operate", "operate", {}),
+    "POST runs/{orphan}/orphans/{call}/resolve": Rule("operate", "operate", {"verdict": "unknown"}),
+    "POST runs/{ended}/rows/2/erase": Rule("operate", "operate", {"reason": "no"}),
+    "GET sessions": Rule("list"),
+    "GET sessions scope=": Rule("list"),
+    "GET sessions/{session}/messages": Rule("see"),
+    "GET sessions/{session}/messages scope=": Rule("nothing"),
+    "GET sessions/{session}": Rule("see"),
+    "GET sessions/{session} scope=": Rule("nothing"),  # it has none in that scope
+    "POST sessions/{session}/messages": Rule("say something", "say something", {"content": "hi"}),
+    "POST sessions/{session}/messages scope=": Rule("nothing", "nothing", {"content": "hi"}),
+    "POST sessions/{session}/messages agent=": Rule("nothing", "nothing", {"content": "hi"}),  # it is busy
+    "GET approvals": Rule("list approvals"),
+    "GET approvals/{approval}": Rule("see approval"),
+    "GET approvals/{approval} reveal=": Rule("reveal"),
+    "POST approvals/{approval}/approve": Rule("decide", "decide", {}),
+    "POST approvals/{approval}/approve arguments=": Rule("decide", "decide", {}),
+    "POST approvals/{approval}/deny": Rule("decide", "decide", {"reason": "no"}),
+    "POST approvals/{approval}/answer": Rule("decide", "decide", {"text": "no"}),
+    "GET approvals/{own}": Rule("see own approval"),
+    "GET approvals/{own} reveal=": Rule("reveal"),
+    "POST approvals/{own}/approve": Rule("confirm", "confirm", {}),
+    "POST approvals/{own}/approve arguments=": Rule("nothing", "nothing", {}),
+    "POST approvals/{own}/deny": Rule(
+        "deny what another confirms", "deny what another confirms", {"reason": "no"}
+    ),
+    "POST approvals/{own}/answer": Rule("nothing", "nothing", {"text": "no"}),  # it asks no question
+    # Pages about the API, which tell of no run.
+    **dict.fromkeys(("GET openapi.json", "GET docs", "GET "), Rule("look in")),
+}
+HARMLESS = {
+    "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
+    "status", "verdict", "result", "evidence", "content", "not_before",
+}  # fmt: skip
+RUN_POSTS = {
+    **dict.fromkeys(("again", "fork", "pause", "cancel"), "do with one's own"),
+    **dict.fromkeys(("resume", "adopt", "resolve", "erase"), "operate"),
+    "reveal": "reveal",
+}
+CONSOLE_POSTS = {
+    "run": RUN_POSTS,
+    "approval": {
+        **dict.fromkeys(("approve", "edit", "answer", "deny", "extend"), "decide"),
+        "reveal": "reveal",
+    },
+    "apitoken": {"revoke": "revoke"},
+}
+READS = {
+    "run": {
+        "live",
+        "row",
+        "content",
+        "file",
+        "at",
+        "replay",
+        "call",
+        "verify",
+        "export",
+        "history",
+        "change",
+    },
+    "approval": {"turn", "history", "change"},
+    "apitoken": {"history", "change"},
+}
+LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
+SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
+# In a shell the program acts, or the person that --user names.
+SHELL = {
+    "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
+    "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal", "run_agent",
+}  # fmt: skip
+AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}
+
+
+@tool(requires_approval=True, sensitive=["pin"])
+def pay(note: str, pin: str) -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool(requires_approval=True, approvers="requester", sensitive=["pin"])
+def cancel(note: str, pin: str) -> str:
+    """Cancel the order."""
+    return "cancelled"
+
+
+PHOTO = png(note=SECRET.encode())
+
+
+class Ids(NamedTuple):
+    """What the doors lead to."""
+
+    run: str
+    orphan: str
+    call: str
+    approval: str
+    own: str
+    session: str
+    token: str
+    ended: str
+    owner: str
+    digests: dict[str, str]
+    seq: str = "1"
+    sha256: str = sha256(PHOTO).hexdigest()
+
+
+KEYS = Ids._fields[: Ids._fields.index("owner")]
+MISSING = "01a20189-67e9-70a1-9b0c-1b07670a3b0b"
+
+
+@pytest.fixture
+def ids() -> Ids:
+    """The owner's runs: one that waits for two decisions, one with a call in doubt, one that has ended."""
+    Wary.strangers.clear()
+    owner, boss = User.objects.create_user("owner"), User.objects.create_superuser("superuser")
+    asks = [call(name, note=SECRET, pin=PIN) for name in ("pay", "cancel")]
+    gated = shop_agent("gated", {"tools": asks}, tools=[pay, cancel])
+    shop_agent("closed", {"text": "done"}, starters=None)
+    orphaned = shop_agent("orphaned", {"tools": [call("dies")]}, tools=[dying()])
+    waiting = run_agent(gated, [Text(f"buy {SECRET}"), Image(data=PHOTO)], "s1", actor=owner)
+    doubt = run_agent(orphaned, f"buy {SECRET}", "s2", actor=owner)
+    card, own = sorted(waiting.pending, key=lambda one: one.tool_name, reverse=True)
+    token, _text = create_token(boss, [READ], name=SECRET)
+    spoken = shop_agent("spoken", {"text": SAID})
+    ended = run_agent(spoken, f"say {SAID}", "s0", actor=owner).run_id
+    found = (waiting.run_id, doubt.run_id, doubt.orphans[0], card.pk, own.pk, waiting.session_key)
+    digests = {"approval": card.digest, "own": own.digest}
+    return Ids(*map(str, (*found, token.pk, ended, owner.pk)), digests)
+
+
+def rows() -> Any:
+    models = (Run, Approval, Message, ApiToken)
+    return [list(model._default_manager.order_by("pk").values()) for model in models]
+
+
+class Answer(NamedTuple):
+    """What a door answered, and whether anything was written."""
+
+    status: int
+    text: str
+    wrote: bool
+
+
+def knock(client: Client, method: str, path: str, body: Any) -> Answer:
+    """Ask, and undo what it did."""
+    before = rows()
+    with transaction.atomic():
+        options: dict[str, Any] = {}
+        if path.startswith("/api/") and method == "POST":
+            options = {"data": json.dumps(body), "content_type": "application/json"}
+        elif method == "POST":
+            options = {"data": body}
+        response = client.generic("GET", path) if method == "GET" else client.post(path, **options)
+        stream = getattr(response, "streaming", False) and "event-stream" in response["Content-Type"]
+        content = b"" if stream else getattr(response, "content", None)
+        if content is None:
+            content = b"".join(response.streaming_content)
+        status = response.status_code
+        if status == 302 and response["Location"].startswith(LOGIN):
+            status = 401
+        wrote = rows() != before
+        transaction.set_rollback(True)
+    return Answer(status, content.decode(errors="replace"), wrote)
+
+
+def leaves(patterns: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for pattern in patterns:
+        path = prefix + str(pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from leaves(pattern.url_patterns, path)
+        else:
+            yield path, pattern
+
+
+def api_doors() -> list[str]:
+    """Return every operation and every other URL of the ready-made API, as API_RULES names them."""
+    operations = {}
+    for path, view in router.path_operations.items():
+        for one in view.operations:
+            for method in one.methods:
+                operations[method, path.strip("/").replace("{path:", "{")] = one
+    found = set()
+    for path, _pattern in leaves(urlpatterns):
+        plain = re.sub("<(?:path:)?(\\w+)>", "{\\1}", path)
+        here = {method: one for (method, where), one in operations.items() if where == plain}
+        for method, one in here.items():
+            found |= {f"{method} {plain}{option}" for option in ("", *options_of(one))}
+        found |= set() if here else {f"GET {plain}"}
+    doors = {our_name(door) for door in found}
+    return sorted(doors | {door.replace("{approval}", "{own}") for door in doors})
+
+
+def options_of(operation: Any) -> set[str]:
+    """Return " name=" of what a caller may ask of an operation, and what could change who may."""
+    names = set()
+    for model in operation.models:
+        for name, field in model.model_fields.items():
+            bodies = [
+                getattr(one, "model_fields", {}) for one in get_args(field.annotation) or [field.annotation]
+            ]
+            if model.__ninja_param_source__ != "path":
+                names |= {name} if not any(bodies) else {each for body in bodies for each in body}
+    return {f" {name}=" for name in names - HARMLESS}
+
+
+def our_name(door: str) -> str:
+    """Return a door under the names of Ids."""
+    path = door.replace("{run_id}", "{run}").replace("{approval_id}", "{approval}")
+    path = path.replace("{call_id}", "{call}").replace("{key}", "{session}")
+    if path.endswith(("/resume", "/resolve")):
+        path = path.replace("{run}", "{orphan}")
+    if path.endswith("/erase"):
+        path = path.replace("{run}", "{ended}").replace("{seq}", "2")  # the task
+    return path
+
+
+def console_doors() -> list[tuple[str, str, str]]:
+    """Return the model, the name and the path of every URL of our pages in the admin."""
+    found = []
+    for model, model_admin in admin.site._registry.items():
+        if model._meta.app_label != "agentruns":
+            continue
+        for pattern in model_admin.get_urls():
+            name = (pattern.name or "").removeprefix(f"agentruns_{model._meta.model_name}_")
+            found.append((str(model._meta.model_name), name, str(pattern.pattern)))
+    return found
+
+
+def test_there_is_a_rule_for_each_door_and_a_door_for_each_rule() -> None:
+    assert api_doors() == sorted(API_RULES)
+    assert {scope for token in TOKENS.values() for scope in token.scopes} == set(ApiToken.Scope.values)
+    for model, name, path in console_doors():
+        known = {"changelist", "add", "delete", ""} | READS[model] | set(CONSOLE_POSTS[model])
+        assert name in known, f"who may enter admin/{model}/{path}?"
+    folder = Path(agentruns.__file__).parent / "management/commands"
+    assert {path.stem for path in folder.glob("[a-z]*.py")} == SHELL | set(AS_USER)
+
+
+def judge(
+    answer: Answer, who: str, door: str, *, enters: bool, acts: bool, sees: bool, reveals: bool
+) -> None:
+    said = f"{who} at {door}: {answer.status} {answer.text[:300]}"
+    assert answer.status < 500, said
+    if enters:
+        assert answer.status not in (401, 403), said
+    else:
+        assert answer.status in (401, 403, 404, 302, 400, 409), said  # the last: to who may see it
+    assert acts or not answer.wrote, f"wrote: {said}"
+    known = {VISITOR: SECRET, OTHER: SAID}.get(who)
+    hidden = [] if sees and who not in VISITED else [each for each in (SECRET, SAID) if each != known]
+    assert not [each for each in hidden if each in answer.text], f"told: {said}"
+    assert reveals or PIN not in answer.text, f"revealed: {said}"
+    assert Wary.strangers == [], f"the policy was asked: {said}"
+
+
+def sent(door: str, rule: Rule, ids: Ids) -> tuple[str, Any]:
+    """Return the path and the body that somebody sends."""
+    path, _, option = door.partition(" ")[2].partition(" ")
+    given = {
+        "owner": ids.owner,
+        "scope": "elsewhere",
+        "context": {"tenant": 8},
+        "agent": "closed",
+        "session": "s0",
+        "arguments": {"note": "other", "pin": "other"},
+        "reveal": "true",
+    }
+    asked = {name: given[name] for name in [option.rstrip("=")] if name}
+    where = "/api/" + path.format(**ids._asdict())
+    if rule.body is None:
+        return where + ("?" + urlencode(asked) if asked else ""), None
+    card = next((ids.digests[name] for name in ids.digests if f"{{{name}}}" in path), None)
+    return where, {**rule.body, **asked, **({"digest": card} if card else {})}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_api(who: str, ids: Ids, settings: Any) -> None:
+    client = client_of(who, settings)
+    missing = ids._replace(**dict.fromkeys(KEYS, MISSING))
+    for door, rule in API_RULES.items():
+        method = door.partition(" ")[0]
+        answer = knock(client, method, *sent(door, rule, ids))
+        enters, acts = who in API[rule.enter], who in API[rule.act]
+        sees = acts or who in API["see own approval"]
+        reveals = enters and rule.enter == "reveal"
+        judge(answer, who, door, enters=enters, acts=acts, sees=sees, reveals=reveals)
+        assert PIN in answer.text or not reveals, (who, door)
+        if acts:
+            assert (answer.status in (200, 201), answer.wrote) == (True, True), (who, door, answer)
+        if who in ("stranger", OTHER) and not enters and "{" in door:
+            other = knock(client, method, *sent(door, rule, missing))
+            assert answer.status == other.status in (403, 404), door
+            assert without_ids(answer.text, ids) == without_ids(other.text, missing), door
+
+
+def without_ids(text: str, ids: Ids) -> str:
+    for each in KEYS:
+        text = text.replace(getattr(ids, each), "ID")
+    return text
+
+
+@pytest.mark.parametrize("who", ["anonymous", *sorted(SIGNED)])
+def test_the_console(who: str, ids: Ids, settings: Any) -> None:
+    client = client_of(who, settings)
+    for model, name, route in console_doors():
+        for card in ("approval", "own") if name in CONSOLE_POSTS["approval"] else ("approval",):
+            path = console_path(model, name, route, ids._replace(approval=getattr(ids, card)))
+            for method in ("GET", "POST"):
+                rule = rule_of(model, name, method, card)
+                answer = knock(client, method, path, console_data(ids, card))
+                enters, acts = who in CONSOLE[rule.enter], who in CONSOLE[rule.act]
+                sees = who in CONSOLE["see approval"] | ({"stranger"} if model == "apitoken" else set())
+                door = f"{method} {path}"
+                if rule.enter == "Django's":  # own pages to add and delete refuse, or lead back
+                    enters = answer.status not in (401, 403)
+                reveals = method == "POST" and who in CONSOLE["reveal"]
+                judge(answer, who, door, enters=enters, acts=acts, sees=sees, reveals=reveals)
+                if not enters and who == "stranger" and rule.enter != "Django's":
+                    assert answer.status in (404, 302), door
+
+
+def test_no_token_opens_a_page(ids: Ids, settings: Any) -> None:
+    clients = {who: client_of(who, settings) for who in BEARERS}
+    before = rows()
+    for model, name, route in console_doors():
+        path = console_path(model, name, route, ids)
+        for who, client in clients.items():
+            for response in (client.get(path), client.post(path, console_data(ids))):
+                assert response.status_code == 302, (who, path)
+                assert response["Location"].startswith(LOGIN), (who, path)
+    assert rows() == before
+
+
+def console_path(model: str, name: str, route: str, ids: Ids) -> str:
+    key = {"run": ids.run, "approval": ids.approval, "apitoken": ids.token}
+    path = re.sub("<\\w+:object_id>", key[model], route).replace("<int:seq>", "1")
+    path = (
+        path.replace("<str:sha256>", ids.sha256)
+        .replace("<str:call_id>", ids.call)
+        .replace("<str:run_id>", ids.run)
+    )
+    if "calls/" in path:
+        path = path.replace(ids.run, ids.orphan)
+    if name == "erase":
+        path = path.replace(ids.run, ids.ended).replace("rows/1/", "rows/2/")
+    return f"/admin/agentruns/{model}/{path}"
+
+
+def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
+    """Return the fields that the forms of all doors have together, and one that asks to be shown all."""
+    key, digest = getattr(ids, card), ids.digests[card]
+    return {
+        **{"digest": digest, "reason": "no", "text": "no", "hours": "4", "key": "k", "argument-note": "x"},
+        **{"seq": "3", "verdict": "unknown", "evidence": "seen", "at": "2", "action": "approve_selected"},
+        **{"confirmed": "1", f"digest-{key}": digest, "_selected_action": key, "revealed": "1"},
+    }
+
+
+def rule_of(model: str, name: str, method: str, card: str) -> Rule:
+    if name in ("add", "delete", ""):
+        return Rule("Django's")
+    if name == "changelist":
+        return Rule(LISTS[model], "decide" if (model, method) == ("approval", "POST") else "nothing")
+    if method == "POST" and name in CONSOLE_POSTS[model]:
+        action = CONSOLE_POSTS[model][name]
+        if card == "own" and action == "decide" and name != "deny":
+            action = "nothing"  # the requester confirms it, as it is, through the API
+        return Rule(action, action)
+    if name == "erase":  # it says what else would go
+        return Rule("operate")
+    if method == "POST" and name == "change":
+        return Rule("Django's")
+    return Rule(SEES[model])
+
+
+@pytest.mark.parametrize("who", sorted(SIGNED))
+@pytest.mark.parametrize("command", AS_USER)
+def test_commands_in_somebodys_name(command: str, who: str, ids: Ids, settings: Any) -> None:
+    client_of(who, settings)
+    verb = command.removesuffix("_call")
+    for card in ("approval", "own"):
+        arguments = [command, getattr(ids, card), "--user", who, *AS_USER[command]]
+        before = rows()
+        if who in API[API_RULES[f"POST approvals/{{{card}}}/{verb}"].act]:
+            call_command(*arguments)
+            assert rows() != before
+            continue
+        with pytest.raises((CommandError, SystemExit)) as refused:
+            call_command(*arguments)
+        assert rows() == before
+        assert SECRET not in str(refused.value)
+        assert PIN not in str(refused.value)
+    assert Wary.strangers == []
+
+
+@pytest.mark.parametrize("where", ["admin", "api", "management"])
+def test_doors_ask_the_policy_and_no_permission(where: str) -> None:
+    folder = Path(agentruns.__file__).parent / where
+    lines = [line.strip() for path in folder.rglob("*.py") for line in path.read_text().splitlines()]
+    asking = [line for line in lines if ".has_perm(" in line and "reveal" not in line.lower()]
+    assert asking == []

@@ -1,0 +1,168 @@
+"""A call of high risk is approved by who has just given their password, through every door for people."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from agentruns import Policy, approve, run_agent, tool
+from agentruns.models import Approval, Message
+from agentruns.services.api_tokens import create_token
+from agentruns.services.reauth import KEY
+from agentruns.utils import clock
+from tests.admin.pages import read, url
+from tests.api.http import Api, make_user
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIST = "/admin/agentruns/approval/"
+PASSWORD = "correct horse"
+
+
+class WithKey(Policy):
+    """Knows people by a key of their own."""
+
+    def has_second_factor(self, request: Any) -> bool:
+        return bool(request.headers.get("X-Key") == "1")
+
+
+@tool(requires_approval=True, risk="high")
+def pay(cents: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool(requires_approval=True)
+def note(text: str) -> str:
+    """Note."""
+    return "noted"
+
+
+@pytest.fixture
+def ann(settings: Any) -> Any:
+    settings.AGENTRUNS_REAUTH_SECONDS = 300
+    return make_user("ann", "decide_approval", "view_approval", is_staff=True, password=PASSWORD)
+
+
+def cards(*calls: Any) -> list[Approval]:
+    agent = shop_agent("payer", {"tools": list(calls)}, tools=[pay, note])
+    return list(run_agent(agent, "pay", "s1").pending)
+
+
+def browser(user: Any, **headers: str) -> Client:
+    client = Client(headers=headers)
+    client.force_login(user)
+    return client
+
+
+def decided() -> int:
+    return Message.objects.filter(kind="approval_decided").count()
+
+
+def age(client: Client, seconds: float) -> None:
+    """Let the password have been given so long ago."""
+    session = client.session
+    session[KEY] = (clock.now("default") - timedelta(seconds=seconds)).timestamp()
+    session.save()
+
+
+@pytest.mark.parametrize("verb", ["approve", "edit"])
+def test_the_card_asks_and_keeps_what_was_typed(verb: str, ann: Any) -> None:
+    (card,) = cards(call("pay", cents=5))
+    client = browser(ann)
+    assert "Your password" in read(client.get(url(card))).text
+    given = {"digest": card.digest, "reason": "a long story", "argument-cents": "4"}
+    for password in ("", "wrong"):
+        answer = client.post(url(card, verb), {**given, "password": password})
+        page = read(answer)
+        assert (answer.status_code, decided()) == (403, 0)
+        assert "Nothing was decided" in page.text
+        form = page.forms[url(card, verb)]
+        assert (form["reason"].strip(), form["password"]) == ("a long story", "")
+    assert client.post(url(card, verb), {**given, "password": PASSWORD}).status_code == 302
+    assert decided() == 1
+    assert PASSWORD not in str([row.payload for row in Message.objects.all()])
+
+
+def test_it_is_asked_again_when_it_was_given_too_long_ago(ann: Any) -> None:
+    first, second, third = cards(call("pay", cents=1), call("pay", cents=2), call("pay", cents=3))
+    client = browser(ann)
+    client.post(url(first, "approve"), {"digest": first.digest, "password": PASSWORD})
+    assert client.post(url(second, "approve"), {"digest": second.digest}).status_code == 302
+    age(client, 301)
+    assert client.post(url(third, "approve"), {"digest": third.digest}).status_code == 403
+    assert client.post(url(third, "deny"), {"digest": third.digest, "reason": "no"}).status_code == 302
+    assert decided() == 3
+
+
+def test_without_the_setting_and_for_other_risks_nobody_is_asked(ann: Any, settings: Any) -> None:
+    risky, plain = cards(call("pay", cents=5), call("note", text="x"))
+    client = browser(ann)
+    assert "Your password" not in read(client.get(url(plain))).text
+    assert client.post(url(plain, "approve"), {"digest": plain.digest}).status_code == 302
+    settings.AGENTRUNS_REAUTH_SECONDS = None
+    assert client.post(url(risky, "approve"), {"digest": risky.digest}).status_code == 302
+
+
+def test_the_password_of_another_person_is_none(ann: Any) -> None:
+    (card,) = cards(call("pay", cents=5))
+    make_user("bob", password="another one")
+    answer = browser(ann).post(url(card, "approve"), {"digest": card.digest, "password": "another one"})
+    assert (answer.status_code, decided()) == (403, 0)
+
+
+@pytest.mark.parametrize("where", ["list", "turn"])
+def test_several_at_once_ask_likewise(where: str, ann: Any) -> None:
+    risky, plain = cards(call("pay", cents=5), call("note", text="x"))
+    client, both = browser(ann), (risky, plain)
+    if where == "list":
+        to = LIST
+        given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
+        given |= {"action": "approve_selected", "confirmed": "1", "reason": "my note"}
+        given["_selected_action"] = [str(one.pk) for one in both]
+    else:
+        to, given = f"{LIST}turn/{risky.run_id}/", {}
+        for one in both:
+            given |= {
+                f"{one.pk}-digest": one.digest,
+                f"{one.pk}-verb": "approve",
+                f"{one.pk}-text": "my note",
+            }
+    answer = client.post(to, given)
+    assert (answer.status_code, decided()) == (403, 0)
+    page = read(answer)
+    assert "give your password" in page.text
+    assert "my note" in str(page.forms)
+    assert client.post(to, {**given, "password": PASSWORD}).status_code in (200, 302)
+    assert decided() == 2
+
+
+def test_the_api_says_what_is_missing(ann: Any, settings: Any) -> None:
+    (card,) = cards(call("pay", cents=5))
+    path, body = f"/approvals/{card.pk}/approve", {"digest": card.digest}
+    api = Api(ann)
+    status, problem = api.post(path, body)
+    assert (status, problem["type"]) == (403, "urn:agentruns:reauthentication-needed")
+    _token, text = create_token(ann, ["approvals:decide"])
+    age(api.client, 1)  # of the cookie's session, which does not count beside a token
+    assert api.post(path, body, Authorization=f"Bearer {text}")[0] == 403
+    assert decided() == 0
+    settings.AGENTRUNS_POLICY = f"{__name__}.WithKey"
+    assert api.post(path, body, Authorization=f"Bearer {text}", X_Key="1")[0] == 200
+    assert decided() == 1
+
+
+def test_a_session_that_gave_it_lately_decides_through_the_api(ann: Any) -> None:
+    (card,) = cards(call("pay", cents=5))
+    api = Api(ann)
+    age(api.client, 10)
+    assert api.post(f"/approvals/{card.pk}/approve", {"digest": card.digest})[0] == 200
+
+
+def test_a_shell_and_the_program_are_not_asked(ann: Any) -> None:
+    (card,) = cards(call("pay", cents=5))
+    assert approve(card.pk, ann).status == "approved"

@@ -1,0 +1,196 @@
+"""What a program shows to the people who decide: exact digits, every character, and in time."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from shutil import which
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from agentruns import Agent, run_agent, tool
+from agentruns.admin.forms import AnswerForm
+from agentruns.agents.agent import isolated_registry
+from agentruns.models import Approval, Run
+from agentruns.testing import ScriptedModel
+from agentruns.utils.bounds import TEXT_LENGTH
+from tests.api.http import Api, make_user
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LARGE = 2**53 + 1  # the first whole number that JavaScript rounds
+READ = """
+const approval = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify([approval.arguments.account, approval.shown.arguments]));
+"""
+
+
+@tool(requires_approval=True, describe=lambda args: f"Pay \u202e{args['text']}")
+def pay(account: int, text: str, deep: dict[str, int]) -> str:
+    """Pay."""
+    return "paid"
+
+
+def waiting(text: str) -> Approval:
+    turns = [{"tools": [call("pay", account=LARGE, text=text, deep={"a\u3164": LARGE})]}]
+    agent = Agent("payer", instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
+    return run_agent(agent, text, "payments").pending[0]
+
+
+@pytest.mark.skipif(which("node") is None, reason="Node.js is not installed here")
+def test_what_javascript_reads_has_the_digits_that_are_approved() -> None:
+    with isolated_registry():
+        approval = waiting("1\u200b00")
+        client = Api(make_user("decider", "decide_approval"))
+        client.get(f"/approvals/{approval.pk}")
+        told = subprocess.run(
+            ["node", "-e", READ], input=client.response.content, capture_output=True, check=True, timeout=60
+        ).stdout
+        rounded, shown = json.loads(told)
+        assert rounded == 2**53  # which is why people are shown the texts
+        texts = {one["name"]: one["text"] for one in shown}
+        assert texts["account"] == str(LARGE) == str(approval.arguments["account"])
+        assert texts["text"] == r"1\u200b00"
+        assert str(LARGE) in texts["deep"]
+        assert r"a\u3164" in texts["deep"]
+        assert "\u202e" not in json.dumps(shown, ensure_ascii=False)
+
+
+def test_a_megabyte_of_hidden_characters_makes_small_pages() -> None:
+    client = Client()
+    client.force_login(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True))
+    with isolated_registry():
+        for text in ("\u202e" * 2**20, "\u202e\u202d" * 2**19):
+            Run.objects.all().update(status="completed")
+            turns = [{"tools": [call("pay", account=1, text=text, deep={})]}]
+            name = f"payer-{ord(text[1])}"
+            agent = Agent(name, instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
+            approval = run_agent(agent, text, f"payments {ord(text[1])}").pending[0]
+            for name, key in (("approval", approval.pk), ("run", approval.run_id)):
+                page: Any = client.get(reverse(f"admin:agentruns_{name}_change", args=[key]))
+                assert page.status_code == 200
+                assert len(page.content) < 300_000, name
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "member"),
+    [
+        ("approve", {"reason": "x" * 2_001}, "reason"),
+        ("deny", {"reason": "x" * 2_001}, "reason"),
+        ("answer", {"text": "x" * 100_001}, "text"),
+    ],
+)
+def test_texts_are_bounded_as_in_the_console(path: str, body: dict[str, str], member: str) -> None:
+    with isolated_registry():
+        approval = waiting("now")
+        client = Api(make_user("decider", "decide_approval", "start_run"))
+        status, problem = client.post(f"/approvals/{approval.pk}/{path}", {"digest": approval.digest, **body})
+        assert (status, problem["errors"][0]["loc"]) == (422, ["body", member])
+        assert "at most" in problem["detail"]
+        assert Approval.objects.get(pk=approval.pk).status == "pending"
+
+
+def test_an_answer_may_be_as_long_in_the_console_as_over_the_api() -> None:
+    assert AnswerForm.base_fields["text"].max_length == TEXT_LENGTH
+
+
+def opened(client: Client, calls: int) -> tuple[float, list[int]]:
+    """Return the seconds of the pages of a reply with so many gated calls, and the queries of each."""
+    turns = [{"tools": [call("pay", account=n, text=f"no. {n}", deep={}) for n in range(calls)]}]
+    agent = Agent(f"payer-{calls}", instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
+    run_id = run_agent(agent, "pay", f"payments {calls}").run_id
+    one = Approval.objects.filter(run_id=run_id).first()
+    assert one is not None
+    pages = [("run_change", run_id), ("approval_change", one.pk), ("approval_turn", run_id)]
+    best = []
+    for _attempt in range(3):
+        begin = time.perf_counter()
+        queries = []
+        for name, key in pages:
+            with CaptureQueriesContext(connection) as asked:
+                assert client.get(reverse(f"admin:agentruns_{name}", args=[key])).status_code == 200
+            queries.append(len(asked))
+        best.append(time.perf_counter() - begin)
+    return min(best), queries
+
+
+def test_pages_ask_no_more_for_more_calls_of_a_reply() -> None:
+    client = Client()
+    client.force_login(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True))
+    with isolated_registry():
+        _least, (run, card, turn) = opened(client, 1)
+        few, queries_of_few = opened(client, 6)
+        many, queries_of_many = opened(client, 60)
+    # A card with others on its reply reads those as well: their rows, and their cards.
+    assert queries_of_many == queries_of_few == [run, card + 2, turn]
+    assert turn <= 14
+    assert many < 20 * few  # ten times as many calls
+
+
+@tool(sensitive_results=["iban"])
+def customers(page: int, count: int) -> list[dict[str, str]]:
+    """List customers, with what is masked of each."""
+    numbers = range(page * count, page * count + count)
+    return [{"iban": f"DE{n:020}", "name": f"name {n % 7}", "town": f"town {n % 9}"} for n in numbers]
+
+
+def listed(pages: int, count: int, session: str) -> Any:
+    turns = [{"tools": [call("customers", page=page, count=count)]} for page in range(pages)]
+    agent = shop_agent(f"lists-{session}", *turns, tools=[customers], max_steps=1_000)
+    return run_agent(agent, "list them", session).run_id
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_many_values_are_masked_in_a_moment() -> None:
+    run, api = listed(10, 400, "s1"), Api(make_user("reader", "view_run"))
+    assert seconds(lambda: api.get(f"/runs/{run}/messages")) < 2
+    shown = api.response.content.decode()
+    assert "DE0000" not in shown and shown.count("***") >= 4000
+
+
+def test_a_list_of_runs_reads_no_whole_journals() -> None:
+    first, api = listed(2, 10, "s1"), Api(make_user("reader", "view_run"))
+    api.get("/runs")
+    few = min(seconds(lambda: api.get("/runs")) for _ in range(3))
+    large = listed(150, 500, "s2")
+    many = min(seconds(lambda: api.get("/runs")) for _ in range(3))
+    assert many < 3 * few + 0.1, "one more line costs its whole session"
+    titles = {one["id"]: (one["title"], one["error"]) for one in api.get("/runs")[1]["items"]}
+    assert titles == {first: ("list them", ""), large: ("***", "")}
+    assert api.get(f"/runs/{large}")[1]["title"] == "list them"
+
+
+def test_the_page_of_a_reply_is_linear_in_its_calls() -> None:
+    @tool(requires_approval=True)
+    def note(text: str) -> str:
+        """Note."""
+        return "noted"
+
+    api = Api(make_user("decider", "view_run", "decide_approval", is_staff=True))
+    pages = {}
+    for count in (16, 64):
+        calls = [call("note", text=f"{number} of many") for number in range(count)]
+        agent = shop_agent(f"notes-{count}", {"tools": calls}, tools=[note])
+        run_id = run_agent(agent, "note", f"s{count}").run_id
+        pages[count] = partial(api.client.get, f"/admin/agentruns/approval/turn/{run_id}/")
+    took = dict.fromkeys(pages, math.inf)
+    for _ in range(20):  # until the tests beside this one have left the machine alone for both
+        took = {count: min(took[count], seconds(page)) for count, page in pages.items()}
+        if took[64] < 5 * took[16]:
+            return
+    raise AssertionError(took)

@@ -1,0 +1,66 @@
+"""The project of docs/howto/tenants.md with two tenants, each with a run that waits under the same keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.http import HttpResponse
+from django.test import Client
+
+from agentruns.models import Run
+from agentruns.services.sweep import sweep
+from tests.shop.agents import call, shop_agent
+
+TENANTS = ("north", "south")
+KEY = "order-4711"
+
+
+@pytest.fixture
+def two(settings: Any) -> dict[str, Run]:
+    """A waiting run of each tenant under the same keys, whose every text names its tenant."""
+    settings.AGENTRUNS_POLICY = "tests.tenants.policy.Policy"
+    runs = {}
+    for tenant in TENANTS:
+        post = call("refund", cents=cents(tenant))
+        agent = shop_agent(f"shop-{tenant}", {"text": f"secret-{tenant}", "tools": [post]})
+        body = {"agent": agent.name, "input": f"secret-{tenant}", "session": KEY, "idempotency_key": "k"}
+        status, run = api(user(tenant), "post", "/runs", body)
+        assert status == 201, run
+        runs[tenant] = Run.objects.get(pk=run["id"])
+        sweep()
+    assert {run.status for run in Run.objects.all()} == {"awaiting-approval"}
+    return runs
+
+
+def cents(tenant: str) -> int:
+    """Return what the run of a tenant wants to refund."""
+    return 5101 if tenant == "north" else 6202
+
+
+def user(tenant: str, role: str = "plain") -> Any:
+    """Return a user of a tenant, made when first asked for; staff has all permissions of agentruns."""
+    users = get_user_model().objects
+    name = f"{role}@{tenant}"
+    if found := users.filter(username=name).first():
+        return found
+    made = users.create_user(name, is_staff=role == "staff")
+    if role == "staff":
+        made.user_permissions.set(Permission.objects.filter(content_type__app_label="agentruns"))
+    return made
+
+
+def api(who: Any, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    response = browse(who, method, f"/api{path}", body)
+    return response.status_code, json.loads(response.content) if response.content else None
+
+
+def browse(who: Any, method: str, path: str, body: Any = None) -> HttpResponse:
+    client = Client()
+    client.force_login(who)
+    if method == "get":
+        return client.get(path)
+    return client.post(path, json.dumps(body or {}), content_type="application/json")
