@@ -14,7 +14,7 @@ from django.urls import reverse
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.admin import base, filters
 from agentruns.admin.filters import names
-from agentruns.models import Approval, Run, Session
+from agentruns.models import Approval, ContextValue, Run, Session
 from agentruns.services.permissions import decidable, decidable_by
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
@@ -41,6 +41,8 @@ def many(world: World) -> Run:
     decided = {"status": "'consumed'", "tool_name": "'tool-' || (n % 3)"}
     multiply(Approval, MANY, id=made("n"), run_id=made("n"), **decided)
     assert waiting.pk == Approval.objects.latest("id").pk
+    ContextValue.objects.create(run=one, key="order", value="A1")
+    multiply(ContextValue, MANY, id="n + 1000000", run_id=made("n"), value="'A' || n")
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return one
