@@ -75,8 +75,12 @@ def _changed(row: Row) -> Line:
 
 
 def _chained(session_id: UUID, rows: Iterator[Row]) -> Iterator[tuple[Row, Parts]]:
-    head = canonical.GENESIS
+    """Number the rows anew, and what a reply says of the rows it had read with them."""
+    head, moved = canonical.GENESIS, {0: 0}
     for seq, row in enumerate(rows, start=1):
-        chained, parts = sealed(session_id, row._replace(seq=seq, prev_hash=head))
+        moved.setdefault(row.seq, seq)
+        read = {"read": moved[row.payload["read"]]} if "read" in row.payload else {}
+        payload = {**row.payload, **read}
+        chained, parts = sealed(session_id, row._replace(seq=seq, prev_hash=head, payload=payload))
         head = chained.hash
         yield chained, parts
