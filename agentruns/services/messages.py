@@ -29,6 +29,7 @@ from agentruns.services.sessions import Owner, checked_context, no_session, plac
 from agentruns.services.submit import submit, taken
 from agentruns.services.write import find_run
 from agentruns.utils import json as canonical
+from agentruns.utils.db import reading
 
 MOST_UNREAD = 32
 
@@ -54,7 +55,8 @@ def send_message(
     """
     whose = actor if owner is None else owner
     key, scope = place(session, scope, whose)
-    found = Session.objects.using(settings.DATABASE).filter(scope=scope, key=key).first()
+    sessions = Session.objects.using(settings.DATABASE).filter(scope=scope, key=key)
+    found = reading(settings.DATABASE, sessions.first)
     if found is not None:
         require_writable(found, Owner.of(whose), actor)
     return send(

@@ -61,8 +61,6 @@ CALLS = [
     call("lookup", number="A1"),
     call("tally", number="A1"),
 ]
-shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally])
-shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
 
 class Echo(ScriptedModel):
@@ -81,6 +79,10 @@ class Echo(ScriptedModel):
 def said(run: RunContext) -> str:
     """Say what the process that starts the run was told to."""
     return os.environ.get("SHOP_SAYS", "nothing")
+
+
+shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally], instructions=said)
+shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
 
 def chosen(run: RunContext) -> list[str]:
@@ -111,7 +113,9 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "work": work,
     "run": lambda agent, session: run_agent(agent, "do it", session, idempotency_key=session),
     "start": lambda agent, session: start_run(agent, "do it", session),
-    "send": lambda session, text, agent: send_message(session, text, agent=agent),
+    "send": lambda session, text, agent, key=None: send_message(
+        session, text, agent=agent, idempotency_key=key
+    ),
     "sweep": sweep,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),

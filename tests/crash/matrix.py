@@ -13,7 +13,9 @@ from typing import NamedTuple
 #
 # A row is a crash point as AGENTRUNS_CRASH_AT takes it. The run calls post (declares nothing), charge
 # (reconcile), lookup (safe to retry) and tally (transactional), in this order: a point without a number is
-# met with post, and before_result_commit:4 is inside tally's transaction. The faults:
+# met with post, and before_result_commit:4 is inside tally's transaction. What the agent is told is made by the
+# process that starts the run, and by no other one. At the last two, the process sends a message to a queued
+# run. The faults:
 #
 # sigkill           killed at the point
 # terminate         the server ends the connection's backend; the process lives on
@@ -40,11 +42,14 @@ after_result            sweep    here       here       here         here        
 before_finish           sweep    here       here       here         here            here              sweep
 after_finish            here     here       here       here         here            here              here
 after_decision          sweep    here       here       here         here            here              sweep
+send_before_commit      again    here       here       here         here            here              here
+send_after_commit       here     here       here       here         here            here              here
 """
+SENDING = {"send_before_commit": "before_start_commit", "send_after_commit": "after_start"}
 # On PostgreSQL the start in a new session is one statement: before it nothing is locked.
 INSIDE_TRANSACTION = {
-    "sqlite": ("before_start_commit", "before_result_commit:4"),
-    "postgresql": ("before_result_commit:4",),
+    "sqlite": ("before_start_commit", "before_result_commit:4", "send_before_commit"),
+    "postgresql": ("before_result_commit:4", "send_before_commit"),
 }
 
 ONE_WRITER = (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from agentruns import RunResult, resume_run, run_agent
+from agentruns import RunResult, resume_run, run_agent, send_message, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
@@ -20,7 +20,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
-from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, Cell, cells
+from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, Cell, cells
 from tests.crash.processes import LEASE, Forked, expire_lease, wait_for
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
@@ -34,6 +34,7 @@ if BRIEFLY and DATABASE == "sqlite":  # the other faults are tried on PostgreSQL
     POSSIBLE = [cell for cell in POSSIBLE if cell.fault == "sigkill"]
 BRIEF = LEASE / 4  # of a process that is to lose its lease: nobody competes for it before
 LONG = 60
+MESSAGE = "and this"
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +54,31 @@ class Stage:
     def __init__(self, cell: Cell, proxy: Proxy | None, effects: Effects) -> None:
         self.cell, self.proxy, self.effects = cell, proxy, effects
         self.agent = "asks-first" if cell.point == "after_decision" else "every-kind"
-        self.call = ("run", self.agent, "s1")
+        self.call: tuple[str, ...] = ("run", self.agent, "s1")
+        if cell.point in SENDING:
+            self.call = ("send", "s1", MESSAGE, self.agent, MESSAGE)
         self.children: list[Forked] = []
+
+    @property
+    def started_by_worker(self) -> bool:
+        """Whether the run can have no other origin than the process that met the fault."""
+        return self.cell.point not in ("before_start_commit", "after_decision", *SENDING)
 
     def repeat(self) -> RunResult:
         """Make the caller's call here, as a supervisor does that does not know what became of it."""
+        if self.cell.point in SENDING:
+            return result_of(send_message("s1", MESSAGE, agent=self.agent, idempotency_key=MESSAGE).pk)
         return run_agent(self.agent, "do it", "s1", idempotency_key="s1")
 
     def child(self, *actions: tuple[str, ...], **options: Any) -> Forked:
         database = {"NAME": str(connection.settings_dict["NAME"])}
         if self.proxy is not None:
             database |= {"HOST": self.proxy.folder, "PORT": str(PORT)}
-        environment = {VARIABLE: str(self.effects.path), **options.pop("environment", {})}
+        environment = {
+            VARIABLE: str(self.effects.path),
+            "SHOP_SAYS": "later",
+            **options.pop("environment", {}),
+        }
         orders = Orders(list(actions), database=database, environment=environment, **options)
         self.children.append(Forked(perform, orders))
         return self.children[-1]
@@ -72,19 +86,23 @@ class Stage:
     def worker(self, lease: float, *, dies: bool = False) -> Forked:
         """Start the process that is to meet the fault, on a run that brings it to the point."""
         actions: list[tuple[str, ...]] = [self.call]
-        if self.cell.point == "after_finish":
+        if self.cell.point in ("after_finish", "send_after_commit"):
             actions = [self.call, self.call]  # else nothing would come after it
         elif self.cell.point == "after_decision":
             card = self.repeat().pending[0]
             actions = [("approve", str(card.pk)), ("advance", str(card.run_id))]
         elif self.cell.point == "after_repair":
-            first = self.child(self.call, lease=BRIEF, environment={"SHOP_KILL": "charge:after"})
+            environment = {"SHOP_KILL": "charge:after", "SHOP_SAYS": "first"}
+            first = self.child(self.call, lease=BRIEF, environment=environment)
             assert first.ended() == -signal.SIGKILL
             expire_lease(Run.objects.get())
             actions = [("sweep",)]
+        if self.cell.point in SENDING:
+            start_run(self.agent, "do it", "s1", idempotency_key="s1")
         # Frozen while its heartbeat writes, it would keep the one lock that SQLite has.
         beats = not (self.cell.fault == "second" and DATABASE == "sqlite")
-        return self.child(*actions, lease=lease, beats=beats, point=self.cell.point, dies=dies)
+        point, environment = SENDING.get(self.cell.point, self.cell.point), {"SHOP_SAYS": "first"}
+        return self.child(*actions, lease=lease, beats=beats, point=point, dies=dies, environment=environment)
 
 
 def sigkill(stage: Stage) -> str:
@@ -127,7 +145,8 @@ def freeze(stage: Stage) -> str:
     run = Run.objects.first()
     if run is not None and run.lease_expires_at is not None:
         expire_lease(run)
-    other = stage.child(stage.call if run is None else ("sweep",), lease=LONG)
+    is_caller = run is None or stage.cell.point in SENDING
+    other = stage.child(stage.call if is_caller else ("sweep",), lease=LONG)
     if inside:
         wait_for(somebody_waits, "the second worker to wait for the first one's transaction")
     else:
@@ -200,6 +219,11 @@ def operate(stage: Stage, word: str) -> str:
     if run is None:
         stage.repeat()
         return "again"
+    if stage.cell.point in SENDING:
+        word = word if sent() else "again"
+        stage.repeat()
+        sweep()
+    run.refresh_from_db()
     if run.status == "completed":
         return word
     if run.lease_expires_at is not None:
@@ -212,11 +236,20 @@ def operate(stage: Stage, word: str) -> str:
     return "doubt"
 
 
+def sent() -> bool:
+    """Whether the message is in the journal."""
+    return any(MESSAGE in str(row.payload) for row in Message.objects.filter(kind="user"))
+
+
 def judge(stage: Stage) -> None:
     """The journal is sound, only lease holders wrote to it, and nothing that is known was lost."""
     run, calls = Run.objects.get(), 5 if stage.agent == "asks-first" else 4
     assert (run.status, problems(run.session_id)) == ("completed", [])
     check_messages(result_of(run.pk).messages)
+    told = [row.payload["content"][0]["text"] for row in run.messages.filter(kind="user").order_by("seq")]
+    assert told == ["do it", *([MESSAGE] if stage.cell.point in SENDING else [])]
+    if stage.started_by_worker:
+        assert run.messages.get(kind="run_started").payload["instructions"] == "first"
     epochs = [row.epoch for row in run.messages.order_by("seq") if row.epoch]
     assert epochs == sorted(epochs)
     done = agreed_with_the_world(run, stage.effects)
@@ -272,8 +305,9 @@ def test_cell(cell: Cell, proxy: Proxy | None, effects: Effects) -> None:
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_every_cell_is_run_or_says_why_not(database: str) -> None:
     table = cells(database)
-    assert {cell.point.partition(":")[0] for cell in table} == set(POINTS)
+    points = {SENDING.get(cell.point, cell.point.partition(":")[0]) for cell in table}
+    assert points == set(POINTS) and {cell.point for cell in table} >= {*SENDING}
     assert {cell.fault for cell in table} == {*DIES_OR_LOSES, *LIVES_ON}
     assert all(IMPOSSIBLE.values()), "every reason says something"
     impossible = [cell for cell in table if cell.impossible]
-    assert (len(table), len(impossible)) == (16 * 7, {"sqlite": 16 * 3 + 2, "postgres": 0}[database])
+    assert (len(table), len(impossible)) == (18 * 7, {"sqlite": 18 * 3 + 3, "postgres": 0}[database])
