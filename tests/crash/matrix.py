@@ -13,8 +13,8 @@ from typing import NamedTuple
 #
 # A row is a crash point as AGENTRUNS_CRASH_AT takes it. The run calls post (declares nothing), charge
 # (reconcile), lookup (safe to retry) and tally (transactional), in this order: a point without a number is
-# met with post, and before_result_commit:4 is inside tally's transaction. What the agent is told is made by the
-# process that starts the run, and by no other one. At the last two, the process sends a message to a queued
+# met with post, and before_result_commit:4 is inside tally's transaction. What the agent is told is made by
+# the process that starts the run, and by no other one. At the last two, a message is sent to a queued
 # run. The faults:
 #
 # sigkill           killed at the point
