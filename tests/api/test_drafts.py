@@ -232,6 +232,7 @@ def test_two_hundred_listeners_cost_one_query_a_look(
     runs: int, owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, counted: Count
 ) -> None:
     settings.AGENTRUNS_POLICY = "tests.api.test_stream.Unlimited"  # all listeners are one user
+    settings.AGENTRUNS_API_PING_SECONDS = 600  # a look costs this; a ping asks again who may see the run
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "WRITING_PAUSE"):
         monkeypatch.setattr(Poller, name, 0.5)
     found = [running(owner, f"s{number}") for number in range(runs)]
