@@ -126,3 +126,6 @@ LOGGING = {
 # Short, so that a takeover happens quickly. The defaults (60 and 20) suit most projects.
 AGENTRUNS_LEASE_SECONDS = 3
 AGENTRUNS_HEARTBEAT_SECONDS = 1
+
+# Of the transcripts, as if a real model had said them: per million tokens.
+AGENTRUNS_PRICES = {"scripted": {"input": 3, "output": 15}}

@@ -1,10 +1,20 @@
 """The helpdesk agent. agentruns imports this module at start-up, as Django imports admin.py."""
 
+import json
 import os
+from typing import Any
 
-from agentruns import Agent
-from project.helpdesk.model import TranscriptModel
-from project.helpdesk.tools import add_note, email_customer, look_up_order, refund, search_articles
+from agentruns import Agent, ModelRequest
+from agentruns.testing import ScriptedModel
+from project.helpdesk.model import TranscriptModel, usage_of
+from project.helpdesk.tools import (
+    add_note,
+    email_customer,
+    look_up_order,
+    open_tickets,
+    refund,
+    search_articles,
+)  # fmt: skip
 
 INSTRUCTIONS = """\
 You are the support agent of Kettle & Cup, a small online shop for coffee gear. You are given one ticket.
@@ -27,18 +37,38 @@ When something is not certain
 """
 
 
-def model() -> TranscriptModel | str:
-    """Return the real model's name if there is a key for it, otherwise a model that follows transcripts."""
-    if os.environ.get("ANTHROPIC_API_KEY") and os.environ.get("MODEL"):
-        return os.environ["MODEL"]
-    return TranscriptModel()
+def model(otherwise: Any) -> Any:
+    """Return the real model's name if there is a key for it."""
+    has_key = os.environ.get("ANTHROPIC_API_KEY") and os.environ.get("MODEL")
+    return os.environ["MODEL"] if has_key else otherwise
 
 
 helpdesk = Agent(
     "helpdesk",
     instructions=INSTRUCTIONS,
-    model=model(),
+    model=model(TranscriptModel()),
     tools=[look_up_order, search_articles, add_note, refund, email_customer],
     max_steps=20,
     starters="anyone",  # every signed-in user of the demo
+)
+
+
+def _looked(request: ModelRequest) -> dict[str, Any]:
+    turn: dict[str, Any] = {"tools": [{"name": "open_tickets"}]}
+    return {**turn, "usage": usage_of(request, turn)}
+
+
+def _listed(request: ModelRequest) -> dict[str, Any]:
+    found = json.loads(request.messages[-1]["content"][0]["content"])
+    lines = "\n".join(f"- ticket {ticket['number']}: {ticket['subject']}" for ticket in found)
+    turn = {"text": f"Open this morning:\n\n{lines}" if found else "Nothing is left open."}
+    return {**turn, "usage": usage_of(request, turn)}
+
+
+digest = Agent(
+    "digest",
+    instructions="List the tickets that are open, the oldest first, one line each.",
+    model=model(ScriptedModel([_looked, _listed])),
+    tools=[open_tickets],
+    starters="anyone",
 )

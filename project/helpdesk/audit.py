@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from agentruns.models import Message
@@ -31,9 +32,9 @@ def findings() -> list[str]:
     return found + _missing({key for key, _, _ in times}, started)
 
 
-def table() -> list[tuple[Any, ...]]:
-    """Return the ledger, one row per effect, with the number of times it happened."""
-    lines = ledger.lines()
+def table(sessions: Collection[str]) -> list[tuple[Any, ...]]:
+    """Return the ledger of some sessions, one row per effect, with the number of times it happened."""
+    lines = [line for line in ledger.lines() if line["session"] in sessions]
     times = Counter(line["key"] for line in lines)
     first = {line["key"]: line for line in reversed(lines)}
     started = _starts()

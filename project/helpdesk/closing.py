@@ -8,6 +8,7 @@ from agentruns.models import Run
 from project.helpdesk import audit, words
 from project.helpdesk.models import Ticket
 from project.helpdesk.narrator import Narrator
+from project.helpdesk.past import FIRST
 from project.helpdesk.preparation import NAME, PASSWORD
 from project.helpdesk.story import run_of
 
@@ -16,19 +17,20 @@ URL = "http://127.0.0.1:8000/admin/"
 
 def close(narrator: Narrator) -> list[str]:
     """Print the outcome, and return the mismatches between ledger and journal."""
-    findings, effects = audit.findings(), audit.table()
+    tickets = list(Ticket.objects.filter(number__lt=FIRST))
+    findings, effects = audit.findings(), audit.table([ticket.session_key for ticket in tickets])
     narrator.heading("The effects ledger: what really happened outside")
     narrator.columns([("SESSION", "EFFECT", "WHAT", "KEY", "BY PROCESS", "HAPPENED"), *effects])
-    _tickets(narrator)
+    _tickets(narrator, tickets)
     if not findings:
         _invite(narrator, {effect[-1] for effect in effects})
     return findings
 
 
-def _tickets(narrator: Narrator) -> None:
+def _tickets(narrator: Narrator, tickets: list[Ticket]) -> None:
     narrator.heading("Where the tickets stand")
     rows = []
-    for ticket in Ticket.objects.all():
+    for ticket in tickets:
         run = run_of(ticket)
         if run is not None:
             rows.append(

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.utils import timezone
 
 SLOW_SECONDS = 60
 
@@ -31,7 +31,7 @@ def path() -> Path:
 def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]:
     """Perform an effect, and return its line once the provider answers."""
     line = {
-        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "at": timezone.now().isoformat(timespec="milliseconds"),
         "kind": kind,
         "key": key,
         "session": session,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from agentruns.providers.base import ProviderError
 from agentruns.testing import ScriptedModel
 
 TICKET = re.compile(r"\bticket (\d+)", re.IGNORECASE)
+
+LAST = 5  # ticket with a transcript
+UNFORESEEN = "A transcript has no answer to that; a real model would. I leave it to my colleagues."
 
 # Results that lead to a side path: a person refused the call, or its outcome is in doubt.
 SIDE_PATHS = {"Not executed": "if_refused", "tool-durability-error": "if_unknown"}
@@ -31,9 +35,15 @@ class TranscriptModel:
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Return the next turn of the ticket's transcript."""
-        return ScriptedModel(self._turns(request)).propose(request)
+        reply = ScriptedModel(self._turns(request)).propose(request)
+        return replace(reply, usage=usage_of(request, reply.content))
 
     def _turns(self, request: ModelRequest) -> list[dict[str, Any]]:
+        said = sum(message["role"] == "assistant" for message in request.messages)
+        if said > request.step or (
+            said and self._number(request) > LAST
+        ):  # what the transcripts do not foresee
+            return [{"text": UNFORESEEN}] * (request.step + 1)
         transcript = json.loads(self._file(request).read_text(encoding="utf-8"))
         replies = 0
         for message in request.messages:
@@ -45,16 +55,24 @@ class TranscriptModel:
         return list(transcript["turns"])
 
     def _file(self, request: ModelRequest) -> Path:
-        task = request.messages[0]["content"][0].get("text", "")
-        found = TICKET.search(task)
-        file = self.folder / f"ticket-{found[1]}.json" if found else None
-        if file is None or not file.exists():
+        file = self.folder / f"ticket-{self._number(request)}.json"
+        if not file.exists():
             raise ProviderError(
                 "There are transcripts for tickets 1 to 5 only, and the task names none of them. "
                 "Set ANTHROPIC_API_KEY and MODEL=claude-... to let a real model work on any task.",
                 type="no_transcript",
             )
         return file
+
+    def _number(self, request: ModelRequest) -> int:
+        found = TICKET.search(request.messages[0]["content"][0].get("text", ""))
+        return int(found[1]) if found else 0
+
+
+def usage_of(request: ModelRequest, said: Any) -> dict[str, int]:
+    """Return about as many tokens as a real model would count."""
+    read = len(request.system) + len(json.dumps([request.messages, request.tools]))
+    return {"input_tokens": read // 4, "output_tokens": len(json.dumps(said)) // 4}
 
 
 def _results(message: dict[str, Any]) -> list[str]:

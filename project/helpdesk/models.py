@@ -87,7 +87,7 @@ class Ticket(models.Model):
     def as_task(self) -> str:
         """Return the ticket as the agent reads it; always the same text, or it would be another task."""
         sender = f"{self.customer.name} <{self.customer.email}>"
-        return f"Ticket {self.number}\nFrom: {sender}\nSubject: {self.subject}\n\n{self.body}"
+        return f"{self.subject} (ticket {self.number})\nFrom: {sender}\n\n{self.body}"
 
     def photos(self) -> list[Path]:
         """Return what the customer sent with it."""

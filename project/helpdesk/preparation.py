@@ -9,6 +9,7 @@ from django.contrib.auth.models import Permission
 from django.core.management import call_command
 from django.db.models import Q
 
+from project.helpdesk import past
 from project.helpdesk.models import Ticket
 
 NAME = PASSWORD = "demo"  # noqa: S105 - printed for everybody to use
@@ -17,10 +18,11 @@ MAY = ("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orph
 
 
 def prepare() -> Any:
-    """Migrate, load the fixtures into an empty database, and return the demo user; idempotent."""
+    """Migrate, fill an empty database with the shop's data and past, and return the demo user; idempotent."""
     call_command("migrate", verbosity=0, interactive=False)
     if not Ticket.objects.exists():
         call_command("loaddata", "helpdesk", verbosity=0)
+    past.live_through()
     return demo_user()
 
 

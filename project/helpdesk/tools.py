@@ -1,6 +1,6 @@
 """The agent's tools, one for each way of recovering an interrupted call.
 
-look_up_order, search_articles   safe_to_retry: repeating them changes nothing
+look_up_order, search_articles, open_tickets   safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
 refund                           reconcile: the payment provider is asked by idempotency key
 email_customer                   declares nothing: a person is asked
@@ -59,6 +59,12 @@ def search_articles(query: str) -> list[dict[str, str]]:
 
     found = sorted((article for article in Article.objects.all() if score(article)), key=score, reverse=True)
     return [{"title": article.title, "body": article.body} for article in found[:3]]
+
+
+@tool(safe_to_retry=True)
+def open_tickets() -> list[dict[str, Any]]:
+    """List the tickets that are not solved, by number."""
+    return [*Ticket.objects.filter(status=Ticket.Status.OPEN).values("number", "subject")]
 
 
 @tool(transactional=True)

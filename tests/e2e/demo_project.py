@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180  # seconds
+TICKETS = {f"ticket-{number}" for number in range(1, 6)}
 
 
 class Project:
@@ -43,9 +44,9 @@ class Project:
         )
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Return every run by its session, as `list_runs --json` has it."""
+        """Return the runs of the five tickets by session, as `list_runs --json` has them."""
         lines = self.run("list_runs", "--json").stdout.splitlines()
-        return {run["session"]: run for run in map(json.loads, lines)}
+        return {run["session"]: run for run in map(json.loads, lines) if run["session"] in TICKETS}
 
     def journal(self, run: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the rows of a run, as `show_run --json` has them."""
@@ -53,8 +54,9 @@ class Project:
         return list(json.loads(shown.stdout)["messages"])
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Return what happened outside."""
-        return [json.loads(line) for line in (self.folder / "effects.jsonl").read_text().splitlines()]
+        """Return what happened outside, but for what had happened before the demo began."""
+        lines = map(json.loads, (self.folder / "effects.jsonl").read_text().splitlines())
+        return [line for line in lines if line["session"] in TICKETS]
 
     def decide(self, code: str) -> None:
         """Let user demo decide, as in the console: `run` finds a session's run."""

@@ -1,0 +1,59 @@
+"""The two weeks before the demo: made by the same code, and as sound as what happens today."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.demo_project import Project
+
+PREPARE = (
+    "from project.helpdesk.preparation import prepare; prepare(); from project.helpdesk import audit; "
+    "print(audit.findings())"
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project(tmp_path_factory.mktemp("past"))
+    for _time in range(2):  # the second changes nothing
+        prepared = project.run("shell", "-v0", "-c", PREPARE)
+        assert (prepared.stdout, prepared.stderr) == ("[]\n", "")
+    return project
+
+
+@pytest.fixture(scope="module")
+def runs(shop: Project) -> list[dict[str, Any]]:
+    lines = shop.run("list_runs", "--json").stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_some_ended_well_some_failed_some_wait(runs: list[dict[str, Any]]) -> None:
+    assert Counter((run["agent"], run["status"]) for run in runs) == {
+        ("digest", "completed"): 14,
+        ("helpdesk", "completed"): 18,
+        ("helpdesk", "failed"): 4,
+        ("helpdesk", "awaiting-approval"): 2,
+        ("helpdesk", "paused"): 1,
+    }
+
+
+def test_it_is_spread_over_two_weeks_and_over(runs: list[dict[str, Any]]) -> None:
+    days = {datetime.fromisoformat(run["created_at"]) for run in runs}
+    assert max(days) < datetime.now(UTC)
+    assert timedelta(days=13) < datetime.now(UTC) - min(days) < timedelta(days=15)
+    assert len({day.date() for day in days}) == 14
+
+
+def test_every_journal_is_sound_and_every_effect_happened_once(shop: Project) -> None:
+    verified = shop.run("verify_journal")
+    assert verified.returncode == 0, verified.stdout
+    lines = [json.loads(line) for line in (Path(shop.folder) / "effects.jsonl").read_text().splitlines()]
+    assert Counter(line["kind"] for line in lines) == {"email": 18, "refund": 9}
+    assert set(Counter(line["key"] for line in lines).values()) == {1}
+    assert not list(Path(shop.folder).glob("**/*.log")), "the mail folder is for the demo's own"
