@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections
@@ -24,10 +24,11 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.formats import number_format
 from django.utils.module_loading import import_string
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_post_parameters
 
-from agentruns.admin.html import plain, short_id
+from agentruns.admin.html import plain, short_id, visible
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 
@@ -118,6 +119,14 @@ class LeanChangeList(ChangeList):
         """The list as its page numbers show it: "10,000+" where the count stopped."""
         counted = self.paginator.counted
         return _Shown(self, str(counted)) if counted.more else self
+
+    def said(self) -> SafeString:
+        """Return what was searched for, as a page shows it."""
+        return visible(self.query)
+
+    def without_search(self) -> str:
+        """Return the list as it is without the search."""
+        return self.get_query_string(remove=[SEARCH_VAR])
 
 
 class _Shown:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
@@ -18,17 +21,23 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
 from agentruns.admin.base import MOST
-from agentruns.admin.html import plain
+from agentruns.admin.html import plain, pretty, status_word
 from agentruns.conf import settings
-from agentruns.models import Approval, Run
+from agentruns.journal.events import APPROVAL_REQUESTED
+from agentruns.journal.read import read_rows
+from agentruns.models import Approval, Message, Run
 from agentruns.models.querysets import PENDING
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
-from agentruns.utils.redaction import redacted
+from agentruns.utils.redaction import redact, redacted
 
+APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # for people one: it may be done by now
 LATELY = timedelta(hours=24)
+SEARCHED = 2_000  # rows whose texts a search compares
 LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
 SKEW = timedelta(days=1)  # between the clock an id was made by and the one of its row
+# Rows with the texts that a search compares
+Texts = Callable[[Collection[Any]], Iterable[tuple[UUID, Sequence[str]]]]
 _ID = re.compile(r"[0-9a-f]{4,32}")
 # DISTINCT would read each row. What is left by now is the name after the one found last.
 _NAMES = """
@@ -41,16 +50,71 @@ SELECT name FROM names WHERE name IS NOT NULL
 """
 
 
-def matching(term: str, runs: QuerySet[Any], run: str = "") -> Q:
-    """Return the condition for those of `runs` that `term` may mean; `run` is the lookup to Run."""
+def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
+    """Return those of the rows that a term may mean: by the beginning of a name or an id, or by a text.
+
+    Texts are compared as they are shown, and always those of the newest rows: whatever is asked for, the
+    answer and the time it takes tell nothing of what is masked. `run` is the lookup to Run.
+    """
     term = term.strip().replace("\x00", "")
-    ids, context = _beginning(term), [] if run else _in_context(term, runs)
-    parts = [_named(term), *([ids] if ids else []), *([Q(pk__in=context)] if context else [])]
+    newest = list(rows.order_by("-pk")[: SEARCHED + 1])
+    request.agentruns_cut = len(newest) > SEARCHED  # type: ignore[attr-defined]
+    wanted, found = term.casefold(), []
+    for pk, shown in texts(newest[:SEARCHED]):
+        if any(wanted in text.casefold() for text in shown):
+            found.append(pk)
+    if not run:
+        return rows.filter(matching(term, rows, also=found))
+    # An OR of two tables would read both.
+    named = rows.model._base_manager.filter(matching(term, Run.objects.all(), run)).order_by("-pk")
+    some = rows.model._base_manager.filter(pk__in=named.values("pk")[: MOST + 1]).values("pk")
+    return rows.filter(pk__in=rows.model._base_manager.filter(pk__in=found).values("pk").union(some))
+
+
+def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
+    """Return the condition for those of `runs` that `term` may mean, and for others; `run` leads to Run."""
+    ids, keys = _beginning(term), {*also, *([] if run else _in_context(term, runs))}
+    parts = [_named(term), *([ids] if ids else []), *([Q(pk__in=keys)] if keys else [])]
     if len(parts) == 1:
         return _named(term, run)
     # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
     first, *others = (Run.objects.filter(pk__in=_newest(runs, which)).values("pk") for which in parts)
     return Q(**{f"{run}pk__in": first.union(*others)})
+
+
+def run_texts(runs: Collection[Run]) -> Iterator[tuple[UUID, list[str]]]:
+    """Yield what a search compares of each run, as it is shown."""
+    masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
+    for run in runs:
+        yield run.pk, list(_texts_of(masks[run.session_id].run(run)))
+
+
+def _texts_of(shown: Run) -> Iterator[str]:
+    context = redacted(shown.context)
+    values = (text for name, each in context.items() for text in (said(each), f"{name}:{said(each)}"))
+    yield from (redact(shown.title), redact(shown.session.key), redact(shown.owner_name), *values)
+
+
+def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple[UUID, list[str]]]:
+    """Yield what a search compares of each approval: its card, and its run as far as the user sees that."""
+    runs = {one.run_id: one.run for one in approvals}
+    masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
+    seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
+    previews = _previews(runs)
+    for one in approvals:
+        mask, run = masks[one.run.session_id], one.run
+        shown, preview = mask.approval(one), mask.made(one.tool_name, previews.get(str(one.pk)))
+        texts = [redact(shown.title), one.tool_name, pretty(shown.arguments), pretty(preview)]
+        names = (redact(run.session.key), redact(run.owner_name))
+        yield one.pk, [*texts, *(_texts_of(shown.run) if run.pk in seen else names)]
+
+
+def _previews(runs: Collection[UUID]) -> dict[str, Any]:
+    rows = Message.objects.using(settings.DATABASE).filter(run_id__in=runs, kind=APPROVAL_REQUESTED)
+    try:
+        return {row.payload["approval"]: row.payload.get("preview") for row in read_rows(rows)}
+    except (ValueError, TypeError, LookupError):  # a damaged journal hinders no search
+        return {}
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
@@ -141,7 +205,7 @@ class RunStatusFilter(KnownValues):
             ("stalled", _("stalled")),
             ("failed-lately", _("failed in the last 24 hours")),
         ]
-        return [*special, *Run.Status.choices]
+        return [*special, *((value, status_word(value)) for value in Run.Status.values)]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
@@ -230,7 +294,8 @@ class ApprovalStatusFilter(KnownValues):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Return what can be chosen."""
-        return [*Approval.Status.choices, ("all", _("All"))]
+        shown = [value for value in Approval.Status.values if value != Approval.Status.CONSUMED]
+        return [*((value, status_word(value)) for value in shown), ("all", _("All"))]
 
     def value(self) -> str:
         """Return what was chosen, or "pending"."""
@@ -251,6 +316,8 @@ class ApprovalStatusFilter(KnownValues):
         """Return the approvals chosen."""
         if value == self.default:
             return queryset.filter(status=PENDING)
+        if value == Approval.Status.APPROVED:
+            return queryset.filter(status__in=APPROVED)
         return queryset if value == "all" else super().chosen(queryset, value)
 
 
@@ -276,6 +343,40 @@ class NameFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of the name chosen."""
         return queryset.filter(**{self.lookup: value})
+
+
+class LinkFilter(KnownValues):
+    """By what a row's link names; offered only where it was followed."""
+
+    lookup = ""
+    shown = ""  # the attribute of a run by which people know it
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the name behind the value, if the user may see a run of it."""
+        value = self.value()
+        if not value:
+            return []
+        self.run = None
+        with suppress(ValueError, OverflowError, ValidationError):  # a URL may hold anything
+            found = journal.policy.visible_runs(request.user).filter(**{self.lookup: value})
+            self.run = found.select_related("session").only("owner_name", "session__key").first()
+        return [(value, plain(attrgetter(self.shown)(self.run)) if self.run else str(_("unknown")))]
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the runs of it."""
+        return queryset.filter(**{self.lookup: value}) if self.run else queryset.none()
+
+
+class SessionFilter(LinkFilter):
+    title = _("session")
+    parameter_name = "session"
+    lookup, shown = "session_id", "session.key"
+
+
+class RequesterFilter(LinkFilter):
+    title = _("requester")
+    parameter_name = "requester"
+    lookup, shown = "owner_id", "owner_name"
 
 
 class AgentFilter(NameFilter):

@@ -39,7 +39,7 @@ def test_runs_say_where_they_stand_and_what_they_wait_for(world: World) -> None:
     page = listed(RUNS)
     assert all(found(page, run) for run in runs)
     for shown in (
-        "awaiting approval", "orphaned", "paused", "queued", "completed", "viewer",
+        "waits for a decision", "in doubt", "paused", "queued", "completed", "viewer",
         f"Waits for approval: {approval.title}", "A call of dies is in doubt", "Paused: the bank is down",
         "gated-waiting", "waiting",
     ):  # fmt: skip
@@ -88,7 +88,7 @@ def test_approvals_show_what_is_pending_unless_asked(world: World) -> None:
 def test_a_card_says_everything_in_the_list(world: World) -> None:
     approval = world.waiting(actor=user("viewer"))
     page = listed(APPROVALS)
-    for shown in (approval.title, "refund", "high", "pending", "viewer", approval.run.agent):
+    for shown in (approval.title, "refund", "high", "waiting", "viewer", approval.run.agent):
         assert shown in page.text
 
 

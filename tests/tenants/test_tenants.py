@@ -72,9 +72,9 @@ def test_lists_show_one_tenant(two: dict[str, Run], role: str) -> None:
         shown = text(browse(north, "get", path))
         assert "secret-south" not in shown, path
         assert str(two["south"].pk) not in shown, path
-        assert "plain@south" not in shown.replace("q=plain@south", "").replace('value="plain@south"', ""), (
-            path
-        )
+        for asked in ("q=plain@south", 'value="plain@south"', "No match for <strong>plain@south"):
+            shown = shown.replace(asked, "")
+        assert "plain@south" not in shown, path
     assert len(api(north, "get", "/runs")[1]["items"]) == 1
 
 

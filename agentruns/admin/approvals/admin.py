@@ -25,14 +25,25 @@ from django.views.decorators.debug import sensitive_post_parameters
 from agentruns import journal, services
 from agentruns.admin import approvals as pages
 from agentruns.admin import runs
-from agentruns.admin.base import CHANNEL, LeanChangeList, ReadOnlyAdmin, View, counted, may_view
+from agentruns.admin.base import (
+    CHANNEL,
+    Bounded,
+    LeanChangeList,
+    ReadOnlyAdmin,
+    View,
+    bounded,
+    counted,
+    may_view,
+)
 from agentruns.admin.filters import (
+    SEARCHED,
     ApprovalAgentFilter,
     ApprovalStatusFilter,
     KnownValues,
     ToolFilter,
+    approval_texts,
     is_uuid,
-    matching,
+    searched,
 )
 from agentruns.admin.html import (
     age,
@@ -148,7 +159,9 @@ class ApprovalAdmin(ReadOnlyAdmin):
     list_class = ApprovalList
     actions = ("approve_selected", "deny_selected")
     search_fields = ("run",)
-    search_help_text = gettext_lazy("Beginning of a run's id, of a session key or of a requester's name")
+    search_help_text = gettext_lazy(
+        "Words of a title, an argument, a task or a session key; a requester; the beginning of an id"
+    )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
     views = (
@@ -176,9 +189,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find approvals by their run."""
+        """Find approvals by what their cards show, and by their run."""
         if search_term:
-            queryset = queryset.filter(matching(search_term, Run.objects.all(), "run__"))
+            texts = partial(approval_texts, request.user)
+            light = queryset.defer(*(name for name in HEAVY if name != "arguments"))
+            queryset = searched(request, light, search_term, texts, "run__")
         return queryset, False
 
     def get_urls(self) -> list[URLPattern]:
@@ -203,7 +218,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
         pending = request.GET.get("status", "pending") == "pending"
         title = _("Calls that wait for a decision") if pending else _("Approvals")
         context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
+        context |= {"waiting": partial(self._waiting, request), "searched": bounded(SEARCHED, SEARCHED)}
         return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def _waiting(self, request: HttpRequest) -> Bounded:
+        return counted(self.get_queryset(request).filter(status=PENDING))
 
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return how many runs have a call in doubt, and their list; None for who may not see runs."""

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import DecimalField, F, QuerySet, Value
-from django.db.models.functions import Coalesce
+from django.db.models import Case, DecimalField, F, QuerySet, Value, When
+from django.db.models.functions import Coalesce, Length
+from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import runs
-from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View
-from agentruns.admin.filters import AgentFilter, RunStatusFilter, StartedFilter, is_uuid, matching
-from agentruns.admin.html import EMPTY, age, run_badge, short_id, two_lines, visible
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded
+from agentruns.admin.filters import (
+    SEARCHED,
+    AgentFilter,
+    RequesterFilter,
+    RunStatusFilter,
+    SessionFilter,
+    StartedFilter,
+    is_uuid,
+    run_texts,
+    searched,
+)
+from agentruns.admin.html import EMPTY, age, plain, run_badge, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
+from agentruns.models.fields import EscapedTextField
 
 if TYPE_CHECKING:
     from agentruns.services.waiting import Wait
@@ -46,25 +59,42 @@ VIEWS = (
     View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
     View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
 )
+SHORT = 4_000  # characters of an error or an answer that the list reads
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
 
+def _link(url: str, text: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', url, text)
+
+
+def _if_short(column: str) -> Case:
+    """Return a text where a list can read all of it: a mask looks for whole values."""
+    is_short = LessThanOrEqual(Length(column), SHORT)
+    return Case(When(is_short, then=column), default=Value(""), output_field=EscapedTextField())
+
+
 class RunList(LeanChangeList):
-    """Runs, each with what it waits for: by as many queries, however many there are."""
+    """Runs, each with what it waits for or what came of it: by as many queries, however many there are."""
 
     deferred = ("input", "output", "error")
 
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        """Return the rows with those errors and answers that a line can show the beginning of."""
+        found: Any = super().get_queryset(request, *args, **kwargs)
+        annotated: QuerySet[Any] = found.annotate(error_text=_if_short("error"), answer=_if_short("output"))
+        return annotated
+
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, and say why each does not go on."""
+        """Fetch the rows of the page, and what their second lines say."""
         super().get_results(request)
-        masking = journal.masking
-        masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
-        self.result_list = [masks[run.session_id].run(run) for run in self.result_list]
+        masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
+        rows, masks = self.result_list, masking.masks_of(self.result_list, size=masking.MOST_READ)
+        self.result_list = [masks[run.session_id].run(run) for run in rows]
         found = services.waiting.waits(settings.DATABASE, self.result_list, masks)
-        listing: Any = self.model_admin
         for run in self.result_list:
-            run.why = runs.list.why(found.get(run.pk, []), lambda wait: listing.wait_url(request, wait))
+            run.waits, run.came = found.get(run.pk, []), runs.list.came(run, masks[run.session_id])
+            run.links = listing.links(request, run)
 
 
 def _selected(verb: str, description: Any) -> Any:
@@ -79,14 +109,15 @@ def _selected(verb: str, description: Any) -> Any:
 class RunAdmin(ReadOnlyAdmin):
     """One task given to one agent: where it stands, why, and what can be done."""
 
-    list_display = ("short_id", "where", "who", "requester", "used")
-    list_display_links = ("short_id",)
-    list_filter = (RunStatusFilter, StartedFilter, AgentFilter)
+    list_display = ("task", "where", "who", "requester", "started", "used_tokens", "used_cost")
+    list_display_links = ("task",)
+    list_filter = (RunStatusFilter, StartedFilter, AgentFilter, SessionFilter, RequesterFilter)
+    change_list_template = "agentruns/admin/runs.html"
     list_class = RunList
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)
     search_help_text = gettext_lazy(
-        "Beginning of a run's id, of a session key or of a requester's name; or a value of its context"
+        "Words of a task, a session key, a requester, a value of the context, or the beginning of an id"
     )
     actions = (
         _selected("resume", gettext_lazy("Resume selected…")),
@@ -105,9 +136,9 @@ class RunAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find runs by id, session key, requester or context."""
+        """Find runs by task, session key, requester, context or id."""
         if search_term:
-            queryset = queryset.filter(matching(search_term, self.get_queryset(request)))
+            queryset = searched(request, queryset.defer(*RunList.deferred), search_term, run_texts)
         return queryset, False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -122,36 +153,56 @@ class RunAdmin(ReadOnlyAdmin):
         if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
-        return super().changelist_view(request, {"title": _("Runs"), **(extra_context or {})})
+        context = {"title": _("Runs"), "searched": bounded(SEARCHED, SEARCHED)}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
 
-    @admin.display(description=gettext_lazy("run, age"), ordering="id")
-    def short_id(self, run: Run) -> SafeString:
-        """The beginning of the id, the whole of it as a tooltip; and how long ago the run was started."""
-        name = format_html('<span class="ar-id" title="{}">{}</span>', run.pk, short_id(run.pk))
-        return two_lines(name, age(run.created_at))
+    @admin.display(description=gettext_lazy("task"), ordering="id")
+    def task(self, run: Run) -> SafeString:
+        """The first line of the task; below it the error, the answer, or what it waits for."""
+        return two_lines(runs.list.task(run), runs.list.second(run))
 
-    @admin.display(description=gettext_lazy("status, what it waits for"), ordering="status")
+    @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:
-        """The status, what is known of the worker, and why the run does not go on."""
-        parts = [part for part in (runs.list.heartbeat(run), run.why) if part]
-        return two_lines(runs.list.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
+        """The status; below it the way to what a person has to do."""
+        return two_lines(runs.list.status(run), run.links["act"])
 
     @admin.display(description=gettext_lazy("agent, session"), ordering="agent")
-    def who(self, run: Run) -> SafeString:
-        """The agent, and the caller's own key."""
-        return two_lines(run.agent, visible(run.session.key))
+    def who(self, run: Any) -> SafeString:
+        """The agent, and the caller's own key: each leads to its runs."""
+        return two_lines(run.links["agent"], run.links["session"])
 
     @admin.display(description=gettext_lazy("requester"), ordering="owner_name")
-    def requester(self, run: Run) -> SafeString:
+    def requester(self, run: Any) -> SafeString:
         """The user that the run was started for."""
-        return visible(run.owner_name or EMPTY)
+        return run.links["requester"]  # type: ignore[no-any-return]
 
-    @admin.display(description=gettext_lazy("steps, tokens, cost"), ordering=COST)
-    def used(self, run: Run) -> SafeString:
-        """The number of the model's replies, and their tokens and cost."""
+    @admin.display(description=gettext_lazy("started"), ordering="id")
+    def started(self, run: Run) -> SafeString | str:
+        """The time since it was started."""
+        return age(run.created_at)
+
+    @admin.display(description=gettext_lazy("tokens"), ordering="tokens")
+    def used_tokens(self, run: Run) -> SafeString:
+        """The tokens of all replies; below them their number."""
         steps = ngettext("%(count)d step", "%(count)d steps", run.step) % {"count": run.step}
-        parts = [part for part in (runs.list.tokens(run.usage), runs.list.cost(run.usage)) if part]
-        return two_lines(steps, format_html_join(", ", "{}", ((part,) for part in parts)))
+        return two_lines(runs.list.tokens(run.usage) or EMPTY, steps)
+
+    @admin.display(description=gettext_lazy("cost"), ordering=COST)
+    def used_cost(self, run: Run) -> SafeString | str:
+        """The cost of all replies."""
+        return runs.list.cost(run.usage) or EMPTY
+
+    def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
+        """Return where the cells of a row lead to."""
+        wait = next((one for one in run.waits if self.wait_url(request, one)), None)  # type: ignore[attr-defined]
+        act = _("Decide") if wait and wait.approval_id else _("Give a verdict")
+        name = visible(run.owner_name or EMPTY)
+        return {
+            "act": _link(self.wait_url(request, wait), act) if wait else SafeString(),
+            "agent": _link("?" + urlencode({"agent": run.agent}), plain(run.agent)),
+            "session": _link(f"?session={run.session_id}", visible(run.session.key)),
+            "requester": _link("?" + urlencode({"requester": run.owner_id}), name) if run.owner_id else name,
+        }
 
     # The page
 

@@ -1,37 +1,57 @@
-"""The list of runs: its rows, its cells, and why each run does not go on."""
+"""The cells of the list of runs: its task, what came of it or why it does not go on, and what it used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
-from agentruns.admin.html import age, ago, exact, plain, run_badge, visible
+from agentruns.admin.html import ago, exact, plain, run_badge, visible
+from agentruns.admin.html import words as time_words
 from agentruns.journal.fold import TOKENS
+from agentruns.journal.masking import Mask
 from agentruns.models import Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
+from agentruns.tools.card import one_line
 
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 
 
-def why(waits: list[Wait], url: Callable[[Wait], str]) -> SafeString | str:
-    """Return what a run waits for on one line, with a link to the card of a call in doubt."""
-    if not waits:
-        return ""
-    text = words(waits[0])
-    if len(waits) > 1:
-        text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(waits) - 1}
-    if waits[0].kind != waiting.ORPHAN:
-        return text
-    return format_html('<a href="{}">{}</a>', url(waits[0]), text)
+def task(run: Run) -> SafeString:
+    """Return a run as people know it: by the first line of its task."""
+    return visible(run.title or run.agent)
+
+
+def second(run: Any) -> str:
+    """Return why a run does not go on, how far it is, or what came of it, on one line."""
+    waits: list[Wait] = run.waits
+    if waits:
+        text = words(waits[0])
+        if len(waits) > 1:
+            text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(waits) - 1}
+        if waits[0].kind == waiting.SILENT and run.lease_expires_at:
+            text = _("Silent for %(time)s. %(text)s") % {
+                "time": time_words(run.lease_expires_at),
+                "text": text,
+            }
+        return one_line(text)
+    if run.status == Run.Status.RUNNING:
+        return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
+            "count": run.step
+        }
+    return one_line(plain(run.came or ""))
+
+
+def came(run: Any, mask: Mask) -> str:
+    """Return what came of a run, its error or its answer, as it may be shown; "" for a very long one."""
+    return mask.text(run.error_text if run.status == Run.Status.FAILED else run.answer) or ""
 
 
 def words(wait: Wait) -> str:
@@ -51,7 +71,7 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.PAUSED:
         return _("Paused: %(reason)s") % {"reason": text or "-"}
     if wait.kind == waiting.SILENT:
-        return _("Its worker is silent; the next sweep takes it over")
+        return _("Its worker is silent; another one takes the run over")
     if wait.kind == waiting.SCHEDULED and wait.until is not None:
         return _("Starts at %(time)s") % {"time": exact(wait.until)}
     if wait.until is not None:
@@ -67,26 +87,13 @@ def status(run: Run) -> SafeString:
     return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
 
 
-def heartbeat(run: Run) -> SafeString | str:
-    """Return until when a worker holds the run, or since when none was heard of; "" if it has none."""
-    until = run.lease_expires_at
-    if run.status != Run.Status.RUNNING or until is None:
-        return ""
-    if not waiting.is_live(run):
-        return format_html("{} {}", _("silent for"), age(until))
-    clock = f"{timezone.localtime(until):%H:%M:%S}"
-    moment = format_html('<time datetime="{}" title="{}">{}</time>', until.isoformat(), exact(until), clock)
-    return format_html("{} {}", _("live until"), moment)
-
-
 def tokens(usage: dict[str, Any]) -> SafeString | str:
     """Return how many tokens were read and written, what a budget counts, each kind as a tooltip."""
     kinds = {kind: usage[kind] for kind in TOKENS if usage.get(kind)}
     if not kinds:
         return ""
     each = ", ".join(f"{kind} {amount}" for kind, amount in kinds.items())
-    text = _("%(count)s tokens") % {"count": short(sum(kinds.values()))}
-    return format_html('<span title="{}">{}</span>', each, text)
+    return format_html('<span title="{}">{}</span>', each, short(sum(kinds.values())))
 
 
 def short(number: int) -> str:
@@ -107,5 +114,5 @@ def cost(usage: dict[str, Any]) -> SafeString | str:
     if not amount.is_finite() or amount.adjusted() > 15:
         return visible(given)
     text = number_format(amount.quantize(CENT if amount >= 1 else LEAST))
-    text = _("cost %(amount)s") % {"amount": text if amount >= LEAST or not amount else f"< {LEAST}"}
+    text = text if amount >= LEAST or not amount else f"< {LEAST}"
     return format_html('<span title="{}">{}</span>', visible(given), text)
