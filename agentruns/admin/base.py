@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from functools import cache, cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
+from uuid import UUID
+from zoneinfo import ZoneInfo, available_timezones
 
 from django import forms
+from django.conf import settings as django_settings
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections
 from django.db.models import IntegerField, Model, QuerySet, Subquery
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.module_loading import import_string
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns.admin.html import plain, short_id, visible
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
+from agentruns.utils import clock
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -43,6 +51,9 @@ SCRIPTS = ["agentruns/console.js"]
 # Views that act ask for POST by name: Django wants no CSRF token with OPTIONS and TRACE either.
 READING = ("GET", "HEAD")
 CHANNEL = "console"  # of decisions made here, in the journal
+ZONE = "agentruns_zone"  # the cookie
+SINCE = "since"
+MOST_NEWS = 100
 MOST = 10_000  # rows that a list counts
 
 
@@ -97,6 +108,11 @@ class BoundedPaginator(AnyPaginator):
         return self.counted.number
 
 
+def first_id(moment: datetime) -> UUID:
+    """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
+
+
 class LeanChangeList(ChangeList):
     """A list that leaves the columns of unbounded size in the database."""
 
@@ -119,6 +135,12 @@ class LeanChangeList(ChangeList):
         """The list as its page numbers show it: "10,000+" where the count stopped."""
         counted = self.paginator.counted
         return _Shown(self, str(counted)) if counted.more else self
+
+    def news_url(self) -> str:
+        """Return where an open list asks for what is newer than itself."""
+        since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
+        url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
+        return url + self.get_query_string(since, [PAGE_VAR])
 
     def said(self) -> SafeString:
         """Return what was searched for, as a page shows it."""
@@ -158,6 +180,37 @@ class View:
     in_transaction: bool = True
 
 
+def zone_of(request: HttpRequest) -> ZoneInfo | None:
+    """Return the time zone of the reader's browser; None where the project has chosen one, or nobody."""
+    name, project = request.COOKIES.get(ZONE, ""), cast(Any, django_settings)
+    is_chosen = timezone.get_current_timezone() != timezone.get_default_timezone()
+    if is_chosen or (project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"):
+        return None
+    return ZoneInfo(name) if name in _zones() else None
+
+
+@cache
+def _zones() -> set[str]:
+    return available_timezones()
+
+
+def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Let a view, and what it renders later, write times in the reader's zone."""
+
+    @wraps(view)
+    def zoned(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        zone = zone_of(request)
+        if zone is None:
+            return view(request, *args, **kwargs)
+        with timezone.override(zone):
+            response: Any = view(request, *args, **kwargs)
+        if render := getattr(response, "render", None):
+            response.render = timezone.override(zone)(render)
+        return response  # type: ignore[no-any-return]
+
+    return zoned
+
+
 def status_of(refusal: Exception) -> int:
     """Return the status of a page that says why a service refused."""
     return 403 if isinstance(refusal, PermissionDeniedError) else 409
@@ -191,6 +244,7 @@ class ReadOnlyAdmin(AnyAdmin):
     list_class: type[LeanChangeList] = LeanChangeList
     page_template = ""
     views: Sequence[View] = ()
+    pages: Mapping[str, str] = {}  # about no single object: name -> route; the method is `{name}_view`
 
     class Media:
         css = STYLES
@@ -218,7 +272,14 @@ class ReadOnlyAdmin(AnyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the views."""
-        return [*(self._pattern(view) for view in self.views), *super().get_urls()]
+        pages = [
+            path(f"{route}/", self.admin_site.admin_view(getattr(self, f"{name}_view")), name=self.name(name))
+            for name, route in self.pages.items()
+        ]
+        patterns = [*pages, *(self._pattern(view) for view in self.views), *super().get_urls()]
+        for pattern in patterns:
+            pattern.callback = _in_zone(pattern.callback)
+        return patterns
 
     def _pattern(self, view: View) -> URLPattern:
         function: Any = partial(self._call, view)
@@ -237,6 +298,27 @@ class ReadOnlyAdmin(AnyAdmin):
             return self.back(request, obj)
         function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
         return function(self, request, obj, **rest)
+
+    def listed(self, request: HttpRequest, query: QueryDict) -> QuerySet[Any]:
+        """Return all rows of the list of a query, in its order; raises IncorrectLookupParameters."""
+        listing = copy.copy(request)
+        listing.GET = query  # type: ignore[assignment]
+        return self.get_changelist_instance(listing).get_queryset(listing)
+
+    def news_view(self, request: HttpRequest) -> HttpResponse:
+        """Return how many rows of a list are newer than `since`, as a sentence; 204 for none."""
+        query = request.GET.copy()
+        since = query.pop(SINCE, [""])[-1]
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            found = counted(self.listed(request, query).filter(pk__gt=UUID(since)), MOST_NEWS)
+        except (ValueError, IncorrectLookupParameters):
+            return HttpResponse(status=204)
+        text = ngettext(
+            "%(count)s new since you opened this", "%(count)s new since you opened this", found.number
+        )
+        return HttpResponse(text % {"count": found}, "text/plain") if found else HttpResponse(status=204)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None

@@ -18,8 +18,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import Bounded, CountOf, bounded, counted, may_view
-from agentruns.admin.filters import failed_lately, first_id
+from agentruns.admin.base import Bounded, CountOf, bounded, counted, first_id, may_view
+from agentruns.admin.filters import failed_lately
 from agentruns.admin.html import age, plain, visible, words
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.conf import settings

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
-from agentruns.admin.base import MOST
+from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import plain, pretty, status_word
 from agentruns.conf import settings
 from agentruns.journal.events import APPROVAL_REQUESTED
@@ -149,11 +149,6 @@ def _beginning(term: str) -> Q | None:
         return None
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     return Q(pk__gte=first, pk__lte=last)
-
-
-def first_id(moment: datetime) -> UUID:
-    """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
-    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
 def is_uuid(text: str) -> bool:

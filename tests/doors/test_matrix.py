@@ -203,6 +203,7 @@ READS = {
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
 }
+ABOUT_A_LIST = {"news"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.
@@ -371,7 +372,7 @@ def test_there_is_a_rule_for_each_door_and_a_door_for_each_rule() -> None:
     assert api_doors() == sorted(API_RULES)
     assert {scope for token in TOKENS.values() for scope in token.scopes} == set(ApiToken.Scope.values)
     for model, name, path in console_doors():
-        known = {"changelist", "add", "delete", ""} | READS[model] | set(CONSOLE_POSTS[model])
+        known = {"changelist", "add", "delete", ""} | ABOUT_A_LIST | READS[model] | set(CONSOLE_POSTS[model])
         assert name in known, f"who may enter admin/{model}/{path}?"
     folder = Path(agentruns.__file__).parent / "management/commands"
     assert {path.stem for path in folder.glob("[a-z]*.py")} == SHELL | set(AS_USER)
@@ -500,6 +501,8 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
 def rule_of(model: str, name: str, method: str, card: str) -> Rule:
     if name in ("add", "delete", ""):
         return Rule("Django's")
+    if name in ABOUT_A_LIST:
+        return Rule(LISTS[model])
     if name == "changelist":
         return Rule(LISTS[model], "decide" if (model, method) == ("approval", "POST") else "nothing")
     if method == "POST" and name in CONSOLE_POSTS[model]:

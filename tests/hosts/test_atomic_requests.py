@@ -185,6 +185,7 @@ def test_these_are_all_the_posts_there_are() -> None:
         "call",
         "live",
         "at",
+        "news",
         "changelist",
         "add",
         "history",

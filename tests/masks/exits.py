@@ -56,6 +56,8 @@ def console(client: Client, run: Run) -> dict[str, str]:
     pages = {
         "index": [("admin:index", ())],
         "run_changelist": [("admin:agentruns_run_changelist", ())],
+        "run_news": [("admin:agentruns_run_news", ())],
+        "approval_news": [("admin:agentruns_approval_news", ())],
         "run_change": [("admin:agentruns_run_change", (run.pk,))],
         "run_live": [("admin:agentruns_run_live", (run.pk,))],
         "run_row": [("admin:agentruns_run_row", (run.pk, seq)) for seq in seqs],
@@ -145,7 +147,7 @@ SILENT_COMMANDS = {
 
 def _read(client: Client, path: str) -> str:
     response: Any = client.get(path, follow=True)
-    assert response.status_code == 200, (path, response.status_code)
+    assert response.status_code in (200, 204), (path, response.status_code)
     content = b"".join(response.streaming_content) if response.streaming else response.content
     return str(content.decode())
 

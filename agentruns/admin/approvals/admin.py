@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -123,10 +122,8 @@ def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[An
         return found
     query = QueryDict(filters, mutable=True)
     query.pop("p", None)
-    listing = copy.copy(request)
-    listing.GET = query  # type: ignore[assignment]
     try:
-        listed: QuerySet[Any] = model_admin.get_changelist_instance(listing).get_queryset(listing)
+        listed: QuerySet[Any] = model_admin.listed(request, query)
     except IncorrectLookupParameters:  # not from a list of ours
         return _listed(model_admin, request, "")
     return listed
@@ -164,6 +161,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
+    pages = {"news": "news"}
     views = (
         View("reveal", "approvals.admin.reveal_view", acts=True),
         *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),

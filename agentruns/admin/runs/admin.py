@@ -128,6 +128,7 @@ class RunAdmin(ReadOnlyAdmin):
     live_interval = 2000  # milliseconds between two looks of an open page
 
     views = VIEWS
+    pages = {"news": "news"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the runs that the user may see, with their session."""

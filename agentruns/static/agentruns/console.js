@@ -73,3 +73,10 @@ document.addEventListener("DOMContentLoaded", () => {
   const verb = { "#approve": "a", "#deny": "d", "#edit": "e" }[window.location.hash];
   if (verb) onCard(verb);
 });
+
+// The reader's time zone: the server takes one that it knows, where the project has chosen none.
+const zone = `agentruns_zone=${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+if (!document.cookie.split("; ").includes(zone)) {
+  const secure = window.location.protocol === "https:" ? "; secure" : "";
+  document.cookie = `${zone}; path=/; max-age=31536000; samesite=lax${secure}`;
+}
