@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, partial, wraps
@@ -244,7 +244,7 @@ class ReadOnlyAdmin(AnyAdmin):
     list_class: type[LeanChangeList] = LeanChangeList
     page_template = ""
     views: Sequence[View] = ()
-    pages: Mapping[str, str] = {}  # about no single object: name -> route; the method is `{name}_view`
+    pages: Sequence[View] = ()  # about no single object; each asks itself who may see it
 
     class Media:
         css = STYLES
@@ -272,25 +272,26 @@ class ReadOnlyAdmin(AnyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the views."""
-        pages = [
-            path(f"{route}/", self.admin_site.admin_view(getattr(self, f"{name}_view")), name=self.name(name))
-            for name, route in self.pages.items()
-        ]
-        patterns = [*pages, *(self._pattern(view) for view in self.views), *super().get_urls()]
+        about_none = [self._pattern(view, "") for view in self.pages]
+        patterns = [*about_none, *(self._pattern(view) for view in self.views), *super().get_urls()]
         for pattern in patterns:
             pattern.callback = _in_zone(pattern.callback)
         return patterns
 
-    def _pattern(self, view: View) -> URLPattern:
-        function: Any = partial(self._call, view)
+    def _pattern(self, view: View, about: str = "<str:object_id>/") -> URLPattern:
+        function: Any = partial(self._call if about else self._show, view)
         function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
         function = sensitive_post_parameters("password")(function)  # in no report of an error
         if not view.in_transaction:
             function._non_atomic_requests = {*connections}
-        route = f"<str:object_id>/{view.route or view.name + '/'}"
+        route = about + (view.route or f"{view.name}/")
         asked = self.admin_site.admin_view(function)
         pattern: URLPattern = path(route, asked, view.options, name=self.name(view.name))
         return pattern
+
+    def _show(self, view: View, request: HttpRequest) -> HttpResponseBase:
+        function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
+        return function(self, request)
 
     def _call(self, view: View, request: HttpRequest, object_id: str, **rest: Any) -> HttpResponseBase:
         obj = self.find(request, object_id)
@@ -304,21 +305,6 @@ class ReadOnlyAdmin(AnyAdmin):
         listing = copy.copy(request)
         listing.GET = query  # type: ignore[assignment]
         return self.get_changelist_instance(listing).get_queryset(listing)
-
-    def news_view(self, request: HttpRequest) -> HttpResponse:
-        """Return how many rows of a list are newer than `since`, as a sentence; 204 for none."""
-        query = request.GET.copy()
-        since = query.pop(SINCE, [""])[-1]
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        try:
-            found = counted(self.listed(request, query).filter(pk__gt=UUID(since)), MOST_NEWS)
-        except (ValueError, IncorrectLookupParameters):
-            return HttpResponse(status=204)
-        text = ngettext(
-            "%(count)s new since you opened this", "%(count)s new since you opened this", found.number
-        )
-        return HttpResponse(text % {"count": found}, "text/plain") if found else HttpResponse(status=204)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -402,3 +388,19 @@ class ReadOnlyAdmin(AnyAdmin):
             return reverse(name, args=[key], current_app=self.admin_site.name)
         except NoReverseMatch:
             return ""
+
+
+def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+    """Return how many rows of a list are newer than `since`, as a sentence; 204 for none."""
+    query = request.GET.copy()
+    since = query.pop(SINCE, [""])[-1]
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    try:
+        found = counted(model_admin.listed(request, query).filter(pk__gt=UUID(since)), MOST_NEWS)
+    except (ValueError, IncorrectLookupParameters):
+        return HttpResponse(status=204)
+    text = ngettext(
+        "%(count)s new since you opened this", "%(count)s new since you opened this", found.number
+    )
+    return HttpResponse(text % {"count": found}, "text/plain") if found else HttpResponse(status=204)

@@ -6,25 +6,33 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin import AdminSite
+from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import Bounded, CountOf, bounded, counted, first_id, may_view
-from agentruns.admin.filters import failed_lately
-from agentruns.admin.html import age, plain, visible, words
+from agentruns.admin.base import Bounded, CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view
+from agentruns.admin.filters import SKEW, failed_lately, failures, midnight
+from agentruns.admin.html import EMPTY, age, duration, plain, visible, words
 from agentruns.admin.runs.actions import SILENT_AFTER
+from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
-from agentruns.journal import outbox, policy
-from agentruns.journal.masking import masked_approvals
+from agentruns.journal import masking, outbox, policy
+from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions
@@ -36,7 +44,11 @@ logger = get_logger("agentruns.admin.dashboard")
 
 MOST = 1000  # rows that any of the figures looks at
 PERIOD = timedelta(days=30)
-TOOLS = 15
+DAYS = 7  # of the figures by day and by agent
+RUNS = 5_000  # of these days that are looked at
+OLDEST = 5
+CAUSES = 10
+TOOLS = 15  # or agents
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)
 PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
@@ -68,13 +80,47 @@ class Decisions:
         return f"{100 * self.approved // self.count} %"
 
 
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The runs started on one day; `bar` shows all of them, and those that failed."""
+
+    label: str
+    runs: int
+    failed: int
+    bar: SafeString
+    url: str
+    failed_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentWeek:
+    """The runs of one agent in a week."""
+
+    agent: str
+    runs: int
+    failed: int
+    median: str
+    tokens: str
+    cost: str
+    url: str
+    failed_url: str
+
+
 @dataclass(slots=True)
 class Dashboard:
     """The figures that this user may see; `failed` where they could not be read."""
 
     figures: list[Figure]
-    oldest: dict[str, Any] | None = None  # the approval that waits longest
-    sweeper: dict[str, Any] | None = None  # when a worker was last seen
+    poll_url: str = ""  # where an open page asks for itself anew
+    start_url: str = ""  # where the user may start a run
+    costs_url: str = ""
+    waiting: list[dict[str, Any]] | None = None  # the approvals that wait longest
+    worker: dict[str, Any] | None = None  # when one was last seen
+    days: list[Day] | None = None
+    agents: list[AgentWeek] | None = None
+    cost: str = ""
+    looked_at: Bounded | None = None  # runs of the week
+    failures: list[dict[str, Any]] | None = None
     decisions: list[Decisions] | None = None
     more_tools: int = 0
     failed: bool = False
@@ -85,7 +131,7 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
-    alias, found = settings.DATABASE, Dashboard([])
+    alias, found = settings.DATABASE, Dashboard([], _url(site, Run, "figures"))
     # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
     # none of our own: on SQLite it would wait for whoever writes.
     inside = connections[alias].in_atomic_block
@@ -108,17 +154,24 @@ def _approvals(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     open_to = permissions.open_to(request.user, pending)
     figures = {"waiting": CountOf(pending, MOST), "open": CountOf(open_to, MOST)}
     rows = pending.annotate(**figures, partly=Exists(open_to.filter(PARTLY))).select_related("run")
-    row: Any = rows.only("title", "tool_name", "requested_at", "run__session", "run__definition").first()
+    oldest: list[Any] = list(
+        rows.only("title", "tool_name", "requested_at", "run__session", "run__definition")[:OLDEST]
+    )
+    row = oldest[0] if oldest else None
     if permissions.may(request.user, "decide"):
         count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
         found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
     waiting = bounded(row.waiting if row else 0, MOST)
     found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
-    if row:
-        name = "admin:agentruns_approval_change"
-        url = reverse(name, args=[row.pk], current_app=site.name)
-        [oldest] = masked_approvals([row], MOST)
-        found.oldest = {"title": visible(oldest.title), "url": url, "age": age(row.requested_at)}
+    masks = masks_of((one.run for one in oldest), masking.MOST_ROWS, masking.MOST_READ)
+    found.waiting = [
+        {
+            "title": visible(masks[one.run.session_id].approval(one).title),
+            "url": reverse("admin:agentruns_approval_change", args=[one.pk], current_app=site.name),
+            "age": age(one.requested_at),
+        }
+        for one in oldest
+    ]
 
 
 def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
@@ -133,10 +186,10 @@ def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
 def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     runs = policy.visible_runs(request.user)
     for label, tone, which, status in (
-        (_("in doubt (orphaned)"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
+        (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
+        (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
         (_("stalled"), "bad", STALLED, "stalled"),
         (_("paused"), "waits", Q(status=Run.Status.PAUSED), "paused"),
-        (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
     ):
         count = counted(runs.filter(which), MOST)
         found.figures.append(_figure(count, label, tone, _list(site, Run, status=status)))
@@ -147,7 +200,92 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
-    found.sweeper = {"seen": age(seen) if seen else "", "is_silent": silent}
+    found.worker = {"seen": age(seen) if seen else "", "is_silent": silent}
+    _week(site, runs, found)
+    grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1].runs))
+    found.failures = [
+        {
+            "text": visible(each.text),
+            "count": len(each.runs),
+            "agents": ", ".join(dict.fromkeys(plain(run.agent) for run in each.runs)),
+            "age": age(each.runs[0].updated_at),
+            "url": _list(site, Run, cause=key),
+        }
+        for key, each in grouped[:CAUSES]
+    ]
+
+
+def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
+    """Look at the newest runs of a week once: by day, by agent, and what they cost."""
+    today = timezone.localdate(clock.now(settings.DATABASE))
+    first = today - timedelta(days=DAYS - 1)
+    since = midnight(first)
+    columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
+    rows = runs.filter(pk__gte=first_id(since - SKEW), created_at__gte=since).order_by("-pk")
+    week: Any = list(rows.values_list(*columns, named=True)[: RUNS + 1])
+    found.looked_at, week = bounded(len(week), RUNS), week[:RUNS]
+    days = [first + timedelta(days=number) for number in range(DAYS)]
+    by_day: dict[date, list[Any]] = {day: [] for day in days}
+    by_agent: dict[str, list[Any]] = defaultdict(list)
+    for run in week:
+        by_day.setdefault(timezone.localdate(run.created_at), []).append(run)
+        by_agent[run.agent].append(run)
+    most = max(map(len, by_day.values()))
+    found.days = []
+    for day in reversed(days):
+        failed, its = _failed(by_day[day]), by_day[day]
+        span = {"started_from": day.isoformat(), "started_to": day.isoformat()}
+        urls = (_list(site, Run, **span), _list(site, Run, status="failed", **span))
+        found.days.append(
+            Day(date_format(day, "D j M"), len(its), failed, bar(len(its), failed, most), *urls)
+        )
+    found.cost = amount(_cost(week))
+    most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
+    found.agents = [_agent(site, agent, its, first) for agent, its in most_first[:TOOLS]]
+
+
+def _agent(site: AdminSite, agent: str, its: list[Any], first: date) -> AgentWeek:
+    ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
+    query = {"agent": agent, "started_from": first.isoformat()}
+    return AgentWeek(
+        agent=plain(agent),
+        runs=len(its),
+        failed=_failed(its),
+        median=duration(median(ended)) if ended else EMPTY,
+        tokens=short(sum(run.tokens for run in its)),
+        cost=amount(_cost(its)),
+        url=_list(site, Run, **query),
+        failed_url=_list(site, Run, status="failed", **query),
+    )
+
+
+def _failed(runs: list[Any]) -> int:
+    return sum(run.status == Run.Status.FAILED for run in runs)
+
+
+def _cost(runs: list[Any]) -> Decimal | None:
+    """Return what some runs cost together; None where no price is known of any."""
+    known = [run.cost for run in runs if run.cost is not None]
+    return sum(known, Decimal()) if known else None
+
+
+def bar(all_of_it: float, bad: float, most: float) -> SafeString:
+    """Return a bar, of which `most` is the full width: all of it, and what is bad at its beginning."""
+    widths = [f"{100 * each / most:.1f}" if most else "0" for each in (all_of_it, bad)]
+    return format_html(
+        '<svg class="ar-bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="ar-bar-all" width="{}" height="10"/>'
+        '<rect class="ar-bar-bad" width="{}" height="10"/></svg>',
+        *widths,
+    )
+
+
+def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+    """Return the figures as they are now, for a front page that is open."""
+    found = dashboard(model_admin.admin_site, request)
+    if found is None:
+        raise PermissionDenied
+    return render(request, "agentruns/admin/dashboard.html", {"dashboard": found})
 
 
 def _decisions(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
@@ -182,5 +320,9 @@ def _figure(count: Bounded, label: str, tone: str, url: str) -> Figure:
 
 
 def _list(site: AdminSite, model: Any, **query: str) -> str:
-    url = reverse(f"admin:agentruns_{model._meta.model_name}_changelist", current_app=site.name)
+    url = _url(site, model, "changelist")
     return f"{url}?{urlencode(query)}" if query else url
+
+
+def _url(site: AdminSite, model: Any, page: str) -> str:
+    return reverse(f"admin:agentruns_{model._meta.model_name}_{page}", current_app=site.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from operator import attrgetter
 from typing import Any
@@ -14,18 +15,22 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
 from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Case, Model, Q, QuerySet, Value, When
+from django.db.models.functions import Length
+from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
-from agentruns.admin.html import plain, pretty, status_word
+from agentruns.admin.html import ONE_LINE, plain, pretty, status_word
 from agentruns.conf import settings
 from agentruns.journal.events import APPROVAL_REQUESTED
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
+from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
@@ -35,9 +40,14 @@ APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # for people on
 LATELY = timedelta(hours=24)
 SEARCHED = 2_000  # rows whose texts a search compares
 LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
+SHORT = 4_000  # characters of an error or an answer that a list reads
+ERRORS = 200  # failed runs that are grouped by their cause
+WEEK = timedelta(days=7)
 SKEW = timedelta(days=1)  # between the clock an id was made by and the one of its row
 # Rows with the texts that a search compares
 Texts = Callable[[Collection[Any]], Iterable[tuple[UUID, Sequence[str]]]]
+# What differs between failures of one cause: ids and numbers
+_VARYING = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b|\d+(?:[.,:]\d+)*")
 _ID = re.compile(r"[0-9a-f]{4,32}")
 # DISTINCT would read each row. What is left by now is the name after the one found last.
 _NAMES = """
@@ -186,6 +196,53 @@ class KnownValues(admin.SimpleListFilter):
         return queryset.filter(status=value)
 
 
+def if_short(column: str) -> Case:
+    """Return a text where a list can read all of it: a mask looks for whole values."""
+    is_short = LessThanOrEqual(Length(column), SHORT)
+    return Case(When(is_short, then=column), default=Value(""), output_field=EscapedTextField())
+
+
+@dataclass(slots=True)
+class Failures:
+    """The runs that failed lately with the same words, but for numbers and ids."""
+
+    text: str
+    runs: list[Any] = field(default_factory=list)
+
+
+def failures(user: Any) -> dict[str, Failures]:
+    """Return the newest failed runs of a week, as a user sees them, by a digest of their cause."""
+    since = clock.now(settings.DATABASE) - WEEK
+    failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
+    rows = failed.order_by("-updated_at").only("session_id", "definition_id", "agent", "updated_at")
+    runs: list[Any] = list(rows.annotate(error_text=if_short("error"))[:ERRORS])
+    masking, found = journal.masking, dict[str, Failures]()
+    masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
+    for run in runs:
+        text = plain(masks[run.session_id].text(run.error_text)).strip() or str(_("without a word"))
+        cause = _VARYING.sub("…", text.splitlines()[0])[: ONE_LINE * 2]
+        key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
+        found.setdefault(key, Failures(cause)).runs.append(run)
+    return found
+
+
+class FailureFilter(KnownValues):
+    """By the cause of a failure, which the front page leads to."""
+
+    title = _("cause")
+    parameter_name = "cause"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the cause chosen; it is not looked for otherwise."""
+        value = self.value()
+        self.found = failures(request.user).get(value) if value else None
+        return [(value, self.found.text if self.found else str(_("unknown")))] if value else []
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the runs that failed so."""
+        return queryset.filter(pk__in=[run.pk for run in self.found.runs] if self.found else [])
+
+
 class RunStatusFilter(KnownValues):
     """By status, and by what matters first: runs that need a person, stalled or failed lately."""
 
@@ -266,17 +323,18 @@ class StartedFilter(admin.ListFilter):
         """Return the runs started on these days; none where a day makes no sense."""
         try:
             if first := self._chosen(self.first):
-                start = _midnight(date.fromisoformat(first))
+                start = midnight(date.fromisoformat(first))
                 queryset = queryset.filter(created_at__gte=start, id__gte=first_id(start - SKEW))
             if last := self._chosen(self.last):
-                end = _midnight(date.fromisoformat(last) + timedelta(days=1))
+                end = midnight(date.fromisoformat(last) + timedelta(days=1))
                 queryset = queryset.filter(created_at__lt=end, id__lt=first_id(end + SKEW))
         except (ValueError, OverflowError):
             return queryset.none()
         return queryset
 
 
-def _midnight(day: date) -> datetime:
+def midnight(day: date) -> datetime:
+    """Return the first moment of a day, in the time zone that is shown."""
     return timezone.make_aware(datetime.combine(day, time.min))
 
 

@@ -33,6 +33,7 @@ from agentruns.utils.redaction import FAILED, Secrets, hiding, is_on, redact, se
 
 LEAST_MASK = 3  # characters; shorter pieces also occur in texts that carry no mask
 GENERATIONS = 10  # of forks of forks, whose origins' values are looked for
+MOST_ROWS = 5_000  # of the sessions of a few lines on a front page
 MOST_READ = 2_000_000  # characters of rows for the masks of one list
 MOST_COMPARED = 1_000  # words and signs; comparing more would hold a decision's transaction open
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import template
 from django.template import Context
+from django.utils import timezone
 
 register = template.Library()
 
@@ -16,10 +17,12 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
     # Here, because a project without the admin loads this module too.
     from django.contrib.admin import site as default
 
+    from agentruns.admin.base import zone_of
     from agentruns.admin.dashboard import dashboard
 
     request = context.get("request")
     if request is None:
         return {}
     view = getattr(request.resolver_match, "func", None)
-    return {"dashboard": dashboard(getattr(view, "admin_site", default), request)}
+    with timezone.override(zone_of(request) or timezone.get_current_timezone()):
+        return {"dashboard": dashboard(getattr(view, "admin_site", default), request)}

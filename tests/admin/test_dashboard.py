@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from decimal import Decimal
 from html import unescape
 from typing import Any
 
@@ -18,11 +19,12 @@ from django.utils import timezone
 from agentruns import approve, deny
 from agentruns.admin import dashboard, register
 from agentruns.engine.leases import claim
+from agentruns.journal import masking
 from agentruns.journal.outbox import MAX_ATTEMPTS
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.tools.card import MASK
 from agentruns.utils.ids import uuid7
-from tests.admin.conftest import World
+from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
 from tests.db.helpers import kill
@@ -72,13 +74,14 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
     busy(world)
     client, page = browser("superuser"), index()
     for shown in (
-        "1 waiting for you", "1 waiting for a decision", "1 in doubt (orphaned)", "1 stalled", "1 paused",
+        "1 waiting for you", "1 waiting for a decision", "1 in doubt", "1 stalled", "1 paused",
         "1 failed in the last 24 hours", "1 notifications given up",
-        "Longest waiting: refund(cents=5000)", "Sweeper last seen: never.", "manage.py resume_runs --watch",
+        "Waiting longest refund(cents=5000)", "silent worker", "Worker last seen: never.",
+        "Nothing queued goes on until a worker runs.", "manage.py resume_runs --watch",
     ):  # fmt: skip
         assert shown in text(page), shown
     lists = [link for link in page.links if "agentruns/" in link and ("status=" in link or "mine=" in link)]
-    lists = [link for link in lists if "tool=" not in link]
+    lists = [link for link in lists if "tool=" not in link and "started_from" not in link]
     assert len(lists) == 5
     for link in lists:
         listing = read(client.get(unescape(link)))
@@ -86,15 +89,13 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
         assert len(found) == 1, link
 
 
-def test_the_sweeper_is_red_when_silent(world: World) -> None:
+def test_the_worker_is_red_when_silent(world: World) -> None:
     Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
     page = index()
-    assert "Sweeper last seen: 20" in text(page)
+    assert "ok worker, last seen: 20" in text(page)
     assert "--watch" not in page.text
     Control.objects.update(seen_at=timezone.now() - timedelta(minutes=6))
-    assert "Sweeper last seen: 6 minutes. Nothing queued goes on until a worker sweeps again." in text(
-        index()
-    )
+    assert "Worker last seen: 6 minutes. Nothing queued goes on until a worker runs." in text(index())
 
 
 def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +114,12 @@ def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pyte
     Approval.objects.filter(pk=world.waiting("program", 9001).pk).update(
         status="expired", decided_at=timezone.now()
     )
-    assert index().cells("ar-decisions") == [["refund", "4", "75 %", "18\xa0minutes"]]
+    assert index().cells("ar-decisions ar-tools") == [["refund", "4", "75 %", "18\xa0minutes"]]
     Approval.objects.exclude(pk=old.pk).update(requested_at=F("decided_at") - timedelta(seconds=3.222006))
-    assert index().cells("ar-decisions")[0][3] == "3\xa0s"
+    assert index().cells("ar-decisions ar-tools")[0][3] == "3\xa0s"
     assert "/admin/agentruns/approval/?status=all&tool=refund" in index().links
     monkeypatch.setattr(dashboard, "MOST", 2)
-    assert [row[1] for row in index().cells("ar-decisions")] == ["2"]
+    assert [row[1] for row in index().cells("ar-decisions ar-tools")] == ["2"]
 
 
 def test_many_are_not_counted_to_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +135,13 @@ def test_many_are_not_counted_to_the_last(world: World, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("role", "seen", "hidden"),
     [
-        ("viewer", ["waiting for a decision", "stalled", "Sweeper", "ar-decisions"], ["waiting for you"]),
-        ("decider", ["waiting for you", "Longest waiting"], ["stalled", "paused", "Sweeper", "given up"]),
-        ("operator", ["stalled", "paused"], ["waiting for", "refund", "ar-decisions"]),
+        (
+            "viewer",
+            ["waiting for a decision", "stalled", "worker", "ar-tools", "ar-agents"],
+            ["waiting for you"],
+        ),
+        ("decider", ["waiting for you", "Waiting longest"], ["stalled", "paused", "worker", "ar-agents"]),
+        ("operator", ["stalled", "paused"], ["waiting for", "refund", "ar-tools"]),
     ],
 )
 def test_only_what_a_user_may_see(world: World, role: str, seen: list[str], hidden: list[str]) -> None:
@@ -171,19 +176,101 @@ def test_more_runs_cost_no_more_queries(world: World) -> None:
     few = cost()
     for number in range(4):
         busy(world, str(number))
-    assert (cost(), empty) == (few, 8)
-    assert few == 9  # what is masked of the oldest card
+    assert (cost(), empty) == (few, 10)
+    assert few == 12  # what is masked of the oldest cards, and of the failures
 
 
-def test_a_title_is_masked_where_a_session_is_too_long_to_be_read(
+def test_titles_and_causes_are_masked_where_sessions_are_too_long_to_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.waiting()
-    assert "Longest waiting: refund(cents=5000)" in text(index())
-    monkeypatch.setattr(dashboard, "MOST", 1)
+    failed(world, "a", "ValueError: card 5000")
+    assert "Waiting longest refund(cents=5000)" in text(index())
+    monkeypatch.setattr(masking, "MOST_ROWS", 1)
     shown = text(index())
-    assert f"Longest waiting: {MASK}" in shown
+    assert f"Waiting longest {MASK}" in shown
     assert "5000" not in shown
+    assert index().cells("ar-decisions ar-causes")[0][0].startswith(MASK)
+
+
+def failed(world: World, session: str, error: str, **columns: Any) -> Run:
+    """A run that failed."""
+    run = world.completed(session)
+    Run.objects.filter(pk=run.pk).update(status="failed", error=error, **columns)
+    return run
+
+
+def test_failures_are_grouped_by_their_cause_and_lead_to_it(world: World) -> None:
+    one = failed(world, "a", "ToolError: order 4117 of 2026-01-02T10:00 has no stock\nTraceback")
+    two = failed(world, "b", f"ToolError: order 99 of 2026-11-12T08:30 has no stock\n{uuid7()}")
+    other = failed(world, "c", f"ToolError: no run {uuid7()}")
+    failed(world, "d", "long ago", updated_at=timezone.now() - timedelta(days=8))
+    page = index()
+    causes = [(row[0], row[1]) for row in page.cells("ar-decisions ar-causes")]
+    assert [count for _cause, count in causes] == ["2", "1"]
+    assert "has no stock" in causes[0][0]
+    assert "4117" not in causes[0][0]
+    assert "ToolError: no run …" in causes[1][0]
+    links = [link for link in page.links if "cause=" in link]
+    assert len(links) == 2
+    client = browser("superuser")
+    for link, runs in zip(links, ([one, two], [other]), strict=True):
+        listing = read(client.get(unescape(link)))
+        found = {each.split("?")[0] for each in listing.links if "/change/" in each}
+        assert found == {url(run) for run in runs}
+    assert "/change/" not in "".join(read(client.get("/admin/agentruns/run/?cause=nonsense")).links)
+
+
+def test_no_cause_tells_what_is_masked(world: World) -> None:
+    approval = world.waiting(tools=[secretive])
+    for words in ("DE02-secret", "other"):
+        Run.objects.filter(pk=approval.run_id).update(status="failed", error=f"ValueError: {words}")
+        [cause] = index().cells("ar-decisions ar-causes")
+        assert ("secret" in cause[0], "other" in cause[0]) == (False, words == "other")
+
+
+def test_the_week_by_day_and_by_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        run = world.completed(f"s{number}")
+        Run.objects.filter(pk=run.pk).update(
+            agent="helper",
+            tokens=1500,
+            cost=Decimal("0.25"),
+            updated_at=F("created_at") + timedelta(seconds=10),
+        )
+    bad = failed(world, "bad", "ValueError: no", agent="helper")
+    Run.objects.filter(pk=bad.pk).update(updated_at=F("created_at") + timedelta(minutes=2))
+    Run.objects.filter(pk=world.completed("old").pk).update(created_at=timezone.now() - timedelta(days=8))
+    page = index()
+    assert page.cells("ar-decisions ar-agents") == [["helper", "4", "1", "10\xa0s", "4.5k", "0.7500"]]
+    days = page.cells("ar-decisions ar-bars")
+    assert (len(days), days[0][1:3], days[1][1:3]) == (7, ["4", "1"], ["0", "0"])
+    assert "Cost of these 7 days: 0.7500" in text(page)
+    today, client = timezone.localdate(), browser("superuser")
+    for link, count in (
+        (f"/admin/agentruns/run/?started_from={today}&started_to={today}", 4),
+        (f"/admin/agentruns/run/?status=failed&started_from={today}&started_to={today}", 1),
+        (f"/admin/agentruns/run/?agent=helper&started_from={today - timedelta(days=6)}", 4),
+        (f"/admin/agentruns/run/?status=failed&agent=helper&started_from={today - timedelta(days=6)}", 1),
+    ):
+        assert link in page.links, link
+        listing = read(client.get(link))
+        assert len({each.split("?")[0] for each in listing.links if "/change/" in each}) == count, link
+    monkeypatch.setattr(dashboard, "RUNS", 2)
+    assert "Of the newest 2+ runs." in text(index())
+
+
+def test_an_open_page_asks_for_the_figures_alone(world: World) -> None:
+    busy(world)
+    where = "/admin/agentruns/run/figures/"
+    assert f'data-poll="{where}"' in browser("viewer").get(INDEX).content.decode()
+    for role, status in {"viewer": 200, "decider": 200, "staff": 403, "anonymous": 302}.items():
+        response = browser(role).get(where)
+        assert response.status_code == status, role
+    page = read(browser("viewer").get(where))
+    assert "1 in doubt" in text(page)
+    assert "html" not in page.tags
+    assert "1 in doubt" not in text(read(browser("decider").get(where)))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -203,7 +203,7 @@ READS = {
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
 }
-ABOUT_A_LIST = {"news"}
+ABOUT_A_LIST = {"news", "figures"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.
@@ -501,6 +501,8 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
 def rule_of(model: str, name: str, method: str, card: str) -> Rule:
     if name in ("add", "delete", ""):
         return Rule("Django's")
+    if name == "figures":  # of what they may see
+        return Rule("list approvals")
     if name in ABOUT_A_LIST:
         return Rule(LISTS[model])
     if name == "changelist":

@@ -186,6 +186,7 @@ def test_these_are_all_the_posts_there_are() -> None:
         "live",
         "at",
         "news",
+        "figures",
         "changelist",
         "add",
         "history",

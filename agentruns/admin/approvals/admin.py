@@ -161,7 +161,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
-    pages = {"news": "news"}
+    pages = (View("news", "base.news_view"),)
     views = (
         View("reveal", "approvals.admin.reveal_view", acts=True),
         *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),

@@ -8,9 +8,8 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import Case, DecimalField, F, QuerySet, Value, When
-from django.db.models.functions import Coalesce, Length
-from django.db.models.lookups import LessThanOrEqual
+from django.db.models import DecimalField, F, QuerySet, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -23,10 +22,12 @@ from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, Vi
 from agentruns.admin.filters import (
     SEARCHED,
     AgentFilter,
+    FailureFilter,
     RequesterFilter,
     RunStatusFilter,
     SessionFilter,
     StartedFilter,
+    if_short,
     is_uuid,
     run_texts,
     searched,
@@ -34,7 +35,6 @@ from agentruns.admin.filters import (
 from agentruns.admin.html import EMPTY, age, plain, run_badge, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
-from agentruns.models.fields import EscapedTextField
 
 if TYPE_CHECKING:
     from agentruns.services.waiting import Wait
@@ -59,19 +59,13 @@ VIEWS = (
     View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
     View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
 )
-SHORT = 4_000  # characters of an error or an answer that the list reads
+PAGES = (View("news", "base.news_view"), View("figures", "dashboard.figures_view"))
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
 
 def _link(url: str, text: str) -> SafeString:
     return format_html('<a href="{}">{}</a>', url, text)
-
-
-def _if_short(column: str) -> Case:
-    """Return a text where a list can read all of it: a mask looks for whole values."""
-    is_short = LessThanOrEqual(Length(column), SHORT)
-    return Case(When(is_short, then=column), default=Value(""), output_field=EscapedTextField())
 
 
 class RunList(LeanChangeList):
@@ -82,7 +76,7 @@ class RunList(LeanChangeList):
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows with those errors and answers that a line can show the beginning of."""
         found: Any = super().get_queryset(request, *args, **kwargs)
-        annotated: QuerySet[Any] = found.annotate(error_text=_if_short("error"), answer=_if_short("output"))
+        annotated: QuerySet[Any] = found.annotate(error_text=if_short("error"), answer=if_short("output"))
         return annotated
 
     def get_results(self, request: HttpRequest) -> None:
@@ -111,7 +105,7 @@ class RunAdmin(ReadOnlyAdmin):
 
     list_display = ("task", "where", "who", "requester", "started", "used_tokens", "used_cost")
     list_display_links = ("task",)
-    list_filter = (RunStatusFilter, StartedFilter, AgentFilter, SessionFilter, RequesterFilter)
+    list_filter = (RunStatusFilter, StartedFilter, AgentFilter, SessionFilter, RequesterFilter, FailureFilter)
     change_list_template = "agentruns/admin/runs.html"
     list_class = RunList
     ordering = ("-updated_at", "-id")
@@ -128,7 +122,7 @@ class RunAdmin(ReadOnlyAdmin):
     live_interval = 2000  # milliseconds between two looks of an open page
 
     views = VIEWS
-    pages = {"news": "news"}
+    pages = PAGES
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the runs that the user may see, with their session."""

@@ -108,11 +108,17 @@ def cost(usage: dict[str, Any]) -> SafeString | str:
     """Return what the replies cost by the project's prices, shortly, the exact amount as a tooltip."""
     given = usage.get("cost")
     try:
-        amount = Decimal(str(given))
+        exactly = Decimal(str(given))
     except InvalidOperation:
         return visible(given or "")
-    if not amount.is_finite() or amount.adjusted() > 15:
+    if not exactly.is_finite() or exactly.adjusted() > 15:
         return visible(given)
-    text = number_format(amount.quantize(CENT if amount >= 1 else LEAST))
-    text = text if amount >= LEAST or not amount else f"< {LEAST}"
-    return format_html('<span title="{}">{}</span>', visible(given), text)
+    return format_html('<span title="{}">{}</span>', visible(given), amount(exactly))
+
+
+def amount(cost: Decimal | None) -> str:
+    """Return a cost, shortly; "" where no price is known."""
+    if cost is None:
+        return ""
+    text = number_format(cost.quantize(CENT if cost >= 1 else LEAST), force_grouping=True)
+    return text if cost >= LEAST or not cost else f"< {LEAST}"
