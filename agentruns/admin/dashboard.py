@@ -35,7 +35,7 @@ from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Notification, Run
 from agentruns.models.querysets import PENDING
-from agentruns.services import permissions
+from agentruns.services import permissions, starting
 from agentruns.services.waiting import STALLED, sweeper_seen
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
@@ -200,6 +200,8 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
+    if starting.agents_of(request.user):
+        found.start_url = _url(site, Run, "start")
     found.worker = {"seen": age(seen) if seen else "", "is_silent": silent}
     _week(site, runs, found)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1].runs))

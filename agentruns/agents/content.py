@@ -115,6 +115,12 @@ class Document(File):
     kind, types = "document", (PDF, PLAIN)
 
 
+def of_upload(file: Any) -> File:
+    """Return a file of a request by what its sender calls it; raises ContentError if it is something else."""
+    is_picture = (file.content_type or "").startswith("image/")
+    return (Image if is_picture else Document)(data=file)
+
+
 Block = Text | File
 Input = str | Block | Sequence[Block]
 FILES: dict[str, type[File]] = {kind.kind: kind for kind in (Image, Document)}

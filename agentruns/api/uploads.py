@@ -75,7 +75,4 @@ def blocks_of(request: HttpRequest, given: Any) -> content.Input:
             raise ContentError(f"The data of block {number} is no base64.") from None
         kind = content.FILES[block.type]
         found.append(kind(data=data, media_type=block.media_type, name=block.name))
-    for file in files:
-        is_picture = (file.content_type or "").startswith("image/")
-        found.append((content.Image if is_picture else content.Document)(data=file))
-    return found
+    return [*found, *map(content.of_upload, files)]

@@ -203,7 +203,7 @@ READS = {
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
 }
-ABOUT_A_LIST = {"news", "figures"}
+ABOUT_A_LIST = {"news", "figures", "start"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.
@@ -494,6 +494,7 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
     return {
         **{"digest": digest, "reason": "no", "text": "no", "hours": "4", "key": "k", "argument-note": "x"},
         **{"seq": "3", "verdict": "unknown", "evidence": "seen", "at": "2", "action": "approve_selected"},
+        **{"agent": "spoken"},
         **{"confirmed": "1", f"digest-{key}": digest, "_selected_action": key, "revealed": "1"},
     }
 
@@ -501,6 +502,8 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
 def rule_of(model: str, name: str, method: str, card: str) -> Rule:
     if name in ("add", "delete", ""):
         return Rule("Django's")
+    if name == "start":  # an agent that anyone may start
+        return Rule("list", "list" if method == "POST" else "nothing")
     if name == "figures":  # of what they may see
         return Rule("list approvals")
     if name in ABOUT_A_LIST:

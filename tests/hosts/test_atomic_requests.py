@@ -116,6 +116,13 @@ CONSOLE: dict[str, list[Callable[[World], Post]]] = {
     ],
     "run_adopt": [adoption],
     "run_again": [lambda world: derivation(world.completed(), "again")],
+    "run_start": [
+        lambda world: (
+            reverse("admin:agentruns_run_start"),
+            {"agent": world.completed().agent, "text": "more", "key": "k"},
+            None,
+        )
+    ],
     "run_fork": [lambda world: derivation(world.completed(), "fork", at="1", text="and now?")],
 }
 # What these buttons do lets no run go on.

@@ -56,6 +56,7 @@ def console(client: Client, run: Run) -> dict[str, str]:
     pages = {
         "index": [("admin:index", ())],
         "run_changelist": [("admin:agentruns_run_changelist", ())],
+        "run_start": [("admin:agentruns_run_start", ())],
         "run_figures": [("admin:agentruns_run_figures", ())],
         "run_news": [("admin:agentruns_run_news", ())],
         "approval_news": [("admin:agentruns_approval_news", ())],

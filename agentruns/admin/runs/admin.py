@@ -59,7 +59,11 @@ VIEWS = (
     View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
     View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
 )
-PAGES = (View("news", "base.news_view"), View("figures", "dashboard.figures_view"))
+PAGES = (
+    View("news", "base.news_view"),
+    View("figures", "dashboard.figures_view"),
+    View("start", "runs.start.start_view"),
+)
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
@@ -148,7 +152,9 @@ class RunAdmin(ReadOnlyAdmin):
         if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
-        context = {"title": _("Runs"), "searched": bounded(SEARCHED, SEARCHED)}
+        context: dict[str, Any] = {"title": _("Runs"), "searched": bounded(SEARCHED, SEARCHED)}
+        if services.starting.agents_of(request.user):
+            context["start_url"] = self.url(request, "start")
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("task"), ordering="id")

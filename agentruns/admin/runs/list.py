@@ -120,5 +120,5 @@ def amount(cost: Decimal | None) -> str:
     """Return a cost, shortly; "" where no price is known."""
     if cost is None:
         return ""
-    text = number_format(cost.quantize(CENT if cost >= 1 else LEAST), force_grouping=True)
+    text = number_format(cost.quantize(CENT if cost >= 1 else LEAST))
     return text if cost >= LEAST or not cost else f"< {LEAST}"

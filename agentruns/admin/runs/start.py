@@ -1,0 +1,106 @@
+"""Starting a run: an agent that the user may start, its task, files, and a session to go on in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.base import status_of
+from agentruns.admin.forms import TypedField, area
+from agentruns.admin.html import plain
+from agentruns.agents.agent import Agent
+from agentruns.agents.content import Input, Text, of_upload
+from agentruns.exceptions import AgentRunsError
+from agentruns.providers.attachments import DEFAULT
+from agentruns.services import starting
+from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
+from agentruns.utils.ids import uuid7
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+
+class FilesInput(forms.FileInput):
+    """A choice of several files."""
+
+    allow_multiple_selected = True
+
+
+class FilesField(forms.FileField):
+    """Several files, or none."""
+
+    widget = FilesInput
+
+    def clean(self, data: Any, initial: Any = None) -> list[Any]:
+        """Return the files."""
+        return [super(FilesField, self).clean(each, initial) for each in data]
+
+
+class StartForm(forms.Form):
+    """The task of a new run; the key makes a double click one run."""
+
+    key = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    agent = forms.ChoiceField(label=gettext_lazy("Agent"))
+    text = TypedField(label=gettext_lazy("Task"), max_length=TEXT_LENGTH, widget=area(8))
+    attached = FilesField(label=gettext_lazy("Pictures and documents (optional)"), required=False)
+    session = forms.CharField(
+        label=gettext_lazy("Session to go on in (optional)"),
+        help_text=gettext_lazy("Its key: the agent then knows what was said there. Empty: a new one."),
+        required=False,
+        max_length=NAME_LENGTH,
+    )
+
+    def __init__(self, agents: list[Agent], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = dict.fromkeys(agent.name for agent in agents)
+        self.fields["agent"].choices = [(name, plain(name)) for name in names]  # type: ignore[attr-defined]
+
+    def input(self) -> Input:
+        """Return the task with its files; raises ContentError and ValueError."""
+        text, files = str(self.cleaned_data["text"]), self.cleaned_data["attached"]
+        if sum(file.size for file in files) > DEFAULT.request:
+            raise ValueError(_("The files have more than %(count)s bytes.") % {"count": DEFAULT.request})
+        return [Text(text), *map(of_upload, files)] if files else text
+
+
+def start_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+    """Show the form; a POST queues the run and goes to its page."""
+    agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
+    if not agents:
+        raise PermissionDenied
+    if request.method != "POST":
+        given = {name: request.GET.get(name, "") for name in ("agent", "session")}
+        return _page(admin, request, StartForm(agents, initial={**given, "key": str(uuid7())}))
+    form = StartForm(agents, request.POST, request.FILES)
+    if not form.is_valid():
+        return _page(admin, request, form, 400, _("Nothing was started. Correct the form below."))
+    try:
+        run, is_new = starting.start_run(
+            request.user,
+            form.cleaned_data["agent"],
+            form.input(),
+            form.cleaned_data["session"] or None,
+            idempotency_key=form.cleaned_data["key"],
+        )
+    except (AgentRunsError, ValueError) as error:
+        return _page(admin, request, form, status_of(error), plain(error))
+    if is_new:
+        admin.log_change(request, run, _("Started from the console."))
+        admin.message_user(request, _("Started. A worker takes it up."), messages.SUCCESS)
+    else:
+        admin.message_user(request, _("This task was started already."), messages.INFO)
+    return admin.back(request, run)
+
+
+def _page(
+    admin: RunAdmin, request: HttpRequest, form: StartForm, status: int = 200, refusal: str = ""
+) -> HttpResponse:
+    template = "agentruns/admin/start.html"
+    shown: dict[str, Any] = {"form": form, "refusal": refusal, "had_files": bool(request.FILES)}
+    return admin.render(request, None, title=_("Start a run"), status=status, template=template, **shown)

@@ -1,0 +1,120 @@
+"""Starting a run from the console: by whom, what, and that a refusal keeps what was typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from agentruns import Policy, start_run
+from agentruns.journal.policy import Quota
+from agentruns.models import Run
+from tests.admin.pages import Page, read, url
+from tests.admin.people import browser, user
+from tests.pictures import png
+from tests.shop.agents import shop_agent
+
+pytestmark = pytest.mark.django_db
+START = "/admin/agentruns/run/start/"
+
+
+@pytest.fixture(autouse=True)
+def agents() -> None:
+    shop_agent("helper", {"text": "done"}, starters="anyone")
+    shop_agent("boss", {"text": "done"}, starters="nobody-is-in-this-group")
+
+
+def form(role: str = "superuser", **query: str) -> dict[str, str]:
+    page = read(browser(role).get(START, query))
+    return page.forms[START] if START in page.forms else page.forms[""]
+
+
+def post(role: str = "superuser", **data: Any) -> Any:
+    return browser(role).post(START, {"agent": "helper", "text": "Mend it", "key": "k1", **data})
+
+
+def kept(response: Any) -> Page:
+    page = read(response)
+    assert "Mend it" in page.text or "Mend it" in str(page.forms)
+    return page
+
+
+def test_a_run_is_queued_for_the_user_and_its_page_opens() -> None:
+    response = post("viewer", session="ticket-1")
+    run = Run.objects.get()
+    assert (response.status_code, response.url) == (302, url(run))
+    assert (run.owner_name, run.agent, run.input, run.status) == ("viewer", "helper", "Mend it", "queued")
+    assert run.session.key == "ticket-1"
+    assert post("viewer", session="ticket-1").url == url(run), "a double click is one run"
+    assert Run.objects.count() == 1
+    assert post("viewer", key="k2").status_code == 302
+    assert Run.objects.exclude(session__key="ticket-1").get().input == "Mend it"
+
+
+def test_only_agents_that_one_may_start_are_offered() -> None:
+    page = read(browser("viewer").get(START))
+    assert "helper" in page.text
+    assert "boss" not in page.text
+    assert START in read(browser("viewer").get("/admin/")).links
+    assert START in read(browser("viewer").get("/admin/agentruns/run/")).links
+    response = post("viewer", agent="boss")
+    assert response.status_code == 400
+    kept(response)
+    assert Run.objects.count() == 0
+    for role, status in {"decider": 403, "staff": 403, "anonymous": 302}.items():
+        assert browser(role).get(START).status_code == post(role).status_code == status
+    assert (
+        read(browser("superuser").get(START, {"agent": "helper", "session": "t"})).forms[""]["session"] == "t"
+    )
+
+
+def test_who_may_start_nothing_is_offered_nothing(settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Closed"
+    assert browser("viewer").get(START).status_code == 403
+    assert START not in read(browser("viewer").get("/admin/")).links
+    assert START not in read(browser("viewer").get("/admin/agentruns/run/")).links
+
+
+class Closed(Policy):
+    def can_start(self, user: Any, agent: Any) -> bool:
+        """Let nobody start anything."""
+        return False
+
+
+def test_files_come_after_the_text() -> None:
+    picture = SimpleUploadedFile("lamp.png", png(), "image/png")
+    note = SimpleUploadedFile("note.txt", b"it is broken", "text/plain")
+    response = post(attached=[picture, note])
+    assert response.status_code == 302, response.context["form"].errors
+    content = Run.objects.get().messages.get(kind="user").content
+    assert "lamp.png" in str(content)
+    assert "note.txt" in str(content)
+    bad = SimpleUploadedFile("<b>.png", b"no picture", "image/png")
+    response = post(key="k2", attached=[bad])
+    assert response.status_code == 409
+    assert "Choose the files again" in kept(response).text
+    assert Run.objects.count() == 1
+
+
+def test_refusals_keep_the_text(settings: Any) -> None:
+    start_run("helper", "something else", "theirs", actor=user("decider"))
+    response = post("viewer", session="theirs")
+    assert response.status_code == 409
+    assert "There is no session" in kept(response).text
+    own = start_run("helper", "something else", "busy", actor=user("viewer"))
+    response = post("viewer", session="busy")
+    assert response.status_code == 409
+    assert str(own.pk) in kept(response).text
+    assert post("viewer", text=" ").status_code == post("viewer", key="").status_code == 400
+    settings.AGENTRUNS_POLICY = f"{__name__}.Once"
+    assert post("viewer", key="k3").status_code == 302
+    response = post("viewer", key="k4")
+    assert "may start 1 runs in an hour" in kept(response).text
+    assert Run.objects.count() == 3
+
+
+class Once(Policy):
+    def quota(self, user: Any, agent: Any) -> Quota:
+        """Let each start one run in an hour."""
+        return Quota(runs=1)
