@@ -200,6 +200,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
+    found.costs_url = _url(site, Run, "costs")
     if starting.agents_of(request.user):
         found.start_url = _url(site, Run, "start")
     found.worker = {"seen": age(seen) if seen else "", "is_silent": silent}

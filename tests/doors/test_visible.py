@@ -98,7 +98,7 @@ def test_figures_and_counts(acme: Approval) -> None:
     bob = browser(staff("bolt-bob"))
     text = " ".join(read(bob.get("/admin/")).text.split())
     assert "acme" not in text
-    for label in ("waiting for you", "waiting for a decision", "in doubt (orphaned)"):
+    for label in ("waiting for you", "waiting for a decision", "in doubt"):
         assert f"0 {label}" in text, text
     assert "given up" not in text
     assert "a call is in doubt" not in read(bob.get(APPROVALS)).text

@@ -194,6 +194,8 @@ def test_these_are_all_the_posts_there_are() -> None:
         "at",
         "news",
         "figures",
+        "costs",
+        "csv",
         "changelist",
         "add",
         "history",

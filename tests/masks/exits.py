@@ -56,7 +56,8 @@ def console(client: Client, run: Run) -> dict[str, str]:
     pages = {
         "index": [("admin:index", ())],
         "run_changelist": [("admin:agentruns_run_changelist", ())],
-        "run_start": [("admin:agentruns_run_start", ())],
+        "run_costs": [("admin:agentruns_run_costs", ())],
+        "run_csv": [("admin:agentruns_run_csv", ())],
         "run_figures": [("admin:agentruns_run_figures", ())],
         "run_news": [("admin:agentruns_run_news", ())],
         "approval_news": [("admin:agentruns_approval_news", ())],
@@ -131,8 +132,9 @@ EXITS: tuple[Callable[[Client, Run], dict[str, str]], ...] = (api, console, comm
 # What shows nothing of a run by itself: it changes something and goes back to one of the pages above.
 SILENT_VIEWS = {
     "run_reveal", "run_content", "run_file", "run_again", "run_fork", "run_resume", "run_pause", "run_cancel",
-    "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add", "approval_delete", "approval_reveal",
-    "approval_approve", "approval_edit", "approval_answer", "approval_deny", "approval_extend",
+    "run_start", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add", "approval_delete",
+    "approval_reveal", "approval_approve", "approval_edit", "approval_answer", "approval_deny",
+    "approval_extend",
 }  # fmt: skip
 SILENT_PATHS = {
     "/agents",

@@ -63,6 +63,8 @@ PAGES = (
     View("news", "base.news_view"),
     View("figures", "dashboard.figures_view"),
     View("start", "runs.start.start_view"),
+    View("costs", "costs.costs_view"),
+    View("csv", "costs.csv_view", "costs.csv"),
 )
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())

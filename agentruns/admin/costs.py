@@ -1,0 +1,182 @@
+"""Costs: the tokens and the money of runs by agent, day, requester or scope, as a page and as CSV."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, F, QuerySet, Sum
+from django.db.models.functions import TruncDate
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.base import Bounded, bounded, first_id
+from agentruns.admin.dashboard import bar
+from agentruns.admin.filters import SKEW, midnight
+from agentruns.admin.html import EMPTY, plain
+from agentruns.admin.runs.list import amount, short
+from agentruns.conf import settings
+from agentruns.journal.policy import visible_runs
+from agentruns.models import Run
+from agentruns.utils import clock
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+DAYS = 30
+MOST_DAYS = 366
+RUNS = 100_000  # the newest of the days that are looked at
+LINES = 200  # of the page
+MOST_LINES = 10_000  # of the file
+BY = {
+    "agent": (gettext_lazy("Agent"), ["agent"]),
+    "day": (gettext_lazy("Day"), ["day"]),
+    "requester": (gettext_lazy("Requester"), ["owner_name", "owner_id"]),
+    "scope": (gettext_lazy("Scope"), ["scope"]),
+}
+FORMULA = "=+-@\t\r\n"  # at its beginning a spreadsheet takes a text for a formula
+
+
+class CostsForm(forms.Form):
+    """The days, and what the figures are grouped by."""
+
+    by = forms.ChoiceField(
+        label=gettext_lazy("by"), choices=[(key, label) for key, (label, _columns) in BY.items()]
+    )
+    first = forms.DateField(label=gettext_lazy("from"), widget=forms.DateInput({"type": "date"}))
+    last = forms.DateField(label=gettext_lazy("to"), widget=forms.DateInput({"type": "date"}))
+
+    def __init__(self, data: Any) -> None:
+        today = timezone.localdate(clock.now(settings.DATABASE))
+        given = {"by": "agent", "first": today - timedelta(days=DAYS - 1), "last": today}
+        super().__init__({name: data.get(name) or value for name, value in given.items()})
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse days in the wrong order, or too many."""
+        given = self.cleaned_data
+        length = given["last"] - given["first"] if {"first", "last"} <= given.keys() else timedelta()
+        if not timedelta() <= length < timedelta(days=MOST_DAYS) or given.get("last") == date.max:
+            text = _("Choose from 1 to %(count)d days, the first one first.") % {"count": MOST_DAYS}
+            raise forms.ValidationError(text)
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The runs of one agent, day, requester or scope, or all of them."""
+
+    name: str
+    url: str
+    row: dict[str, Any]
+    bar: SafeString
+
+    @property
+    def runs(self) -> Bounded:
+        """Their number."""
+        return bounded(self.row["runs"], RUNS)
+
+    @property
+    def tokens(self) -> str:
+        """Their tokens."""
+        return short(self.row["used"] or 0)
+
+    @property
+    def cost(self) -> str:
+        """Their cost; "" where no price is known."""
+        return amount(self.row["spent"])
+
+
+def costs_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+    """Show what the runs of some days used; of those that the user may see."""
+    form = _form(admin, request)
+    shown: dict[str, Any] = {"form": form}
+    if form.is_valid():
+        first, last, by = (form.cleaned_data[name] for name in ("first", "last", "by"))
+        runs = _runs(request.user, first, last)
+        total = runs.aggregate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost"))
+        found = list(_grouped(runs, BY[by][1])[: LINES + 1])
+        sizes = [float(row["spent"] or 0) if total["spent"] else row["used"] for row in found]
+        days, listed = {"started_from": f"{first}", "started_to": f"{last}"}, admin.url(request, "changelist")
+        shown |= {
+            "label": BY[by][0],
+            "lines": [
+                Line(*_named(row, by, days, listed), row, bar(size, 0, max(sizes)))
+                for row, size in zip(found[:LINES], sizes, strict=False)
+            ],
+            "total": Line("", "", total, SafeString()),
+            "is_cut": total["runs"] == RUNS or len(found) > LINES,
+            "csv_url": admin.url(request, "csv", first=first, last=last),
+        }
+    status, template = (200 if form.is_valid() else 400), "agentruns/admin/costs.html"
+    return admin.render(request, None, title=_("Costs"), status=status, template=template, **shown)
+
+
+def csv_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+    """Send the same by all four at once, for a spreadsheet."""
+    form = _form(admin, request)
+    if not form.is_valid():
+        return HttpResponse(form.errors.as_text(), "text/plain", 400)
+    first, last = form.cleaned_data["first"], form.cleaned_data["last"]
+    name = f'attachment; filename="costs-{first}-{last}.csv"'
+    headers = {"Content-Disposition": name, "X-Content-Type-Options": "nosniff"}
+    response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    columns = ["day", "agent", "owner_name", "scope"]
+    writer = csv.writer(response)
+    writer.writerow(["day", "agent", "requester", "scope", "runs", "tokens", "cost"])
+    for row in _grouped(_runs(request.user, first, last), columns)[:MOST_LINES]:
+        cost = "" if row["spent"] is None else format(row["spent"], "f")
+        writer.writerow([*(safe_cell(row[column]) for column in columns), row["runs"], row["used"], cost])
+    return response
+
+
+def safe_cell(value: object) -> str:
+    """Return a text that no spreadsheet takes for a formula."""
+    text = plain(value)
+    return f"'{text}" if text.lstrip(" ")[:1] in FORMULA and text.strip(" ") else text
+
+
+def _form(admin: RunAdmin, request: HttpRequest) -> CostsForm:
+    if not admin.has_view_permission(request):
+        raise PermissionDenied
+    return CostsForm(request.GET)
+
+
+def _runs(user: Any, first: date, last: date) -> QuerySet[Run]:
+    """Return the newest runs of these days that a user may see."""
+    start, end = midnight(first), midnight(last + timedelta(days=1))
+    some = visible_runs(user).filter(
+        pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW), created_at__gte=start, created_at__lt=end
+    )
+    return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:RUNS])
+
+
+def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
+    """Return runs, tokens and cost by some columns, the dearest first; days in their order."""
+    found = runs.annotate(day=TruncDate("created_at")).values(*columns)
+    order = ["-day"] if "day" in columns else []
+    return found.annotate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost")).order_by(
+        *order, F("spent").desc(nulls_last=True), "-used", *columns
+    )
+
+
+def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> tuple[str, str]:
+    """Return the name of a line, and the list of its runs, "" where no filter finds them."""
+    name, query = row[BY[by][1][0]], {**days}
+    if by == "day":
+        query, name = dict.fromkeys(days, name.isoformat()), date_format(name, "D j M Y")
+    elif by == "agent":
+        query["agent"] = name
+    elif by == "requester" and row["owner_id"] is not None:
+        query["requester"] = row["owner_id"]
+    else:
+        return plain(name or EMPTY), ""
+    return plain(name), f"{listed}?{urlencode(query)}"
