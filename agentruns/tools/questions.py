@@ -37,7 +37,8 @@ def question_to(
 
 def choices_of(arguments: dict[str, Any]) -> list[str]:
     """Return the answers that a question offers."""
-    return list(arguments.get("choices") or ())
+    choices = arguments.get("choices")
+    return [choice for choice in choices if isinstance(choice, str)] if isinstance(choices, list) else []
 
 
 def takes_text(arguments: dict[str, Any]) -> bool:
