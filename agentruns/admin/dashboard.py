@@ -276,9 +276,9 @@ def bar(all_of_it: float, bad: float, most: float) -> SafeString:
     """Return a bar, of which `most` is the full width: all of it, and what is bad at its beginning."""
     widths = [f"{100 * each / most:.1f}" if most else "0" for each in (all_of_it, bad)]
     return format_html(
-        '<svg class="ar-bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="ar-bar-all" width="{}" height="10"/>'
-        '<rect class="ar-bar-bad" width="{}" height="10"/></svg>',
+        '<svg class="ar-stroke" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="ar-stroke-all" width="{}" height="10"/>'
+        '<rect class="ar-stroke-bad" width="{}" height="10"/></svg>',
         *widths,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django import forms
@@ -42,8 +42,6 @@ def _asking_why(label: Any, **options: Any) -> type[forms.Form]:
     return type("ReasonForm", (forms.Form,), {"reason": _reason(label, **options)})
 
 
-BulkApproveForm = _asking_why(_("Note, kept in the journal of each (optional)"), required=False)
-BulkDenyForm = _asking_why(_("Reason, told to the model of each"), error_messages={"required": WHY_DENIED})
 PauseForm = _asking_why(_("Reason, shown while it is paused (optional)"), required=False)
 CancelForm = _asking_why(_("Reason, kept in the journal (optional)"), required=False)
 EraseForm = _asking_why(_("Reason, kept in the journal"))
@@ -55,20 +53,28 @@ class ShownForm(forms.Form):
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
 
 
-class ApproveForm(ShownForm):
-    """Approve it."""
+class NoteForm(forms.Form):
+    """The note to one decision or to several; a denial `needs` it: the model reads why."""
 
-    reason = _reason(_("Note, kept in the journal (optional)"), required=False)
+    use_required_attribute = False  # the same field stands beside a verb that needs none
+    reason = _reason(
+        _("Note, kept in the journal; Deny tells it to the model"),
+        required=False,
+        error_messages={"required": WHY_DENIED},
+    )
+
+    def __init__(self, *args: Any, needs: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = needs
+        self.fields["reason"].widget.attrs |= {"rows": 1, **({"autofocus": True} if needs else {})}
 
 
-class DenyForm(ShownForm):
-    """Deny it; the model reads why."""
-
-    reason = _reason(_("Reason, told to the model"), error_messages={"required": WHY_DENIED})
+class DecideForm(NoteForm, ShownForm):
+    """Approve it, or deny it with a reason."""
 
 
 class AnswerForm(ShownForm):
-    """Answer in place of the call: the model gets the text as its result."""
+    """Answer in place of the call: the model gets the text, or a question's `choice`, as its result."""
 
     text = TypedField(
         strip=False,
@@ -77,6 +83,18 @@ class AnswerForm(ShownForm):
         widget=area(),
         error_messages={"required": _("An answer needs a text: the model gets it as the call's result.")},
     )
+
+    def __init__(self, *args: Any, choices: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.choices = {str(place): choice for place, choice in enumerate(choices)}
+
+    def clean(self) -> dict[str, Any]:
+        """Take the choice whose button was pressed, by its place: what the page shows may be masked."""
+        chosen = self.data.get("choice", "")
+        if chosen in self.choices:
+            self.errors.pop("text", None)
+            self.cleaned_data["text"] = self.choices[chosen]
+        return self.cleaned_data
 
 
 class ExtendForm(ShownForm):
@@ -138,7 +156,7 @@ class AdoptForm(forms.Form):
     reason = _reason(_("Reason, kept in the journal (optional)"), required=False)
 
 
-class EditForm(ApproveForm):
+class EditForm(DecideForm):
     """Approve with other arguments. Those in `hidden` are masked on the page, and stay what they are."""
 
     def __init__(

@@ -32,6 +32,7 @@ TOO_MANY = (
     "Not executed: the reply has {count} calls, and at most {most} are taken from one. Neither this call nor "
     "those after it, which are left out here, were executed. Make what is still needed in later replies."
 )
+REQUIRES = "{tool} requires approval."
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -189,7 +190,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     asks = tool.requires_approval
     if not isinstance(asks, bool):
         asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
-    return f"{tool.name} requires approval." if asks else ""
+    return REQUIRES.format(tool=tool.name) if asks else ""
 
 
 def run_since(driver: Driver, tool: Tool) -> str:

@@ -29,8 +29,9 @@ from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
 from agentruns.tools import InvalidArguments, Tool, to_jsonable
-from agentruns.tools.card import MASK
+from agentruns.tools.card import MASK, one_line
 from agentruns.tools.options import REQUESTER
+from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils.db import always_rollback, readable, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import Secrets, get_logger
@@ -130,6 +131,8 @@ def answer(
                 _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
                 % {"tool": call.tool, "name": actor.get_username()}
             )
+        if pending.only_answers and not takes_text(call.arguments):
+            _require_choice(choices_of(call.arguments), text)
         payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
@@ -225,6 +228,12 @@ def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb=verb)
     return approval
+
+
+def _require_choice(choices: list[str], text: str) -> None:
+    if text not in choices:
+        named = ", ".join(map(repr, choices))
+        raise ApprovalStateError(_("The question takes only one of its choices: %s.") % one_line(named))
 
 
 def _lapsed(approval: Approval) -> dict[str, str]:

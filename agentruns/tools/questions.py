@@ -35,14 +35,29 @@ def question_to(
     return declared(_ask, name, None, options, {})
 
 
-def _ask(question: str, choices: list[str] | None = None) -> str:
+def choices_of(arguments: dict[str, Any]) -> list[str]:
+    """Return the answers that a question offers."""
+    choices = arguments.get("choices")
+    return [choice for choice in choices if isinstance(choice, str)] if isinstance(choices, list) else []
+
+
+def takes_text(arguments: dict[str, Any]) -> bool:
+    """Return whether a question may be answered by another text than its choices.
+
+    One that was recorded before there was `free_text` promised so.
+    """
+    return not choices_of(arguments) or bool(arguments.get("free_text", True))
+
+
+def _ask(question: str, choices: list[str] | None = None, free_text: bool = False) -> str:
     """Ask a person and wait for the answer, however long it takes.
 
     Use it when you need a decision or a fact that only a person has. One question at a time.
 
     Args:
         question: the whole question, with what the person needs to know to answer it
-        choices: the answers you expect, if there are few; the person may still write another one
+        choices: the answers to choose from, if there are few
+        free_text: true if the person may write another answer than one of the choices
     """
     raise RuntimeError("A question is answered by a person; nothing executes it.")
 

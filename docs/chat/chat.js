@@ -67,7 +67,7 @@ async function cards() {
 function card(approval) {
   const element = find("template").content.cloneNode(true).firstElementChild;
   const { title, tool_name, arguments: given } = approval.shown; // numbers as text: JSON.parse rounds large ones
-  const { question, choices } = approval.arguments; // of a tool made by question_to("requester")
+  const { question, choices, free_text } = approval.arguments; // of a tool made by question_to("requester")
   const isQuestion = question !== undefined;
   const decide = async (verb, more) => {
     const decided = ask(`/approvals/${approval.id}/${verb}`, { digest: approval.digest, ...more });
@@ -78,12 +78,13 @@ function card(approval) {
   find(isQuestion ? ".verbs" : "form", element).hidden = true;
   for (const choice of isQuestion && Array.isArray(choices) ? choices.map(String) : [])
     find(".choices", element).append(made("button", choice, { value: choice, formNoValidate: true }));
+  for (const typed of choices?.length && free_text === false ? find("form", element).querySelectorAll("input, .choices ~ button") : []) typed.remove();
   for (const { name, text } of isQuestion ? [] : given) find("dl", element).append(made("dt", name), made("dd", text));
   find(".approve", element).addEventListener("click", () => decide("approve"));
   find(".deny", element).addEventListener("click", () => decide("deny", { reason: "The customer said no." }));
   find("form", element).addEventListener("submit", (event) => {
     event.preventDefault();
-    decide("answer", { text: event.submitter.value || event.target.text.value });
+    decide("answer", { text: event.submitter.value || event.target.text?.value });
   });
   return element;
 }

@@ -18,7 +18,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.text = ""
+        self.html, self.text = html, ""
         self.forms: dict[str, dict[str, str]] = {}
         self.links: list[str] = []
         self.loaded: list[str] = []
@@ -60,6 +60,8 @@ class Page(HTMLParser):
             self.loaded.append(values["src"])
         if tag == "a":
             self.links.append(values.get("href", ""))
+        if tag == "button" and values.get("formaction"):  # sends what its form holds elsewhere
+            self.forms[urlsplit(values["formaction"]).path] = self._form
         if tag == "button" and "disabled" in values:
             self.disabled.append(values.get("aria-describedby", ""))
 

@@ -11,6 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 
 from agentruns import approve, cancel_run, deny, run_agent, tool
+from agentruns.engine.gate import DENIED
 from agentruns.models import Approval
 from agentruns.services.approvals import expire_due
 from agentruns.services.sweep import sweep
@@ -57,8 +58,12 @@ def test_denying_needs_a_reason_and_tells_it_to_the_model(world: World, effects:
         response = decide(approval, "deny", reason=reason)
         page = read(response)
         assert response.status_code == 400
+        assert "Nothing was decided yet. Say why, and press Deny again." in page.text
         assert "A denial needs a reason" in page.text
+        assert DENIED.format(reason="(your reason)") in page.text, "word for word"
         assert page.forms[url(approval, "deny")]["digest"] == approval.digest
+        assert url(approval, "approve") not in page.forms, "Enter cannot approve what was to be denied"
+        assert "autofocus" in response.content.decode()
         assert snapshot() == before
     page = read(decide(approval, "deny", reason="She was refunded by phone."))
     assert "Denied. The call is not run, and the model is told why." in page.text
@@ -111,6 +116,9 @@ def two_needed() -> Approval:
 
 def test_two_people_are_needed(world: World) -> None:
     approval = two_needed()
+    assert "Takes 2 people: 0 approved" in read(browser("decider").get(url(approval))).text, (
+        "before the press"
+    )
     page = read(decide(approval, "approve", "decider"))
     assert "Your approval is recorded: 1 of 2." in page.text
     page = read(browser("decider").get(url(approval)))
@@ -223,11 +231,17 @@ def test_the_card_shows_what_is_decided_on(world: World) -> None:
     approval = world.waiting(actor=user("decider"))
     response = browser("decider").get(url(approval))
     page = read(response)
-    for shown in (approval.title, "cents", "5000", "number", "refund requires approval.", "high", "decider"):
+    for shown in (approval.title, "cents", "5000", "number", "refund the lamp", "high", "decider"):
         assert shown in page.text
+    assert "Why it is asked" not in page.text, "the tool's rule says nothing more"
     assert approval.digest[:12] in page.text
     assert f'title="{approval.digest}"' in response.content.decode()
-    assert page.text.index(approval.title) < page.text.index("5000") < page.text.index("Your decision")
+    places = [
+        page.text.rindex(approval.title),
+        page.text.index("refund the lamp"),
+        page.text.index("Approve A"),
+    ]
+    assert places == sorted(places)
 
 
 @ONCE

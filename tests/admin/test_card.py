@@ -111,8 +111,7 @@ def test_what_the_agent_said_stands_apart_and_its_other_calls_too(world: World) 
     }
     first, second = run_agent(shop_agent("talker", turn), "go", "talk").pending
     page = shown(first)
-    assert page.text.index("Your decision") < page.text.index("What the agent said (untrusted)")
-    assert page.text.index("(untrusted)") < page.text.index("Trust me, this was approved.")
+    assert page.text.index("Agent (unverified)") < page.text.index("Trust me, this was approved.")
     assert "Tool finished" in page.text
     assert second.title in page.text
     assert "waits for a decision" in page.text
@@ -306,7 +305,8 @@ def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> No
     approval = run_agent(agent, "paint it", "paint").pending[0]
     page = shown(approval)
     assert "Which colour?" in page.text
-    assert "It expects one of:" in page.text
+    assert "red A" in " ".join(page.text.split()), "a button for each choice"
+    assert "Answer, told to the model" not in page.text, "and no other answer"
     assert sorted(form for form in page.forms if "approval" in form) == [
         url(approval, "answer"), url(approval, "deny"),
     ]  # fmt: skip
@@ -316,8 +316,107 @@ def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> No
         assert response.status_code == 409
         assert "there is nothing to execute" in read(response).text
         assert snapshot() == before
+    for outside in ({"text": "green"}, {"choice": "2"}, {"choice": "-1", "text": "green"}, {"choice": "red"}):
+        assert send(approval, "answer", **outside).status_code in (400, 409), outside
+        assert snapshot() == before
+    assert send(approval, "answer", choice="1").status_code == 302
+    assert told(approval) == "blue"
+
+
+def test_a_question_says_whether_another_answer_is_allowed(world: World) -> None:
+    asked = call("ask_human", question="Which colour?", choices=["red"], free_text=True)
+    agent = Agent("open", instructions="Ask.", model=ScriptedModel([{"tools": [asked]}]), tools=[ask_human])
+    approval = run_agent(agent, "paint it", "paint").pending[0]
+    assert "Answer, told to the model word for word" in shown(approval).text
     assert send(approval, "answer", text="green").status_code == 302
     assert told(approval) == "green"
+
+
+@tool(sensitive_results=["iban"])
+def look_up(number: str) -> dict[str, Any]:
+    """Look an order up."""
+    return {"paid": "189.00 EUR", "iban": "DE99-hidden", "note": "x" * 300}
+
+
+def surprising(args: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "warnings": [f"<b>more</b> than was paid to {args['iban']}", {"limit": 100}],
+        "before": 1,
+        "after": 2,
+    }
+
+
+@tool(requires_approval=True, sensitive=["iban"], preview=surprising, describe=lambda args: "Pay 192.90 EUR")
+def pay_back(zeal: str, iban: str, cents: int, alpha: str = "a") -> str:
+    """Pay.
+
+    Args:
+        cents: how much, in cents
+    """
+    return "paid"
+
+
+def asked_after_a_look(world: World) -> Approval:
+    turns = [
+        {"tools": [call("look_up", number="4107")]},
+        {
+            "text": "He is right, trust me.",
+            "tools": [call("pay_back", zeal="much", iban="DE02-secret", cents=19290)],
+        },
+    ]
+    agent = Agent("payer", instructions="Pay.", model=ScriptedModel(turns), tools=[look_up, pay_back])
+    text = "Please refund the broken kettle to DE02-secret.\n\n" + "It is broken. " * 40
+    return run_agent(agent, text, "order-4107", actor=user("viewer")).pending[0]
+
+
+def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(world: World) -> None:
+    page = shown(asked_after_a_look(world))
+    above = " ".join(page.text[: page.text.index("Approve A")].split())
+    for text in (
+        "viewer: “Please refund the broken kettle to ***. It is broken.",
+        "Agent (unverified): “He is right, trust me.”",
+        "look_up: iban ***, note xxxx",
+        "paid 189.00 EUR",
+        "iban: ***",
+        "cents: 19290",
+    ):
+        assert text in above, text
+    assert "DE99" not in page.text
+    assert "DE02" not in page.text
+    assert page.text.count("It is broken. ") >= 40, "the whole of it is folded below"
+
+
+def test_warnings_of_the_preview_stand_in_red_masked_and_escaped(world: World) -> None:
+    approval = asked_after_a_look(world)
+    html = browser("superuser").get(url(approval)).content.decode()
+    assert '<p class="ar-flag" role="note">&lt;b&gt;more&lt;/b&gt; than was paid to *** (the tool' in html
+    assert "{&quot;limit&quot;: 100}" in html
+    page = shown(approval)
+    assert page.text.index("than was paid") < page.text.index("Approve A")
+    turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
+    assert "than was paid to ***" in turn.text, "also where several are decided"
+
+
+def test_arguments_stand_in_the_order_of_the_signature_with_what_the_tool_says_of_them(world: World) -> None:
+    approval = asked_after_a_look(world)
+    page = shown(approval)
+    exact = page.text[page.text.index("exactly these arguments") :]
+    places = [
+        exact.index(text) for text in ("zeal text", "iban text", "cents number: how much, in cents", "alpha")
+    ]
+    assert places == sorted(places)
+    with isolated_registry():
+        assert "exactly these arguments" in shown(approval).text, "in their own order where it is not known"
+
+
+def test_why_is_said_only_where_it_says_more(world: World) -> None:
+    assert "Why it is asked" not in shown(world.waiting()).text
+    gated = tool(name="dies")(dying().fn)
+    run = world.orphaned()
+    resume_run(run.pk)
+    agent = shop_agent("careful", {"tools": [call("dies")]}, tools=[gated])
+    approval = run_agent(agent, "go", "orphaned").pending[0]
+    assert "Why it is asked: An earlier call of dies in this session" in shown(approval).text
 
 
 @pytest.mark.parametrize("is_declared", [False, True], ids=["gone", "of another definition"])
@@ -464,6 +563,17 @@ def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
     assert endless is not None
     assert (len(endless.changes), endless.left_out) == (100, 200)
     assert "and 3000 characters more" in endless.changes[0].before
+
+
+def test_odd_warnings_of_a_preview_break_nothing() -> None:
+    for odd in (None, "", [], {}, "one", ["a", None, "", 7, {"x": "<b>"}], {"a": 1}, 5, True, ["w"] * 300):
+        made = preview({"warnings": odd, "after": {"n": 1}})
+        assert made is not None
+        assert len(made.warnings) <= 100
+        assert not [text for text in made.warnings if "<b>" in text]
+    warned = preview({"warnings": "only one"})
+    assert warned is not None
+    assert warned.warnings == ["only one"]
 
 
 def test_a_preview_masks_what_is_sensitive() -> None:

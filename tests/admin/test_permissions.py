@@ -84,7 +84,7 @@ def test_decisions(world: World, role: str, verb: str) -> None:
 def test_decisions_on_a_page_of_several(world: World, role: str, verb: str) -> None:
     approval, before = world.waiting(), snapshot()
     key, client = approval.pk, browser(role)
-    row = {f"{key}-digest": approval.digest, f"{key}-verb": verb, f"{key}-text": "no"}
+    row = {"verb": verb, "_selected_action": [str(key)], f"digest-{key}": approval.digest, "reason": "no"}
     turn = client.post(reverse("admin:agentruns_approval_turn", args=[approval.run_id]), row)
     may = role in ("decider", "superuser")
     assert turn.status_code == expected(role, SEES_APPROVALS, done=302)

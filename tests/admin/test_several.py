@@ -54,74 +54,94 @@ def turn(approval: Approval) -> str:
     return reverse("admin:agentruns_approval_turn", args=[approval.run_id])
 
 
-def rows(*decisions: tuple[Approval, str, str]) -> dict[str, str]:
+def ticked(verb: str, *approvals: Approval, reason: str = "") -> dict[str, Any]:
     """Return what the page of a reply sends."""
-    sent = {}
-    for approval, verb, text in decisions:
-        key = str(approval.pk)
-        sent |= {f"{key}-digest": approval.digest, f"{key}-verb": verb, f"{key}-text": text}
-    return sent
+    sent: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in approvals}
+    return {**sent, "_selected_action": [str(one.pk) for one in approvals], "verb": verb, "reason": reason}
 
 
-def test_a_whole_reply_is_decided_with_one_submit(world: World, effects: Effects) -> None:
+def statuses() -> list[str]:
+    return [one.status for one in Approval.objects.order_by("requested_at", "id")]
+
+
+def test_a_whole_reply_is_decided_on_one_page(world: World, effects: Effects) -> None:
     first, second, question = three(world)
     client = browser("decider")
     page = read(client.get(turn(first)))
-    for text in (first.title, second.title, "Which colour?", "Please.", "Not now"):
+    for text in (
+        first.title,
+        second.title,
+        "Which colour?",
+        "Please.",
+        "A question is answered, not approved.",
+    ):
         assert text in page.text
-    sent = rows((first, "approve", ""), (second, "deny", "too much"), (question, "answer", "red"))
-    response = client.post(turn(first), sent, follow=True)
-    text = read(response).text
-    for told in ("Approved. A worker runs the call.", "Denied. The call is not run", "Answered."):
-        assert told in text
-    assert [one.status for one in Approval.objects.order_by("requested_at", "id")] == [
-        "approved", "denied", "answered",
-    ]  # fmt: skip
+    html = client.get(turn(first)).content.decode()
+    assert html.count(" checked>") == 2, "those that can be approved are ticked"
+    response = client.post(turn(first), ticked("approve", first), follow=True)
+    assert "Approved. A worker runs the call." in read(response).text
+    response = client.post(turn(first), ticked("deny", second, question, reason="too much"), follow=True)
+    assert read(response).text.count("Denied. The call is not run") == 2
+    assert statuses() == ["approved", "denied", "denied"]
     sweep()
     assert [line["cents"] for line in effects.lines()] == [5000]
     assert LogEntry.objects.count() == 3
 
 
+def test_all_of_one_tool_are_counted_and_added_up(world: World) -> None:
+    names = tool(name="refund", requires_approval=True, sensitive=["secret"])(pay)
+    reply = {"tools": [call("refund", cents=5000 + n, secret=n) for n in range(3)]}
+    agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
+    page = read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0])))
+    assert "3 calls, cents 15,003 in total" in " ".join(page.text.split())
+    assert "secret 3" not in page.text, "no sum of what is masked"
+    assert "calls, " not in read(browser("decider").get(turn(three(world)[0]))).text, "of several tools none"
+
+
+def pay(cents: int, secret: int) -> str:
+    """Pay."""
+    return "paid"
+
+
 def test_what_is_left_for_later_stays_and_the_page_with_it(world: World) -> None:
-    first, second, question = three(world)
-    response = browser("superuser").post(
-        turn(first), rows((first, "approve", ""), (second, "later", ""), (question, "later", ""))
-    )
+    first, _second, _question = three(world)
+    response = browser("superuser").post(turn(first), ticked("approve", first))
     assert response.url == turn(first)
     assert Approval.objects.pending().count() == 2
 
 
-def test_a_call_that_the_page_did_not_show_yet_is_left_for_the_next_look(world: World) -> None:
-    first, second, question = three(world)
-    sent = rows((first, "approve", ""), (second, "later", ""))
-    response = browser("superuser").post(turn(first), sent)
-    assert response.url == turn(first)
-    assert {*Approval.objects.pending()} == {second, question}
-
-
-def test_one_row_that_misses_something_decides_nothing(world: World) -> None:
+def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(world: World) -> None:
     first, second, question = three(world)
     before = snapshot()
-    for bad in ((second, "deny", " "), (second, "nonsense", "x"), (question, "approve", "")):
-        sent = rows((first, "approve", ""), (second, "later", ""), (question, "later", "")) | rows(bad)
+    for sent, told in (
+        (ticked("deny", first, reason=" "), "A denial needs a reason"),
+        (ticked("nonsense", first), "Nothing was decided: tick what you mean."),
+        (ticked("approve"), "Nothing was decided: tick what you mean."),
+        ({"verb": "approve", "_selected_action": ["nonsense"]}, "Nothing was decided: tick what you mean."),
+    ):
         response = browser("superuser").post(turn(first), sent)
         assert response.status_code == 400
-        assert "Nothing was decided. Correct what is marked below." in read(response).text
+        assert told in read(response).text
         assert snapshot() == before
+    html = browser("superuser").post(turn(first), ticked("deny", second, reason="")).content.decode()
+    assert html.count(" checked>") == 1
+    response = browser("superuser").post(turn(first), ticked("approve", question), follow=True)
+    assert "there is nothing to execute" in read(response).text
+    assert snapshot() == before
 
 
 def test_a_row_decided_elsewhere_meanwhile_stops_no_other(world: World) -> None:
     first, second, question = three(world)
     approve(first.pk, None, arguments={"cents": 5500}, digest=first.digest)
     stale = Approval(pk=second.pk, digest="0" * 64)
-    sent = rows((stale, "approve", ""), (question, "answer", "red"))
-    text = read(browser("superuser").post(turn(first), sent, follow=True)).text
-    assert "Not recorded:" in text
+    response = browser("superuser").post(
+        turn(first), ticked("deny", stale, question, reason="no"), follow=True
+    )
+    text = read(response).text
+    assert "Your decision was not recorded." in text
     assert "its arguments were edited" in text
-    assert "Answered." in text
-    assert [one.status for one in Approval.objects.order_by("requested_at", "id")] == [
-        "approved", "pending", "answered",
-    ]  # fmt: skip
+    assert "Denied." in text
+    assert statuses() == ["approved", "pending", "denied"]
 
 
 def test_nothing_left_or_no_such_run(world: World) -> None:
@@ -147,7 +167,7 @@ def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effec
     left_out, before = world.waiting("other"), snapshot()
     page = read(select("approve", *chosen, select_across="1", index="0"))
     assert snapshot() == before
-    assert "Approve these 3 calls" in page.text
+    assert "3 calls, cents 15,003 in total" in page.text
     assert all(str(5000 + number) in page.text for number in range(3))
     assert left_out.run.session.key not in page.text
     page = read(select("approve", *chosen, **confirmed(*chosen)))
@@ -169,6 +189,11 @@ def test_denying_several_needs_one_reason(world: World) -> None:
     assert set(Approval.objects.values_list("status", "reason")) == {("denied", "month is over")}
 
 
+def response_count(page: Any) -> int:
+    """Return how many calls can be ticked."""
+    return page.html.count('type="checkbox" name="_selected_action"')
+
+
 def test_each_row_has_its_own_outcome(world: World, settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     fine, gone, edited = world.waiting("fine"), world.waiting("gone", 6000), world.waiting("edited", 7000)
@@ -176,7 +201,7 @@ def test_each_row_has_its_own_outcome(world: World, settings: Any) -> None:
     question = three(world)[2]
     listed = [fine, gone, edited, own, question]
     page = read(select("approve", *listed, role="decider"))
-    assert "Approve these 3 calls" in page.text
+    assert response_count(page) == 3
     assert "requesters may not decide about their own" in page.text
     assert "A question is answered, not approved." in page.text
     deny(gone.pk, user("superuser"), "no")
@@ -214,9 +239,9 @@ def test_a_viewer_has_no_actions(world: World) -> None:
 
 
 def test_a_decision_that_lost_the_race_is_told_who_won(world: World) -> None:
-    first, second, question = three(world)
+    first, _second, _question = three(world)
     approve(first.pk, user("decider"))
-    sent = rows((first, "deny", "fraud!"), (second, "later", ""), (question, "later", ""))
+    sent = ticked("deny", first, reason="fraud!")
     text = read(browser("superuser").post(turn(first), sent, follow=True)).text
     assert "Your decision was not recorded. Approved by decider on" in text
 

@@ -214,6 +214,18 @@ def test_a_question_to_the_customer_is_answered_by_them() -> None:
     assert resume_run(card.run_id).status == "completed"
 
 
+def test_a_question_with_choices_takes_no_other_answer() -> None:
+    turns = [{"tools": [call("ask_customer", question="Which order?", choices=["A1", "A2"])]}]
+    asks = agent("asks", [ASK], ScriptedModel(turns))
+    browser = Program(session_token("chat-17", HOUR))
+    card = asked(asks)
+    path, digest = f"/approvals/{card.pk}/answer", {"digest": card.digest}
+    status, problem = browser.post(path, {**digest, "text": "A3"})
+    assert status == 409
+    assert "only one of its choices: 'A1', 'A2'" in problem["detail"]
+    assert browser.post(path, {**digest, "text": "A2"})[0] == 200
+
+
 def test_it_ends_with_its_time_when_it_is_revoked_and_with_the_session(chat: Agent) -> None:
     with frozen_clock() as clock:
         text = session_token("chat-17", timedelta(minutes=5))

@@ -93,7 +93,48 @@ def book_courier(ctx: ToolContext, order: str, street: str) -> str:
     return "booked, collected tomorrow between 8 and 12"
 
 
-TOOLS = [refund_order, send_mail, close_ticket, grant_credit, block_card, book_courier, ask_human]
+@tool(sensitive_results=["iban"])
+def look_up_order(ctx: ToolContext, order: str) -> dict[str, str]:
+    """Look up what was paid for an order."""
+    return {"order": order, "paid": euros(18900), "refunded": euros(0), "iban": "DE02 1203 0000"}
+
+
+def excess(args: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a refund of an order that cost 189.00 EUR."""
+    more = args["cents"] - 18900
+    return [f"{euros(more)} more than was paid ({euros(18900)})"] if more > 0 else []
+
+
+@tool(
+    requires_approval=True,
+    risk="high",
+    sensitive=["iban"],
+    expires_in=timedelta(hours=11),
+    describe=lambda args: f"Refund {euros(args['cents'])}, order {args['order']}",
+    preview=lambda args: {"warnings": excess(args)},
+)
+def pay_back(ctx: ToolContext, order: str, iban: str, cents: int) -> str:
+    """Pay money back to an account.
+
+    Args:
+        order: the shop's order number
+        cents: how much, in cents
+    """
+    record(ctx, "pay_back", order=order, cents=cents)
+    return f"paid back {euros(cents)}"
+
+
+TOOLS = [
+    refund_order,
+    send_mail,
+    close_ticket,
+    grant_credit,
+    block_card,
+    book_courier,
+    ask_human,
+    look_up_order,
+    pay_back,
+]
 REFUND = call(
     "refund_order", order="1004", cents=34900, reason="Broke after 41 days; goodwill, as he buys often."
 )
@@ -136,6 +177,22 @@ class Desk:
     def one(self, what: dict[str, object] = REFUND, **options: Any) -> Approval:
         """Return the card of a reply with one call."""
         (approval,) = self.ask(what, **options)
+        return approval
+
+    def kettle(self, session: str = "", actor: Any = None) -> Approval:
+        """Return the card of a refund that the agent asks for after it looked at the order."""
+        number = next(_numbers)
+        said = "Photo shows it; return period open."
+        turns = [
+            {"tools": [call("look_up_order", order="4107")]},
+            {"text": said, "tools": [call("pay_back", order="4107", iban="DE02 1203 0000", cents=19290)]},
+            {"text": "He has his money."},
+        ]
+        agent = Agent(
+            self.name, version=str(number), instructions="Serve.", tools=TOOLS, model=ScriptedModel(turns)
+        )
+        task = "Please refund the broken kettle."
+        (approval,) = run_agent(agent, task, session or f"{self.name}-{number}", actor=actor).pending
         return approval
 
     def in_doubt(self, session: str = "", **options: Any) -> tuple[Run, str]:

@@ -8,8 +8,8 @@ from django.utils import timezone
 from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
 from tests.admin.people import user
-from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
-from tests.browser.visitor import INDEX, LOGIN, NARROW, QUEUE, REASON, Visitor, Visitors, decided
+from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, TICKET, Desk
+from tests.browser.visitor import INDEX, LOGIN, NARROW, QUEUE, REASON, Visitor, Visitors, decided, turn_path
 from tests.effects import Effects
 
 NOTHING_MORE = "Nothing more"
@@ -44,6 +44,57 @@ def test_on_a_telephone_in_the_dark(desk: Desk, visit: Visitors) -> None:
     visitor.choose("Deny", **{REASON: "Call him."})
     visitor.wait_for("Denied.")
     assert [decided(one)[0] for one in (refund, mail)] == ["approved", "denied"]
+
+
+WORDS = """button => {
+    const before = document.createRange();
+    before.setStart(document.querySelector("#content"), 0);
+    before.setEndBefore(button);
+    return before.toString().split(/\\s+/).filter(word => /\\w/.test(word)).length;
+}"""
+
+
+def test_all_that_a_decision_takes_is_in_the_first_half_of_the_screen(desk: Desk, visit: Visitors) -> None:
+    approval, visitor = desk.kettle(actor=user("operator")), visit(size={"width": 1440, "height": 900})
+    page = visitor.open(approval)
+    button = visitor.button("Approve")
+    for shown in (
+        "Refund 192.90 EUR",
+        "3.90 EUR more than was paid",
+        "Please refund the broken",
+        "paid 189.00",
+    ):
+        box = page.get_by_text(shown).first.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < 500, shown
+    bar = button.bounding_box()
+    assert bar is not None
+    assert bar["y"] + bar["height"] < 500
+    assert button.evaluate(WORDS) < 60
+    assert "DE02" not in page.content()
+
+
+@pytest.mark.parametrize("size", [{"width": 1440, "height": 900}, {"width": 390, "height": 700}])
+def test_the_buttons_stay_in_sight(desk: Desk, visit: Visitors, size: dict[str, int]) -> None:
+    visitor = visit(size=size)
+    for where in (desk.one(MAIL), turn_path(desk.ask(REFUND, MAIL, TICKET)[0].run)):
+        page = visitor.open(where)
+        visitor.unfold()
+        page.locator("#content details[id]").evaluate_all("all => all.forEach(one => one.open = false)")
+        for place in (0, 0.5, 1):
+            page.evaluate("place => window.scrollTo(0, document.body.scrollHeight * place)", place)
+            box = page.locator(".ar-bar button").first.bounding_box()
+            assert box is not None
+            assert 0 <= box["y"] <= size["height"] - box["height"], (where, place)
+
+
+def test_no_table_of_the_card_is_squeezed_on_a_telephone(desk: Desk, visit: Visitors) -> None:
+    visitor = visit(size={"width": 390, "height": 844})
+    page = visitor.open(desk.one(REFUND))
+    visitor.unfold()
+    widths = page.locator("#content :is(td, th, dd, dt)").filter(visible=True)
+    narrow = "all => all.filter(one => one.innerText.trim()).map(one => one.clientWidth)"
+    assert min(widths.evaluate_all(narrow)) > 100
 
 
 def test_a_double_click_is_one_decision(desk: Desk, visitor: Visitor) -> None:

@@ -102,8 +102,11 @@ def test_from_card_to_card(desk: Desk, visitor: Visitor) -> None:
 def test_denying(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     visitor.open(approval)
-    visitor.press("d")
+    with visitor.refused(400):
+        visitor.press("d", "Enter")
+    visitor.wait_for("Say why, and press Deny again.")
     assert focused(visitor).startswith(REASON)
+    assert visitor.button("Approve").count() == 0
     visitor.page.keyboard.type("A jade kettle? Deny.")  # each letter of which is a key elsewhere
     visitor.press("Tab")
     assert focused(visitor).startswith("Deny")
@@ -117,8 +120,8 @@ def test_editing(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     visitor.open(approval)
     visitor.press("e")
-    assert focused(visitor).startswith("cents")
-    visitor.press("Control+a")
+    assert focused(visitor).startswith("order"), "the first of the signature"
+    visitor.press("Tab", "Control+a")
     visitor.page.keyboard.type("100")
     visitor.press("Enter")
     visitor.wait_for("Approved. A worker runs the call.")
@@ -150,9 +153,14 @@ def test_letters_typed_into_the_search_are_letters(desk: Desk, visitor: Visitor)
 def test_keys_that_a_question_has_not(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one(QUESTION)
     visitor.open(approval)
-    visitor.press("e", "a", "Enter")
+    visitor.press("e")
     visitor.page.wait_for_timeout(100)
     assert decided(approval) == ("pending", "")
+    visitor.press("a")
+    assert focused(visitor).startswith("Yes, a new one")
+    visitor.press("Enter")
+    visitor.wait_for("Answered.")
+    assert decided(approval) == ("answered", "superuser")
 
 
 @pytest.mark.parametrize("what", ["queue", "card", "question", "orphan", "turn", "run", "runs"])

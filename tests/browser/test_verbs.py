@@ -12,6 +12,7 @@ from tests.admin.conftest import World
 from tests.browser.desk import CARD, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.visitor import QUEUE, REASON, Visitor, Visitors, call_path, decided, turn_path
 from tests.effects import Effects
+from tests.shop.agents import call
 
 ANSWER = "Answer, told to the model"
 EVIDENCE = "How you know"
@@ -96,14 +97,23 @@ def test_answering_a_question(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one(QUESTION)
     visitor.open(approval)
     assert "David would rather have a new machine than a repair. Do we send one?" in visitor.text
-    assert "Yes, a new one" in visitor.text
     for verb in ("Approve", "Edit and approve"):
         assert visitor.form(verb).count() == 0
-    visitor.choose("Answer", **{ANSWER: "Yes, from the outlet."})
+    assert visitor.page.get_by_label(ANSWER).count() == 0
+    visitor.click(visitor.button("No, repair it"))
     visitor.wait_for("Answered.")
     assert decided(approval) == ("answered", "superuser")
     assert sweep().completed == 1
-    assert "Yes, from the outlet." in result_of(approval)
+    assert result_of(approval) == "No, repair it"
+
+
+def test_answering_a_question_in_ones_own_words(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one(call("ask_human", question="What now?", choices=["Repair"], free_text=True))
+    visitor.open(approval)
+    visitor.choose("Answer", **{ANSWER: "Send one from the outlet."})
+    visitor.wait_for("Answered.")
+    assert sweep().completed == 1
+    assert result_of(approval) == "Send one from the outlet."
 
 
 def test_denying_a_question(desk: Desk, visitor: Visitor) -> None:
@@ -119,17 +129,14 @@ def test_all_calls_of_a_reply_on_one_page(desk: Desk, visitor: Visitor, effects:
     visitor.open(refund)
     visitor.click(visitor.link("Decide all of this reply on one page"))
     visitor.page.wait_for_url(f"**{turn_path(refund.run)}*")
-    for approval, verb, text in (
-        (refund, "Approve", ""),
-        (mail, "Deny", "Call him."),
-        (ticket, "Answer instead", "Leave it open."),
-    ):
-        row = visitor.row(approval)
-        row.get_by_label(verb, exact=True).check()
-        row.get_by_label("Reason or answer").fill(text)
-    visitor.click(visitor.button("Record these decisions"))
+    assert "3 calls" in visitor.text
+    visitor.row(refund).get_by_role("checkbox").uncheck()
+    visitor.page.get_by_label(REASON).fill("Call him.")
+    visitor.click(visitor.button("Deny all ticked"))
+    visitor.wait_for("1 call")
+    assert [decided(one)[0] for one in (refund, mail, ticket)] == ["pending", "denied", "denied"]
+    visitor.click(visitor.button("Approve all ticked"))
     visitor.wait_for("Nothing more here waits for you.")
-    assert [decided(one)[0] for one in (refund, mail, ticket)] == ["approved", "denied", "answered"]
     assert sweep().completed == 1
     assert [line["tool"] for line in effects.lines()] == ["refund_order"]
 
@@ -137,8 +144,8 @@ def test_all_calls_of_a_reply_on_one_page(desk: Desk, visitor: Visitor, effects:
 def test_a_reply_decided_in_part(desk: Desk, visitor: Visitor) -> None:
     refund, mail = desk.ask(REFUND, MAIL)
     visitor.open(turn_path(refund.run))
-    visitor.row(mail).get_by_label("Approve", exact=True).check()
-    visitor.click(visitor.button("Record these decisions"))
+    visitor.row(refund).get_by_role("checkbox").uncheck()
+    visitor.click(visitor.button("Approve all ticked"))
     visitor.wait_for("Approved. A worker runs the call.")
     assert [decided(one)[0] for one in (refund, mail)] == ["pending", "approved"]
 

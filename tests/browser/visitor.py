@@ -24,7 +24,7 @@ INDEX = "/admin/"
 LOGIN = "/admin/login/"
 RUNS = "/admin/agentruns/run/"
 NOTHING = "/static/agentruns/moment.js"  # a page that runs and asks nothing
-REASON = "Reason, told to the model"
+REASON = "Note, kept in the journal"
 
 
 class Visitor:
@@ -77,7 +77,8 @@ class Visitor:
                 field.select_option(label=value)
             else:
                 field.fill(value)
-        self.click(form.locator("button[type=submit]"))
+        pressed = form.locator("button[type=submit]")
+        self.click(pressed if pressed.count() == 1 else form.get_by_role("button", name=named(verb)))
 
     def form(self, verb: str) -> Locator:
         """Return the form of a verb: what it is folded under says so, or else its button."""
@@ -107,8 +108,7 @@ class Visitor:
 
     def button(self, name: str, **options: Any) -> Locator:
         """Return the button of this name; what it does, or its key, may stand behind."""
-        called = re.compile(rf"^{re.escape(name)}(:| [A-Z]$|$)")
-        return self.page.get_by_role("button", name=called, **options)
+        return self.page.get_by_role("button", name=named(name), **options)
 
     def link(self, name: str) -> Locator:
         """Return the first link of this name."""
@@ -240,6 +240,11 @@ class Visitors:
             if visitor.options == options:
                 return self.gone.pop(number)
         return Visitor(self.chromium.new_context(**options, locale="en-US"), self.base, options)
+
+
+def named(name: str) -> re.Pattern[str]:
+    """Return what a button of this name is called; what it does, or its key, may stand behind."""
+    return re.compile(rf"^{re.escape(name)}(:| [A-Z]$|$)")
 
 
 def call_path(run: Run, call_id: str) -> str:

@@ -53,6 +53,22 @@ def test_a_question_is_never_executed() -> None:
     assert payloads(approval.run, "tool_result")[0]["outcome"] == "denied"
 
 
+@pytest.mark.parametrize("free_text", [None, False, True])
+def test_a_text_outside_the_choices_is_refused_unless_the_question_allows_it(free_text: bool | None) -> None:
+    asked = {} if free_text is None else {"free_text": free_text}
+    agent = curious(ask_human, question="Which colour?", choices=["red", "blue"], **asked)
+    (approval,) = run_agent(agent, "paint", "s1").pending
+    for text in ("green", "Red", "red ", "red, blue"):
+        if free_text:
+            continue
+        with pytest.raises(ApprovalStateError, match="only one of its choices: 'red', 'blue'"):
+            answer(approval.pk, None, text, digest=approval.digest)
+    assert payloads(approval.run, "approval_decided") == []
+    answer(approval.pk, None, "green" if free_text else "blue", digest=approval.digest)
+    sweep()
+    assert payloads(approval.run, "tool_result")[0]["content"] == ("green" if free_text else "blue")
+
+
 def test_questions_for_some_people_under_names_of_their_own() -> None:
     ask_legal = question_to("lawyers", name="ask_human", expires_in=timedelta(hours=1), risk="high")
     (approval,) = run_agent(curious(ask_legal, question="May we?"), "sell", "s1").pending

@@ -119,19 +119,12 @@ def test_the_password_of_another_person_is_none(ann: Any) -> None:
 def test_several_at_once_ask_likewise(where: str, ann: Any) -> None:
     risky, plain = cards(call("pay", cents=5), call("note", text="x"))
     client, both = browser(ann), (risky, plain)
-    if where == "list":
-        to = LIST
-        given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
-        given |= {"action": "approve_selected", "confirmed": "1", "reason": "my note"}
-        given["_selected_action"] = [str(one.pk) for one in both]
-    else:
-        to, given = f"{LIST}turn/{risky.run_id}/", {}
-        for one in both:
-            given |= {
-                f"{one.pk}-digest": one.digest,
-                f"{one.pk}-verb": "approve",
-                f"{one.pk}-text": "my note",
-            }
+    given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
+    given |= {"_selected_action": [str(one.pk) for one in both], "reason": "my note"}
+    to, how = LIST, {"action": "approve_selected", "confirmed": "1"}
+    if where == "turn":
+        to, how = f"{LIST}turn/{risky.run_id}/", {"verb": "approve"}
+    given |= how
     answer = client.post(to, given)
     assert (answer.status_code, decided()) == (403, 0)
     page = read(answer)

@@ -47,7 +47,7 @@ def more_time(approval: Approval) -> Post:
 
 def reply(approval: Approval) -> Post:
     key = str(approval.pk)
-    data = {f"{key}-digest": approval.digest, f"{key}-verb": "approve", f"{key}-text": ""}
+    data = {"verb": "approve", "_selected_action": key, f"digest-{key}": approval.digest, "reason": ""}
     return reverse("admin:agentruns_approval_turn", args=[approval.run_id]), data, approval.run
 
 

@@ -97,13 +97,17 @@ class Queue:
         pending = listed.filter(status=PENDING)
         self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
 
-    def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None]:
-        """Return the cards before and after one."""
+    def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None, str]:
+        """Return the cards before and after one, and the place of it among them."""
         if approval.pk not in self.keys:
-            return None, self.keys[0] if self.keys else None
-        place = self.keys.index(approval.pk)
+            return None, self.keys[0] if self.keys else None, ""
+        place, count = self.keys.index(approval.pk), len(self.keys)
         before = self.keys[place - 1] if place else None
-        return before, self.keys[place + 1] if place + 1 < len(self.keys) else None
+        text = _("%(place)d of %(count)s") % {
+            "place": place + 1,
+            "count": bounded(count, LOOKED_AT - 1) if count == LOOKED_AT else count,
+        }
+        return before, self.keys[place + 1] if place + 1 < count else None, text
 
     def after(self, approval: Approval) -> UUID | None:
         """Return the next card this user can decide: after the one just decided, else from the start."""
@@ -287,13 +291,14 @@ class ApprovalAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         """Return the page of one approval."""
         [one] = self.cards(request, [obj], revealed=revealed)
-        before, after = self.queue(request).neighbours(obj)
+        before, after, place = self.queue(request).neighbours(obj)
         others_wait = any(sibling["pending"] for sibling in one.siblings)
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
             "turn_url": self.url(request, "turn", obj.run_id) if others_wait and one.pending else "",
             "previous_url": self.url(request, "change", before) if before else "",
             "next_url": self.url(request, "change", after) if after else "",
+            "place": place if one.pending else "",
             "list_url": self.url(request, "changelist"),
             "run_id": str(obj.run_id),
             "run_url": self.other_page(request, Run, obj.run_id),

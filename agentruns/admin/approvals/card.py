@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,24 +31,28 @@ from agentruns.admin.html import (
     is_urgent,
     plain,
     pretty,
+    remaining,
     risk_badge,
     visible,
 )
 from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
+from agentruns.engine.gate import REQUIRES
 from agentruns.exceptions import UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.masking import NOTHING, Mask, masked_approvals
+from agentruns.journal.payloads import has_blocks
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import reveals
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK, one_line
 from agentruns.tools.options import REQUESTER
+from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.db import always_rollback
@@ -55,6 +60,9 @@ from agentruns.utils.redaction import redact, redacted
 
 LINES = 100  # of a preview
 LONGEST = 2_000  # characters of one of its values
+BEFORE = 20  # rows in which the request and the results before a call are looked for
+QUOTED = 200  # characters of what somebody said, the rest of which is folded
+LINE = 100  # the same of an argument or a result
 EDITABLE = 30_000  # characters of arguments in a form
 DECIDED: dict[str, Any] = {
     "approved": gettext_lazy("approved"),
@@ -95,6 +103,16 @@ class Preview:
     links: list[tuple[str, str]] = field(default_factory=list)
     note: SafeString | str = ""
     left_out: int = 0
+    warnings: list[SafeString] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What somebody said or a tool returned, in short; `whole` where that is not all of it."""
+
+    label: str
+    short: SafeString
+    whole: SafeString | str = ""
 
 
 @dataclass
@@ -116,14 +134,49 @@ class ApprovalCard:
         return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
 
     @cached_property
+    def before(self) -> list[Row]:
+        """The latest words of people and of the model, and results, before it was asked; newest first."""
+        if self.requested is None:
+            return []
+        rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
+        rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
+        found = read_rows(rows.filter(kind__in=(events.USER, events.ASSISTANT, events.TOOL_RESULT))[:BEFORE])
+        if not any(map(_is_request, found)):  # a few of them, as the model's slips are among them
+            found += read_rows(rows.filter(kind=events.USER)[:SHOWN])
+        return found
+
+    @property
     def reply(self) -> dict[str, Any]:
         """The reply that the call came in."""
-        if self.requested is None:
-            return {}
-        replies = Message.objects.using(settings.DATABASE).filter(
-            run_id=self.approval.run_id, kind=events.ASSISTANT, seq__lt=self.requested.seq
-        )
-        return next((row.payload for row in read_rows(replies.order_by("-seq")[:1])), {})
+        return next((row.payload for row in self.before if row.kind == events.ASSISTANT), {})
+
+    @property
+    def request(self) -> Quote | None:
+        """What a person said last before the call."""
+        row = next(filter(_is_request, self.before), None)
+        if row is None:
+            return None
+        who = (row.payload.get("actor") or {}).get("name") or self.approval.run.owner_name
+        return quote(who or _("Request"), text_of(self.mask.row(row).payload.get("content") or []))
+
+    @property
+    def evidence(self) -> list[Quote]:
+        """What the latest calls before this one returned."""
+        rows = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT]
+        return [quote(row.tool_name, _returned(row), LINE) for row in reversed(rows[:SHOWN])]
+
+    @property
+    def brief(self) -> list[Quote]:
+        """The arguments that the sentence does not name."""
+        if self.only_answers:
+            return []
+        given = self.ordered(self.face.arguments).items()
+        texts = [(name, _text(value)) for name, value in given]
+        return [
+            quote(name, text, LINE)
+            for name, text in texts
+            if text == MASK or not _names(self.face.title, text)
+        ]
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
@@ -131,9 +184,10 @@ class ApprovalCard:
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
 
     @property
-    def said(self) -> SafeString:
+    def said(self) -> Quote | None:
         """The words of the model in it."""
-        return visible(self.mask.text(text_of(self.reply.get("content", []))))
+        text = self.mask.text(text_of(self.reply.get("content", [])))
+        return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
     def siblings(self) -> list[dict[str, Any]]:
@@ -187,9 +241,28 @@ class ApprovalCard:
         given = self.approval.arguments
         return self.masked_names | {name for name, value in given.items() if _is_redacted(value)}
 
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The schemas of the tool's arguments, in the order of its signature."""
+        return self.tool.input_schema.get("properties", {}) if self.tool is not None else {}
+
+    def ordered(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments in the order of the tool's signature."""
+        return {name: values[name] for name in self.properties if name in values} | values
+
     def shown(self, values: dict[str, Any]) -> list[Body]:
-        """Return arguments for the page."""
-        return arguments(self.mask.arguments(self.approval.tool_name, values))
+        """Return arguments for the page, with what the tool says of each."""
+        values = {
+            name: each
+            for name, each in self.ordered(values).items()
+            if not self.only_answers or name == "question"
+        }
+        about = [plain(self.properties.get(name, {}).get("description", "")) for name in values]
+        bodies = arguments(self.mask.arguments(self.approval.tool_name, values))
+        return [
+            replace(one, kind=f"{one.kind}: {text}" if text else one.kind)
+            for one, text in zip(bodies, about, strict=False)
+        ]
 
     @cached_property
     def why_not(self) -> str:
@@ -228,20 +301,23 @@ class ApprovalCard:
             return None
         options = form_options("edit", self.approval)
         schema, given = self.tool.input_schema, self.approval.arguments
-        return EditForm(schema, given, data, hidden=self.locked_names, **options)
+        return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
 
 
 def asked(one: ApprovalCard) -> dict[str, Any]:
     """Return what a card asks, and what warns of it."""
-    approval = one.approval
+    approval, given = one.approval, one.approval.arguments
     warnings = one.around.flags(approval) if one.pending else []
-    now = _preview(one, warnings)
+    seen = preview(one.mask.made(approval.tool_name, _preview(one, warnings)))
+    told = seen.warnings if seen is not None else []
+    is_rule = approval.why == REQUIRES.format(tool=approval.tool_name)
     return {
-        "why": visible(one.face.why),
+        "why": "" if is_rule else visible(one.face.why),
         "risk": risk_badge(approval),
-        "arguments": one.shown(approval.arguments),
-        "preview": preview(one.mask.made(approval.tool_name, now)),
-        "flags": warnings,
+        "arguments": one.shown(given if not one.only_answers else {"question": given.get("question")}),
+        "brief": one.brief,
+        "preview": seen,
+        "flags": [*(Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told), *warnings],
     }
 
 
@@ -263,8 +339,10 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
     return {
         **asked(one),
         **_written(one),
-        "asked_for": visible(approval.run.owner_name or _("the program")),
-        "expires": dated(approval.expires_at) if approval.expires_at else "",
+        "agent": visible(approval.run.agent),
+        "session": visible(one.face.run.session.key),
+        "needs": _needs(approval) if one.pending else "",
+        "expires": remaining(approval.expires_at),
         "urgent": is_urgent(approval.requested_at, approval.expires_at),
         "badge": approval_badge(approval),
         "pending": one.pending,
@@ -272,10 +350,12 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "changed": _changed(one),
         "precedents": summary,
         "denials": denials,
-        "said": one.said,
+        "quotes": list(filter(None, (one.request, one.said))),
+        "evidence": one.evidence,
         "siblings": one.siblings,
         "question": question,
-        "choices": _choices(one.face) if question else [],
+        "choices": list(map(plain, choices_of(one.face.arguments))) if question else [],
+        "takes_text": not question or takes_text(approval.arguments),
         "outlooks": outlooks(approval, is_question=question),
         "history": [row_card(one.mask.row(row), whole=True) for row in history],
         "facts": facts(approval),
@@ -291,19 +371,61 @@ def buttons(one: ApprovalCard) -> dict[str, Any]:
     if not one.pending or why_not:
         return {"why_not": why_not}
     question, may_change = one.only_answers, one.approval.approvers != REQUESTER
-    verbs = ["deny", "answer" if question else "approve"]
-    if may_change and not question:
-        verbs += ["answer", "edit"]
-    if may_change and one.approval.expires_at is not None:
-        verbs.append("extend")
-    return {
+    found = {
         "why_not": "",
         "why_not_approve": one.why_not_approve,
-        "why_not_edit": one.why_not_edit,
-        **{f"{verb}_form": form_of(verb, one.approval) for verb in verbs if verb != "edit"},
-        **({"edit_form": one.edit_form()} if "edit" in verbs else {}),
         "may_change": may_change,
+        "decide_form": form_of("approve", one.approval),
     }
+    if question or may_change:
+        found["answer_form"] = form_of("answer", one.approval)
+    if may_change and not question:
+        found |= {"edit_form": one.edit_form(), "why_not_edit": one.why_not_edit}
+    if may_change and one.approval.expires_at is not None:
+        found["extend_form"] = form_of("extend", one.approval)
+    return found
+
+
+def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
+    """Return a text on one line, cut, and the whole of it if that is more."""
+    said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
+    short = body(label, " ".join(said.split()), limit)
+    return Quote(short.label, short.text, body("", said).text if short.left_out else "")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else pretty(value)
+
+
+def _names(sentence: str, value: str) -> bool:
+    return bool(value) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", sentence) is not None
+
+
+def _is_request(row: Row) -> bool:
+    return row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID
+
+
+def _returned(row: Row) -> str:
+    """Return what a call returned on one line, of an object its members."""
+    content, outcome = row.payload.get("content"), row.payload.get("outcome")
+    if has_blocks(row.payload) and isinstance(content, list):
+        content = text_of(content)
+    if isinstance(content, dict):
+        parts = [
+            f"{name} {value if isinstance(value, str) else pretty(value)}" for name, value in content.items()
+        ]
+        content = ", ".join(parts)
+    said = _text(content)
+    if outcome == "ok":
+        return said
+    return f"{outcome_words(outcome, in_doubt=row.payload.get('in_doubt', False))[0]}: {said}"
+
+
+def _needs(approval: Approval) -> str:
+    if approval.required == 1:
+        return ""
+    text = _("Takes %(required)d people: %(given)d approved")
+    return text % {"required": approval.required, "given": approval.approved_count}
 
 
 def facts(approval: Approval) -> list[Fact]:
@@ -383,13 +505,15 @@ def preview(shown: Any) -> Preview | None:
     if not isinstance(shown, dict) or not shown:
         return None
     before, after = shown.get("before"), shown.get("after")
-    given = shown.get("links")
+    given, warned = shown.get("links"), shown.get("warnings")
     links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
-    rest = {name: value for name, value in shown.items() if name not in ("before", "after", "links")}
+    warnings = [one for one in (warned if isinstance(warned, list) else [warned]) if one not in (None, "")]
+    texts = [quote("", _text(one), LONGEST).short for one in warnings[:LINES]]
+    rest = {name: value for name, value in shown.items() if name not in _PARTS}
     changes = _changes(before, after)
     names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
     note = body("", pretty(rest), LONGEST).text if rest else ""
-    return Preview(changes, links[:LINES], note, max(0, names - len(changes)))
+    return Preview(changes, links[:LINES], note, max(0, names - len(changes)), texts)
 
 
 def _changes(before: Any, after: Any) -> list[Change]:
@@ -407,7 +531,7 @@ def _shown(values: dict[str, Any], name: str) -> SafeString:
     value = values.get(name)
     if value is None:
         return visible("")
-    shown = body("", value if isinstance(value, str) else pretty(value), LONGEST)
+    shown = body("", _text(value), LONGEST)
     more = _("and %(count)d characters more") % {"count": shown.left_out}
     return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
 
@@ -462,11 +586,6 @@ def _changed(one: ApprovalCard) -> list[Body]:
     return one.shown({name: value for name, value in proposed.items() if given.get(name) != value})
 
 
-def _choices(approval: Approval) -> list[str]:
-    choices = approval.arguments.get("choices")
-    return [plain(choice) for choice in choices] if isinstance(choices, list) else []
-
-
 def _tool(approval: Approval) -> Tool | None:
     try:
         agent = get_agent(approval.run.agent, approval.run.version)
@@ -476,6 +595,7 @@ def _tool(approval: Approval) -> Tool | None:
     return agent.tools.get(approval.tool_name) if same else None
 
 
+_PARTS = ("before", "after", "links", "warnings")
 _STATES = {
     events.TOOL_STARTED: gettext_lazy("is at work"),
     events.ORPHAN_FOUND: gettext_lazy("is in doubt: it may have happened"),

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import CHANNEL, status_of
-from agentruns.admin.forms import AnswerForm, ApproveForm, DenyForm, ExtendForm
+from agentruns.admin.forms import AnswerForm, DecideForm, ExtendForm
 from agentruns.admin.html import ago, exact, plain, visible
 from agentruns.conf import settings
 from agentruns.engine.gate import DENIED
@@ -28,14 +28,15 @@ from agentruns.models import Approval, Message
 from agentruns.services import reauth, reveals
 from agentruns.services.approvals import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
+from agentruns.tools.questions import choices_of
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
 
 FORMS: dict[str, type[Form]] = {
-    "approve": ApproveForm,
+    "approve": DecideForm,
     "answer": AnswerForm,
-    "deny": DenyForm,
+    "deny": DecideForm,
     "extend": ExtendForm,
 }
 
@@ -53,9 +54,12 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
     if form is None:
         error = ApprovalStateError(_("It cannot be edited here."))
         return _refused(admin, request, approval, error)
-    sent: dict[str, Any] = {f"{verb}_form": form}
+    name = "decide" if verb in ("approve", "deny") else verb
+    sent: dict[str, Any] = {f"{name}_form": form, "denying": verb == "deny"}
     if not form.is_valid():
         text = _("Nothing was decided. Correct the form below.")
+        if verb == "deny" and not request.POST.get("reason", "").strip():
+            text = _("Nothing was decided yet. Say why, and press Deny again.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
     if verb in ("approve", "edit") and (why := no_password(request, [approval])):
         return admin.page(request, approval, status=403, revealed=revealed, refusal=why, **sent)
@@ -98,7 +102,12 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     """Return what the form of a verb says about the approval that is shown."""
     expires = approval.expires_at
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
-    return {"initial": initial, "auto_id": f"{verb}_%s"}
+    options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
+    if verb == "deny":
+        options["needs"] = True
+    elif verb == "answer":
+        options["choices"] = choices_of(approval.arguments)
+    return options
 
 
 def decide(approval: Approval, user: Any, verb: str, digest: str, text: str) -> Approval:
