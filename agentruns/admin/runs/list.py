@@ -13,13 +13,25 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.html import age, ago, exact, plain, run_badge, visible
+from agentruns.admin.runs.steps import mask_for
 from agentruns.journal.fold import TOKENS
 from agentruns.models import Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
+from agentruns.tools.card import one_line
 
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
+TITLE = 100  # characters
+
+
+def task_title(run: Run) -> str:
+    """Return the name of a run for people: the first line of its task, masked; not escaped.
+
+    A list sets `run.mask` first, or each run's mask is read by itself.
+    """
+    title = one_line(plain(mask_for(run).run(run).title), TITLE)
+    return title or _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
 
 
 def why(waits: list[Wait], url: Callable[[Wait], str]) -> SafeString | str:
