@@ -44,7 +44,12 @@ def visible(text: object) -> SafeString:
 
 def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
     """Return a text as HTML, cut, and how many characters are left out."""
-    text = text.replace("\r\n", "\n")
+    parts, left_out = marked_parts(text.replace("\r\n", "\n"), limit)
+    return format_html_join("", "{}", ((part,) for part in parts)), left_out
+
+
+def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
+    """Return the stretches of a text and, as HTML, the marks between them; and how many characters are left out."""
     parts: list[str] = []
     place = 0
     for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):
@@ -56,7 +61,7 @@ def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
         mark = format_html('<span class="ar-char" title="{}">{}{}</span>', _name(hidden), _code(hidden), many)
         parts += [mark] * (1 if many else count)
         place += count
-    return format_html_join("", "{}", ((part,) for part in parts)), len(text) - place
+    return parts, len(text) - place
 
 
 def plain(text: object) -> str:

@@ -85,7 +85,11 @@ def test_it_asks_for_little_and_offers_its_extras(metadata: Message) -> None:
         "postgres": {"psycopg[binary]"},
     }
     everything = set().union(*offered.values())
-    assert asked == {"": {"django", "django-ninja", "pydantic"}, **offered, "all": everything}
+    assert asked == {
+        "": {"django", "django-ninja", "markdown-it-py", "nh3", "pydantic"},
+        **offered,
+        "all": everything,
+    }
     assert set(metadata.get_all("Provides-Extra", [])) == {*offered, "all"}
 
 

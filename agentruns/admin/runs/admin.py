@@ -89,11 +89,13 @@ class RunList(LeanChangeList):
         """Fetch the rows of the page, and what their second lines say."""
         super().get_results(request)
         masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
-        rows, masks = self.result_list, masking.masks_of(self.result_list, size=masking.MOST_READ)
-        self.result_list = [masks[run.session_id].run(run) for run in rows]
+        masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
+        for run in self.result_list:
+            run.mask = masks[run.session_id]
+        self.result_list = [run.mask.run(run) for run in self.result_list]
         found = services.waiting.waits(settings.DATABASE, self.result_list, masks)
         for run in self.result_list:
-            run.waits, run.came = found.get(run.pk, []), runs.list.came(run, masks[run.session_id])
+            run.waits, run.came = found.get(run.pk, []), runs.list.came(run, run.mask)
             run.links = listing.links(request, run)
 
 
@@ -224,12 +226,15 @@ class RunAdmin(ReadOnlyAdmin):
             if found.is_intact:
                 raise
             return runs.audit.damaged_page(self, request, obj, found, status=status, **context)
-        return self.render(request, obj, title=page.title(obj), status=status, **{**shown, **context})
+        return self.render(
+            request, obj, title=runs.list.task_title(obj), status=status, **{**shown, **context}
+        )
 
     def render(self, request: HttpRequest, obj: Any, **context: Any) -> UnframedPage:
         """Render a page about a run, with what each of them says of it."""
         if obj is not None:
             about = {"run_id": str(obj.pk), "run_badge": run_badge(obj)}
+            about["original"] = runs.list.task_title(obj)
             context = {**about, "run_url": self.url(request, "change", obj.pk), **context}
         return super().render(request, obj, **context)
 

@@ -21,6 +21,7 @@ from agentruns.admin.base import CHANNEL
 from agentruns.admin.html import EMPTY, Fact, age, approval_badge, exact, plain, run_badge, visible
 from agentruns.admin.runs import page
 from agentruns.admin.runs.actions import UNREADABLE, Action, Situation, refused
+from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError
@@ -165,7 +166,7 @@ def chain_page(
         "badge": run_badge(run),
     }
     template = "agentruns/admin/run_chain.html"
-    return admin.render(request, run, title=page.title(run), status=status, template=template, **context)
+    return admin.render(request, run, title=task_title(run), status=status, template=template, **context)
 
 
 def finding(admin: RunAdmin, request: HttpRequest, run: Run) -> Finding:

@@ -27,6 +27,7 @@ from agentruns.admin.html import (
     visible,
 )
 from agentruns.admin.runs.actions import Action, Situation, missing, refused
+from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
 from agentruns.agents.agent import registered
@@ -281,10 +282,9 @@ def _moment_page(
         "fork_url": admin.url(request, "fork", run.pk),
         "fork_form": sent or ForkForm(initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
     }
-    title = _("Row %(seq)s of %(agent)s in %(session)s")
-    names = {"seq": row.seq, "agent": plain(run.agent), "session": plain(run.session.key)}
+    title = _("Row %(seq)s of %(task)s") % {"seq": row.seq, "task": task_title(run)}
     return admin.render(
-        request, run, title=title % names, status=status, template="agentruns/admin/moment.html", **context
+        request, run, title=title, status=status, template="agentruns/admin/moment.html", **context
     )
 
 
@@ -485,8 +485,7 @@ def _replay_page(
         "replay_url": admin.url(request, "replay", run.pk),
         "report": _report(admin, request, run, report) if report else None,
     }
-    names = {"agent": plain(run.agent), "session": plain(run.session.key)}
-    title = _("Replay of %(agent)s in %(session)s") % names
+    title = _("Replay of %(task)s") % {"task": task_title(run)}
     return admin.render(
         request, run, title=title, status=status, template="agentruns/admin/replay.html", **context
     )

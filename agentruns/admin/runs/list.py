@@ -13,6 +13,7 @@ from django.utils.translation import ngettext
 
 from agentruns.admin.html import ago, exact, plain, run_badge, visible
 from agentruns.admin.html import words as time_words
+from agentruns.admin.runs.steps import mask_for
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
 from agentruns.models import Run
@@ -22,11 +23,21 @@ from agentruns.tools.card import one_line
 
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
+TITLE = 100  # characters
+
+
+def task_title(run: Run) -> str:
+    """Return the name of a run for people: the first line of its task, masked; not escaped.
+
+    A list sets `run.mask` first, or each run's mask is read by itself.
+    """
+    title = one_line(plain(mask_for(run).run(run).title), TITLE)
+    return title or _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
 
 
 def task(run: Run) -> SafeString:
     """Return a run as people know it: by the first line of its task."""
-    return visible(run.title or run.agent)
+    return visible(task_title(run))
 
 
 def second(run: Any) -> str:

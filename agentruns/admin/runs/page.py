@@ -71,11 +71,6 @@ class Rows:
     latest: int | None
 
 
-def title(run: Run) -> str:
-    """Return the name of a run, for the head of its pages."""
-    return _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
-
-
 def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return where the run stands, the buttons beside it, and its journal."""
     run = situation.run
