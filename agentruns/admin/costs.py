@@ -172,7 +172,7 @@ def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> t
     """Return the name of a line, and the list of its runs, "" where no filter finds them."""
     name, query = row[BY[by][1][0]], {**days}
     if by == "day":
-        query, name = dict.fromkeys(days, name.isoformat()), date_format(name, "D j M Y")
+        query, name = dict.fromkeys(days, name.isoformat()), date_format(name)
     elif by == "agent":
         query["agent"] = name
     elif by == "requester" and row["owner_id"] is not None:

@@ -240,7 +240,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
         span = {"started_from": day.isoformat(), "started_to": day.isoformat()}
         urls = (_list(site, Run, **span), _list(site, Run, status="failed", **span))
         found.days.append(
-            Day(date_format(day, "D j M"), len(its), failed, bar(len(its), failed, most), *urls)
+            Day(date_format(day, "MONTH_DAY_FORMAT"), len(its), failed, bar(len(its), failed, most), *urls)
         )
     found.cost = amount(_cost(week))
     most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))

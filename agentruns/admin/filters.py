@@ -27,8 +27,6 @@ from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import ONE_LINE, plain, pretty, status_word
 from agentruns.conf import settings
-from agentruns.journal.events import APPROVAL_REQUESTED
-from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING
@@ -120,9 +118,11 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
 
 
 def _previews(runs: Collection[UUID]) -> dict[str, Any]:
-    rows = Message.objects.using(settings.DATABASE).filter(run_id__in=runs, kind=APPROVAL_REQUESTED)
+    rows = Message.objects.using(settings.DATABASE).filter(
+        run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
+    )
     try:
-        return {row.payload["approval"]: row.payload.get("preview") for row in read_rows(rows)}
+        return {row.payload["approval"]: row.payload.get("preview") for row in journal.read.read_rows(rows)}
     except (ValueError, TypeError, LookupError):  # a damaged journal hinders no search
         return {}
 

@@ -49,7 +49,7 @@ def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
 
 
 def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
-    """Return the stretches of a text and, as HTML, the marks between them; and how many characters are left out."""
+    """Return the stretches of a text and, as HTML, the marks between them; and how much is left out."""
     parts: list[str] = []
     place = 0
     for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):

@@ -1,4 +1,4 @@
-"""A model's markdown as HTML that is safe on a page: no HTML of its own, no pictures, links that say where to."""
+"""A model's markdown as safe HTML: no HTML of its own, no pictures, links that say where to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
 TAGS = {
-    "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre",
-    "s", "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol",
+    "p", "pre", "s", "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 SCHEMES = {"http", "https", "mailto"}
 

@@ -108,7 +108,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What somebody said or a tool returned, in short; `whole` where that is not all of it."""
+    """A text of a person or a tool, in short; `whole` where that is not all of it."""
 
     label: str
     short: SafeString
@@ -152,7 +152,7 @@ class ApprovalCard:
 
     @property
     def request(self) -> Quote | None:
-        """What a person said last before the call."""
+        """The last message of a person before the call."""
         row = next(filter(_is_request, self.before), None)
         if row is None:
             return None
@@ -161,7 +161,7 @@ class ApprovalCard:
 
     @property
     def evidence(self) -> list[Quote]:
-        """What the latest calls before this one returned."""
+        """The results of the latest calls before this one."""
         rows = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT]
         return [quote(row.tool_name, _returned(row), LINE) for row in reversed(rows[:SHOWN])]
 
