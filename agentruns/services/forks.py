@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,11 +17,11 @@ from agentruns.engine import in_doubt
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
-from agentruns.journal.copies import original, task_of
+from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import requester_ids
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.read import NAMING, call_rows, definition_body, reply_before, rows_until
+from agentruns.journal.read import NAMING, call_rows, definition_body, read_rows, reply_before, rows_until
 from agentruns.journal.store import Batch, DatabaseStore, SessionState
 from agentruns.models import ContextValue, Message, Run, Session
 from agentruns.services import api_tokens, permissions
@@ -145,6 +146,37 @@ def run_again(
         again=run,
     )
     return submit(request).run
+
+
+class Effect(NamedTuple):
+    """A call that happened, or may have; `is_final`: called once more, it happens once more."""
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Any]
+    at: datetime
+    is_final: bool
+
+
+def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
+    """Return what a run did in replies after a row: what starts there again may do it again."""
+    rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
+    rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
+    asked: dict[str, dict[str, Any]] = {}
+    found: dict[str, Effect] = {}
+    for row in read_rows(rows.order_by("seq")):
+        payload, call_id = row.payload, row.call_id
+        if row.kind == events.ASSISTANT:
+            asked |= {call["id"]: call["arguments"] for call in payload["calls"]}
+        elif row.kind == events.TOOL_STARTED:
+            if call_id in asked and payload["declares"] != "safe_to_retry":
+                is_final, at = payload["declares"] != "transactional", happened_at(payload, row.created_at)
+                found[call_id] = Effect(call_id, row.tool_name, asked[call_id], at, is_final)
+        elif "edited" in payload and call_id in found:
+            found[call_id] = found[call_id]._replace(arguments=payload["edited"])
+        elif payload["outcome"] == "error" and not payload.get("in_doubt"):
+            found.pop(call_id, None)  # refused, or rolled back
+    return list(found.values())
 
 
 class Fate(NamedTuple):

@@ -21,7 +21,7 @@ from tests.admin.conftest import World
 from tests.admin.pages import read
 from tests.admin.people import browser
 from tests.rows import change
-from tests.shop.agents import act, call, shop_agent
+from tests.shop.agents import act, call, post, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -135,27 +135,93 @@ def test_a_fork_that_is_refused_says_why_and_keeps_what_was_typed(world: World) 
 )
 def test_who_may(world: World, action: str, made: dict[str, Any], who: str, status: int) -> None:
     run = world.completed()
-    answer = browser(who).post(url(run, action), {"key": "k", **made})
+    answer = browser(who).post(url(run, action), {"key": "k", **made, **knowing(run)})
     assert answer.status_code == status
     assert Run.objects.filter(origin=run).count() == (1 if who == "superuser" else 0)
+
+
+def knowing(run: Run) -> dict[str, list[str]]:
+    """Return the ticks at everything that a run did."""
+    return {"knows": list(run.messages.filter(kind="tool_started").values_list("call_id", flat=True))}
+
+
+@tool(safe_to_retry=True)
+def peek() -> str:
+    """Only look."""
+    return "seen"
+
+
+@tool(transactional=True)
+def book(text: str) -> str:
+    """Write into the database."""
+    return "booked"
+
+
+@tool(refuses=ValueError)
+def refuses(text: str) -> str:
+    """Say that nothing happened."""
+    raise ValueError(text)
+
+
+def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_back(world: World) -> None:
+    calls = [
+        call("peek"), call("book", text="A1"), call("refuses", text="no"),
+        call("pay", token="tok_42", note="<b>gift</b>"), call("post", text="hi"),
+    ]  # fmt: skip
+    agent = shop_agent("doer", {"tools": calls}, tools=[peek, book, refuses, pay, post])
+    run = Run.objects.get(pk=run_agent(agent, "do", "doer-1").run_id)
+    client, before = browser("superuser"), Message.objects.count()
+    answer = client.post(url(run, "again"), {"key": "k"})
+    page, html = read(answer), answer.content.decode()
+    assert (answer.status_code, Message.objects.count()) == (200, before)
+    assert "book(text='A1')" in page.text
+    assert "pay(note='<b>gift</b>', token=***)" in page.text
+    assert "tok_42" not in html
+    assert not [name for name in ("peek(", "refuses(") if name in page.text], "these left nothing behind"
+    assert html.count('type="checkbox" name="knows"') == 2
+    ids = {row.tool_name: row.call_id for row in run.messages.filter(kind="tool_started")}
+    for ticks in ([], [ids["pay"]], [ids["post"], ids["peek"]]):
+        answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": ticks})
+        assert answer.status_code == 400
+        assert "Nothing was started. Tick each, or leave it." in read(answer).text
+        assert Message.objects.count() == before
+    answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": [ids["pay"], ids["post"]]})
+    assert (answer.status_code, Run.objects.filter(origin=run).count()) == (302, 1)
+
+
+def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut(world: World) -> None:
+    run, client = world.completed(), browser("superuser")
+    form = {"at": seq_of(run, "user"), "key": "k", "text": "mine", "agent": ""}
+    answer = client.post(url(run, "fork"), form)
+    page = read(answer)
+    assert (answer.status_code, Run.objects.count()) == (200, 1)
+    assert "After that row the run did this already." in page.text
+    assert "post(text='hi')" in page.text
+    kept = page.forms[url(run, "fork")]
+    assert {name: kept[name] for name in form} == {**form, "at": str(form["at"])}, "nothing is typed twice"
+    assert client.post(url(run, "fork"), {**form, "asked": "1"}).status_code == 400
+    assert client.post(url(run, "fork"), {**form, **knowing(run)}).status_code == 302
+    after = {**form, "at": seq_of(run, "tool_result"), "key": "k2"}
+    assert client.post(url(run, "fork"), after).status_code == 302, "its copy holds the effect"
+    assert Run.objects.filter(origin=run).count() == 2
 
 
 def test_again(world: World) -> None:
     run = world.completed()
     client = browser("superuser")
     assert "again_key" in client.get(url(run, "change")).content.decode()
-    answer = client.post(url(run, "again"), {"key": "k"})
+    answer = client.post(url(run, "again"), {"key": "k", **knowing(run)})
     again = Run.objects.get(origin=run)
     assert (answer.status_code, answer.url, again.session_id) == (302, url(again, "change"), run.session_id)
-    assert client.post(url(run, "again"), {"key": "k"}).url == url(again, "change")
+    assert client.post(url(run, "again"), {"key": "k", **knowing(run)}).url == url(again, "change")
     shown = read(client.get(url(again, "change")))
     assert "It repeats the task of" in shown.text
     assert client.post(url(again, "again"), {"key": "k2"}).status_code == 409
-    assert client.post(url(run, "again"), {"key": "a\u202eb"}).status_code == 409
+    assert client.post(url(run, "again"), {"key": "a\u202eb", **knowing(run)}).status_code == 409
     assert client.get(url(run, "again")).status_code == 302
     with isolated_registry():
         assert "is not known in this process" in read(client.get(url(run, "change"))).text
-        assert client.post(url(run, "again"), {"key": "k3"}).status_code == 409
+        assert client.post(url(run, "again"), {"key": "k3", **knowing(run)}).status_code == 409
     assert Run.objects.filter(origin=run).count() == 1
 
 

@@ -68,7 +68,8 @@ def revocation() -> str:
 
 
 def derivation(run: Run, action: str, **data: Any) -> Post:
-    return (*console(run, action, key="k", **data)[:2], None)
+    known = list(run.messages.filter(kind="tool_started").values_list("call_id", flat=True))
+    return (*console(run, action, key="k", knows=known, **data)[:2], None)
 
 
 def adoption(world: World) -> Post:

@@ -20,6 +20,7 @@ from agentruns.contrib.mail import MailNotifier
 from agentruns.journal import outbox
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run
+from agentruns.services.forks import effects
 from agentruns.services.transfer import export_run
 
 API = "/api"
@@ -88,6 +89,10 @@ def console(client: Client, run: Run) -> dict[str, str]:
     found["run_replay"] += client.post(
         reverse("admin:agentruns_run_replay", args=[run.pk]), {"who": "code"}
     ).content.decode()
+    asks = any(one.is_final for one in effects(run._state.db, run))  # else it would start one
+    for action, form in (("again", {"key": "k"}), ("fork", {"key": "k", "at": "1"})):
+        door = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
+        found[f"run_{action}"] = client.post(door, form).content.decode() if asks else ""
     found["approval_changelist"] += _read(
         client, reverse("admin:agentruns_approval_changelist") + "?status=all"
     )
@@ -131,7 +136,7 @@ EXITS: tuple[Callable[[Client, Run], dict[str, str]], ...] = (api, console, comm
 
 # What shows nothing of a run by itself: it changes something and goes back to one of the pages above.
 SILENT_VIEWS = {
-    "run_reveal", "run_content", "run_file", "run_again", "run_fork", "run_resume", "run_pause", "run_cancel",
+    "run_reveal", "run_content", "run_file", "run_resume", "run_pause", "run_cancel",
     "run_start", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add", "approval_delete",
     "approval_reveal", "approval_approve", "approval_edit", "approval_answer", "approval_deny",
     "approval_extend",

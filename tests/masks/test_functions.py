@@ -82,6 +82,8 @@ def test_what_a_function_of_an_agent_raises_is_masked(
             if door == "adopt":
                 seq = Message.objects.filter(run_id=run).latest("seq").seq
                 body = {"hash": agent.definition_hash, "seq": seq, "reason": "newer"}
+            started = Message.objects.filter(run_id=run, kind="tool_started")
+            body["knows"] = list(started.values_list("call_id", flat=True))
             shown = client.post(f"{page}{door}/", {"key": "k", **body})
             assert shown.status_code == 409
     assert "its function instructions failed with" in read(shown)

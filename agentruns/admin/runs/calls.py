@@ -188,7 +188,7 @@ def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | Non
 def call_title(found: CallHistory) -> str:
     """Return in one line what the call was; not fit for a page by itself."""
     card = found.call.approval
-    return card.title if card is not None else _text(found.call.tool, found.call.arguments)
+    return card.title if card is not None else text_of(found.call.tool, found.call.arguments)
 
 
 def call_facts(found: CallHistory) -> list[Fact]:
@@ -417,7 +417,7 @@ def _later(run: Run, reply: Row, call: Call) -> list[str]:
     """Return the later calls of its reply that are not run if the model reads that this one is unknown."""
     still_open = set(run.pending_calls)
     return [
-        _text(later["tool"], later["arguments"])
+        text_of(later["tool"], later["arguments"])
         for later in reply.payload["calls"][call.ordinal + 1 :]
         if later["id"] in still_open and not later["parallel"]
     ]
@@ -438,7 +438,8 @@ def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
     return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
-def _text(tool: str, arguments: dict[str, Any]) -> str:
+def text_of(tool: str, arguments: dict[str, Any]) -> str:
+    """Return a call with masked arguments in one line; not fit for a page by itself."""
     hidden = [name for name, value in arguments.items() if value == MASK]
     return call_text(tool, redacted(arguments), hidden)
 

@@ -26,6 +26,7 @@ from agentruns.admin.html import (
     stamp,
     visible,
 )
+from agentruns.admin.runs import calls
 from agentruns.admin.runs.actions import Action, Situation, missing, refused
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.page import seq_of
@@ -42,7 +43,7 @@ from agentruns.journal.store import SessionState
 from agentruns.models import Message, Run
 from agentruns.services import permissions, starting
 from agentruns.services.control import agent_again
-from agentruns.services.forks import Fate, fates
+from agentruns.services.forks import Fate, effects, fates
 from agentruns.services.history import OWN, ReplayReport, replay_run
 from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.ids import uuid7
@@ -159,6 +160,8 @@ def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Queue a new run of the same task, and go to its page."""
     form = AgainForm(request.POST)
     key = form.cleaned_data["key"] if form.is_valid() else ""
+    if page := _repeats(admin, request, run):
+        return page
     try:
         new = starting.run_again(request.user, run.pk, idempotency_key=key)
     except REFUSALS as error:
@@ -175,6 +178,8 @@ def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     if not form.is_valid():
         return _fork_refused(admin, request, run, form, 400, _("Correct the form below."))
     given = form.cleaned_data
+    if page := _repeats(admin, request, run, given["at"]):
+        return page
     try:
         new, _is_new = starting.fork_run(
             request.user,
@@ -191,6 +196,28 @@ def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     done = _("Forked at row %(seq)s as run %(run)s. A worker takes it up.")
     admin.message_user(request, done % {"seq": given["at"], "run": short_id(new.pk)}, messages.SUCCESS)
     return admin.back(request, new)
+
+
+def _repeats(admin: RunAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
+    """Return the page of what was done already and may be done again, until each of it was ticked."""
+    done = effects(settings.DATABASE, run, after) if _may_fork(request, run) else []
+    ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
+    if not any(one.is_final and one.call_id not in ticked for one in done):
+        return None
+    mask = mask_for(run)
+    lines = [(one, visible(calls.text_of(one.tool, mask.arguments(one.tool, one.arguments)))) for one in done]
+    sent = [(name, text) for name, text in request.POST.items() if name in ForkForm.base_fields]
+    context: dict[str, Any] = {
+        "refusal": _("Nothing was started. Tick each, or leave it.") if was_asked else "",
+        "effects": [(one, text, age(one.at), one.call_id in ticked) for one, text in lines],
+        "sent": sent,
+        "action_url": request.get_full_path(),
+        "is_fork": bool(after),
+    }
+    title, template = _("Do this again?"), "agentruns/admin/repeats.html"
+    return admin.render(
+        request, run, title=title, status=400 if was_asked else 200, template=template, **context
+    )
 
 
 def at_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
