@@ -118,34 +118,30 @@ class ResumeForm(forms.Form):
 class VerdictForm(forms.Form):
     """A verdict on a call in doubt; `seq` is the last journal row of the call that the page knew."""
 
+    use_required_attribute = False  # one form for three verdicts, of which each needs something else
     seq = forms.IntegerField(widget=forms.HiddenInput)
-    verdict = forms.ChoiceField(
-        choices=[(name, name) for name in ("occurred", "not_occurred", "unknown")], widget=forms.HiddenInput
-    )
-    result = TypedField(
-        max_length=RESULT_LENGTH,
-        error_messages={"required": _("Say what the tool is to have returned: the model reads it.")},
-        widget=area(4, dir="ltr"),
-    )
+    verdict = forms.ChoiceField(choices=[(name, name) for name in ("occurred", "not_occurred", "unknown")])
     evidence = TypedField(
         label=_("How you know, kept in the journal"),
         max_length=REASON_LENGTH,
         error_messages={"required": _("Say how you know it: whoever audits this reads it.")},
-        widget=area(),
+        widget=area(2),
+    )
+    result = TypedField(
+        label=_("Result, told to the model if it happened"),
+        max_length=RESULT_LENGTH,
+        error_messages={"required": _("Say what the tool is to have returned: the model reads it.")},
+        widget=area(2, dir="ltr"),
     )
 
     def __init__(
-        self, *args: Any, is_uncleared: bool = False, needs_result: bool = False, **kwargs: Any
+        self, *args: Any, verdict: str, is_uncleared: bool = False, needs_result: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        verdict = self.initial.get("verdict")
-        self.fields["result"].label = _("Kept in the journal as its result (optional)")
-        if not is_uncleared:
-            self.fields["result"].label = _("Result, told to the model")
+        if is_uncleared:
+            self.fields["result"].label = _("Result, kept in the journal (optional)")
         self.fields["result"].required = needs_result and verdict == "occurred"
         self.fields["evidence"].required = is_uncleared or verdict != "unknown"
-        if not self.fields["evidence"].required:
-            self.fields["evidence"].label = _("Note, kept in the journal (optional)")
 
 
 class AdoptForm(forms.Form):

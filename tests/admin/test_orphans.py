@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.html import escape
 
-from agentruns import ToolContext, Unknown, approve, tool
+from agentruns import Occurred, Policy, ToolContext, Unknown, approve, tool
 from agentruns.admin.html import exact
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.models import Approval, Run
@@ -48,7 +48,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
         "wire(text='x')", "It may have happened zero or one times.", "exactly these arguments",
         started["key"], "Attempt1", "epoch 1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The handler says that its outcome is unknown: no answer to x",
-        "waits for a person", f"Started{exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
+        "It waits for a person.", f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post(text='later')", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
     ):  # fmt: skip
@@ -56,10 +56,10 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
     below = page.text[page.text.index("A call of wire") :]
     order = [
         "zero or one times",
-        "exactly these arguments",
+        "It waits for a person.",
         started["key"],
-        "waits for a person",
         "It happened",
+        "exactly these arguments",
     ]
     places = [below.index(text) for text in order]
     assert places == sorted(places)
@@ -290,3 +290,91 @@ def test_the_projects_own_redaction_holds_on_the_card(world: World, settings: An
 
 def without_numbers(text: str) -> str:
     return text.replace("4111", "[number]")
+
+
+@ONCE
+def test_what_reconcile_found_is_said_to_be_its_word(world: World) -> None:
+    @tool(reconcile=lambda ctx, args: Occurred("paid"))
+    def pay(ctx: ToolContext) -> str:
+        """Pay."""
+        raise MemoryError
+
+    run = finish(start({"tools": [call("pay")]}, tools=[pay]))
+    assert run.status == "completed"
+    page = read(browser("superuser").get(url(run, "call", doubtful(run))))
+    assert "The outside system is asked by the key." in page.text
+    assert "The outside system, asked by the key: it happened, 20" in page.text
+    assert "Tool finished" not in page.text
+
+
+QUEUE = "/admin/agentruns/run/in-doubt/"
+
+
+@ONCE
+def test_calls_in_doubt_are_a_queue(world: World) -> None:
+    first, second, third = (in_doubt(session=f"s{number}", text=f"t{number}") for number in range(3))
+    client = browser("resolver")
+    page = read(client.get(QUEUE))
+    targets = [url(run, "call", doubtful(run)) for run in (first, second, third)]
+    assert [link for link in page.links if "/calls/" in link] == targets, "who waits longest is first"
+    assert "The handler says that its outcome is unknown: no answer to t1" in page.text
+    page = card(second, "resolver")
+    assert "2 of 3" in page.text
+    assert [link for link in page.links if link in targets] == [targets[0], targets[2]]
+    data = {"verdict": "occurred", "result": "sent", "evidence": EVIDENCE}
+    for run, following in ((second, targets[2]), (third, targets[0]), (first, url(first))):
+        sent = {**data, "seq": last(run, doubtful(run))}
+        assert client.post(url(run, "resolve", doubtful(run)), sent).url == following
+    assert "No call in doubt waits for you." in read(client.get(QUEUE)).text
+
+
+@ONCE
+@pytest.mark.parametrize("role", ROLES)
+def test_who_sees_the_queue_of_calls_in_doubt(world: World, role: str) -> None:
+    run = in_doubt()
+    response = browser(role).get(QUEUE)
+    if role in ("anonymous", "outsider"):
+        assert response.url.startswith(reverse("admin:login"))
+        return
+    sees, may = role in ("viewer", "operator", "resolver", "superuser"), role in ("resolver", "superuser")
+    assert response.status_code == (200 if sees else 403)
+    assert not sees or (url(run, "call", doubtful(run)) in read(response).links) == may
+
+
+class OnlyFirst(Policy):
+    """Lets people see the runs of one session."""
+
+    def visible(self, user: Any, runs: Any) -> Any:
+        return runs.filter(session__key="s1")
+
+
+class ResolvesNone(Policy):
+    """Lets nobody resolve any of the runs that are there."""
+
+    def can(self, user: Any, action: str, obj: Any) -> bool:
+        return not (action == "resolve" and obj is not None)
+
+
+@ONCE
+def test_the_queue_of_calls_in_doubt_asks_the_policy(world: World, settings: Any) -> None:
+    run, _other = in_doubt(), in_doubt(session="s2")
+    for policy, seen in (("OnlyFirst", [url(run, "call", doubtful(run))]), ("ResolvesNone", [])):
+        settings.AGENTRUNS_POLICY = f"{__name__}.{policy}"
+        links = read(browser("superuser").get(QUEUE)).links
+        assert [link for link in links if "/calls/" in link] == seen
+
+
+@ONCE
+def test_the_queue_costs_the_same_however_many_are_in_doubt(world: World) -> None:
+    client = browser("superuser")
+
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert client.get(QUEUE).status_code == 200
+        return len(queries)
+
+    in_doubt()
+    alone = cost()
+    for number in range(2, 6):
+        in_doubt(session=f"s{number}")
+    assert cost() == alone <= 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,9 +47,10 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     assert "wire: occurred." in logged
     assert EVIDENCE in logged
     page = card(run)
-    assert "superuser said on" in page.text
-    assert "that it happened." in page.text
-    assert "Tool finished, on" in page.text
+    assert "In doubt since 20" in page.text
+    assert re.search(rf"superuser: it happened, 20.+\. Evidence: {EVIDENCE}", page.text)
+    assert "The model was told the result that superuser entered." in page.text
+    assert "Tool finished" not in page.text, "nobody saw it finish"
     assert url(run, "resolve", doubtful(run)) not in page.forms
 
 
@@ -159,7 +161,8 @@ def test_still_unknown_keeps_a_note_and_the_doubt(world: World) -> None:
     page = read(give(run, "unknown", evidence="the bank does not know either"))
     assert "Recorded: unknown. The doubt stays." in page.text
     page = card(run)
-    assert "that it is unknown. Nobody has cleared it." in page.text
+    assert "superuser: unknown, 20" in page.text
+    assert "Nobody has cleared it." in page.text
     assert "the bank does not know either" in page.text
     assert "lifted" in read(give(run, "occurred")).text
 

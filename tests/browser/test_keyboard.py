@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.browser.desk import CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
-from tests.browser.visitor import QUEUE, REASON, RUNS, Visitor, decided, path_of
+from tests.browser.visitor import QUEUE, REASON, RUNS, Visitor, call_path, decided, path_of
+from tests.effects import Effects
 
 # Whether what has the focus is drawn differently for it, in anything that a person can see.
 FOCUS = """wanted => {
@@ -99,6 +100,29 @@ def test_from_card_to_card(desk: Desk, visitor: Visitor) -> None:
     assert visitor.path == path_of(first)
 
 
+def test_through_the_calls_in_doubt(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+    doubts = []
+    for number in range(3):
+        doubts.append(desk.in_doubt(session=f"t-{number}"))
+        effects.path.unlink()
+    first, second, third = (call_path(*doubt) for doubt in doubts)
+    visitor.open(f"{RUNS}in-doubt/")
+    visitor.press("j", "a", "Enter")
+    visitor.wait_until_at(second)
+    visitor.wait_for("2 of 3")
+    for key, where in (("k", first), ("j", second), ("j", third)):
+        visitor.press(key)
+        visitor.wait_until_at(where)
+    for where in (first, second):
+        visitor.choose("Unknown: tell the model")
+        visitor.wait_until_at(where)
+    box = visitor.button("It happened").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 900, "in the first screen"
+    visitor.choose("Unknown: tell the model")
+    visitor.wait_until_at(doubts[1][0])
+
+
 def test_denying(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     visitor.open(approval)
@@ -163,7 +187,7 @@ def test_keys_that_a_question_has_not(desk: Desk, visitor: Visitor) -> None:
     assert decided(approval) == ("answered", "superuser")
 
 
-@pytest.mark.parametrize("what", ["queue", "card", "question", "orphan", "turn", "run", "runs"])
+@pytest.mark.parametrize("what", ["queue", "card", "question", "orphan", "turn", "run", "runs", "doubts"])
 def test_tab_reaches_everything_and_shows_where_one_is(desk: Desk, visitor: Visitor, what: str) -> None:
     refund, _mail = desk.ask(REFUND, MAIL)
     run, call_id = desk.in_doubt()
@@ -176,6 +200,7 @@ def test_tab_reaches_everything_and_shows_where_one_is(desk: Desk, visitor: Visi
         "turn": f"{QUEUE}turn/{refund.run_id}/",
         "run": run,
         "runs": RUNS,
+        "doubts": f"{RUNS}in-doubt/",
     }
     page = visitor.open(places[what])
     visitor.unfold()

@@ -140,6 +140,18 @@ def orphan(desk: Desk, visitor: Visitor) -> None:
 
 
 @page
+def calls_in_doubt(desk: Desk, visitor: Visitor) -> None:
+    desk.in_doubt()
+    visitor.open(f"{RUNS}in-doubt/")
+
+
+@page
+def done_already(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(World().completed())
+    visitor.choose("Run again")
+
+
+@page
 def runs(desk: Desk, visitor: Visitor) -> None:
     desk.one(session="ticket-4")
     desk.in_doubt(session="ticket-5")

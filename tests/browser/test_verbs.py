@@ -247,7 +247,7 @@ def test_a_verdict_somebody_else_gave_first(desk: Desk, visitor: Visitor, visit:
     faster.wait_for("Recorded: unknown.")
     with visitor.refused():
         visitor.choose("It did not happen", **{EVIDENCE: "No booking."})
-    visitor.wait_for("superuser said on")
+    visitor.wait_for("superuser: unknown")
     assert run.messages.filter(kind="orphan_resolved").count() == 1
 
 

@@ -203,7 +203,7 @@ READS = {
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
 }
-ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv"}
+ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.

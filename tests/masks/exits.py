@@ -70,6 +70,7 @@ def console(client: Client, run: Run) -> dict[str, str]:
         "run_verify": [("admin:agentruns_run_verify", (run.pk,))],
         "run_export": [("admin:agentruns_run_export", (run.pk,))],
         "run_call": [("admin:agentruns_run_call", (run.pk, call)) for call in calls],
+        "run_in_doubt": [("admin:agentruns_run_in_doubt", ())],
         "run_history": [("admin:agentruns_run_history", (run.pk,))],
         "approval_changelist": [("admin:agentruns_approval_changelist", ())],
         "approval_change": [("admin:agentruns_approval_change", (key,)) for key in approvals],

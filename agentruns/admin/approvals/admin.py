@@ -231,9 +231,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
         site, status = self.admin_site, Run.Status.ORPHANED
         if not may_view(site, request, Run):
             return None
-        url = reverse("admin:agentruns_run_changelist", current_app=site.name)
+        may = services.permissions.may(request.user, "resolve")
+        page, query = ("in_doubt", "") if may else ("changelist", f"?status={status}")
+        url = reverse(f"admin:agentruns_run_{page}", current_app=site.name)
         orphaned = journal.policy.visible_runs(request.user).filter(status=status)
-        return {"runs": counted(orphaned), "url": f"{url}?status={status}"}
+        return {"runs": counted(orphaned), "url": f"{url}{query}"}
 
     @admin.action(permissions=["decide"], description=gettext_lazy("Approve selected…"))
     def approve_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:

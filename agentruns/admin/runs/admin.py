@@ -65,6 +65,7 @@ PAGES = (
     View("start", "runs.start.start_view"),
     View("costs", "costs.costs_view"),
     View("csv", "costs.csv_view", "costs.csv"),
+    View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
 )
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -18,17 +19,20 @@ from agentruns.admin.base import CHANNEL
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.html import (
     EMPTY,
+    Body,
     Fact,
+    age,
     ago,
     arguments,
     body,
     dated,
     exact,
     plain,
+    two_lines,
     visible,
 )
 from agentruns.admin.runs import actions, verdicts
-from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, row_card
+from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, outcome_words
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
@@ -36,11 +40,11 @@ from agentruns.journal.copies import original
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
 from agentruns.journal.masking import NOTHING, Mask
+from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, reveals
-from agentruns.services.control import ORPHAN_VERDICTS, resolve_orphan
-from agentruns.services.waiting import uncleared_in
+from agentruns.services import permissions, reveals, waiting
+from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK, call_text
 from agentruns.utils.db import in_transaction
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
 PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
+LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class CallHistory:
     @property
     def is_uncleared(self) -> bool:
         """True if its result leaves a doubt, and nobody has cleared it."""
-        return self.settled is None and bool(uncleared_in(self.rows))
+        return self.settled is None and bool(waiting.uncleared_in(self.rows))
 
     @property
     def in_doubt(self) -> bool:
@@ -139,14 +144,18 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     if not permissions.may(request.user, "resolve", run):
         return _refuse(admin, request, run, call_id, 403, actions.missing(PERMISSION))
     verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
-    form = verdicts.blank(found, verdict if verdict in ORPHAN_VERDICTS else "", request.POST)
+    form = verdicts.blank(found, verdict, request.POST)
     sound = form.is_valid() and verdicts.is_whole(found, form)
     given = {**form.cleaned_data, "result": verdicts.entered(found, form.cleaned_data.get("result", ""))}
     if seen != str(found.seq):
         return _too_late(admin, request, run, call_id, given, _moved_on())
     if not sound:
+        for name in list(form.errors)[:1]:  # to the field that is to be corrected
+            if name in form.fields:
+                form.fields[name].widget.attrs["autofocus"] = True
         text = _("Nothing was decided. Correct the form below.")
         return _call_page(admin, request, run, found, status=400, refusal=text, sent=form)
+    queue = _queue(request)  # before it is decided: afterwards it has no place in the queue
     try:
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
     except PermissionDeniedError as error:
@@ -164,7 +173,65 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     }
     admin.log_change(request, now, logged % about)
     admin.message_user(request, said, messages.SUCCESS)
-    return admin.back(request, now)
+    following = _beside(queue, run, call_id)[1] or next(
+        (key for key in queue if key != (run.pk, call_id)), None
+    )
+    return (
+        HttpResponseRedirect(admin.url(request, "call", *following))
+        if following
+        else admin.back(request, now)
+    )
+
+
+def in_doubt_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+    """List the calls in doubt on which this user may give a verdict, those that wait longest first."""
+    if not admin.has_view_permission(request):
+        raise PermissionDenied
+    runs = {run.pk: run for run in _in_doubt(request)}
+    found = waiting.waits(settings.DATABASE, runs.values())
+    lines = [
+        {
+            "url": admin.url(request, "call", key, wait.call_id),
+            "tool": visible(wait.tool),
+            "text": body("", wait.text, CALL_LENGTH * 5).text,
+            "where": two_lines(runs[key].agent, visible(runs[key].session.key)),
+            "requester": visible(runs[key].owner_name or EMPTY),
+            "age": age(runs[key].updated_at),
+        }
+        for key in runs
+        for wait in found.get(key, [])
+        if wait.kind == waiting.ORPHAN
+    ]
+    context: dict[str, Any] = {"lines": lines, "list_url": admin.url(request, "changelist")}
+    template = "agentruns/admin/in_doubt.html"
+    return admin.render(request, None, title=_("Calls in doubt"), status=200, template=template, **context)
+
+
+def _in_doubt(request: HttpRequest) -> list[Run]:
+    """Return the runs with a call in doubt that this user sees and may resolve."""
+    user = request.user
+    if not permissions.may(user, "resolve"):
+        return []
+    runs = visible_runs(user).filter(status=Run.Status.ORPHANED).select_related("session")
+    listed = runs.defer("input", "output", "error").order_by("updated_at", "pk")[:LOOKED_AT]
+    return [run for run in listed if permissions.may(user, "resolve", run)]
+
+
+def _queue(request: HttpRequest) -> list[tuple[UUID, str]]:
+    """Return the runs and calls of that list, in its order."""
+    runs = _in_doubt(request)
+    places = {run.pk: place for place, run in enumerate(runs)}
+    found = [(wait.run_id, wait.call_id) for wait in waiting.orphans(settings.DATABASE, runs)] if runs else []
+    return sorted(found, key=lambda key: places[key[0]])
+
+
+def _beside(queue: list[tuple[UUID, str]], run: Run, call_id: str) -> tuple[Any, Any, str]:
+    """Return what stands before and after a call in the list, and its place there."""
+    if (run.pk, call_id) not in queue:
+        return None, None, ""
+    place = queue.index((run.pk, call_id))
+    text = _("%(place)d of %(count)s") % {"place": place + 1, "count": len(queue)}
+    return queue[place - 1] if place else None, next(iter(queue[place + 1 :]), None), text
 
 
 def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | None:
@@ -210,49 +277,71 @@ def call_facts(found: CallHistory) -> list[Fact]:
     ]
 
 
-def became(found: CallHistory) -> list[str]:
-    """Return in sentences what became of the call and who said so."""
-    call, result = found.call, found.last(events.TOOL_RESULT)
-    said = [verdict(row) for row in found.all(events.ORPHAN_RESOLVED)[-1:]]
-    if result is not None and events.leaves_doubt(result.payload):
-        said += [settled(found.settled)] if found.settled is not None else []
+def story(found: CallHistory) -> list[tuple[str, Body | None]]:
+    """Return in sentences what became of the call and who said so, with what the model was told."""
+    lines: list[tuple[str, Body | None]] = []
+    for row in found.all(*_SETTLING):
+        told = None
+        if row.kind == events.ORPHAN_FOUND:
+            text = _doubt(row)
+        elif row.kind == events.ORPHAN_RESOLVED:
+            text = verdict(row)
+        else:
+            text = _outcome(found, row)
+            told = body(_("Told to the model"), verdicts.text_of(row.payload.get("content")), TEXT_LIMIT)
+        lines.append((text, told))
+    result = found.last(events.TOOL_RESULT)
+    if result is None:
+        lines += [] if found.waits else [(_open(found.call), None)]
+    elif events.leaves_doubt(result.payload):
+        lines += [(_settled_by(found.settled), None)] if found.settled is not None else []
         cleared = _("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted.")
-        return [recorded(result), *said, cleared]
-    if result is not None:
-        text = _("%(outcome)s, on %(when)s.")
-        return [*said, text % {"outcome": row_card(result).title, "when": _moment(result)}]
-    if found.waits:
-        return []
-    return [*said, _open(call)]
+        lines.append((cleared, None))
+    return lines
 
 
 def verdict(row: Row) -> str:
-    """Return who gave a verdict, when, and which."""
-    text = _VERDICTS.get(row.payload["verdict"])
-    name = plain((row.payload.get("actor") or {}).get("name") or _("the program"))
-    return str(text or "%(name)s, %(when)s") % {"name": name, "when": _moment(row)}
+    """Return who gave a verdict, which, when, and how they know."""
+    payload = row.payload
+    said = _("%(name)s: %(verdict)s, %(when)s.") % {
+        "name": _name(row),
+        "verdict": _VERDICTS.get(payload["verdict"], plain(payload["verdict"])),
+        "when": _moment(row),
+    }
+    evidence = payload.get("evidence")
+    return f"{said} " + _("Evidence: %s") % plain(evidence) if evidence else said
 
 
-def recorded(row: Row) -> str:
-    """Return when and by whom an outcome was recorded that leaves a doubt."""
+def _doubt(row: Row) -> str:
+    text = _("In doubt since %(when)s: %(evidence)s %(action)s")
+    facts = {"when": _moment(row), "evidence": plain(row.payload.get("evidence", ""))}
+    return text % {**facts, "action": _ACTIONS.get(row.payload["action"], "")}
+
+
+def _outcome(found: CallHistory, row: Row) -> str:
+    """Return what a result says, and who knew it: a handler, the outside system, or a person."""
+    outcome, facts = row.payload["outcome"], {"name": _name(row), "when": _moment(row)}
     if row.payload.get("in_doubt"):
-        text = _("Its handler raised an error on %(when)s, which the model was told.")
-        return text % {"when": _moment(row)}
-    actor = row.payload.get("actor") or {}
-    if not actor.get("name"):
-        return _("Its outcome was recorded as unknown on %(when)s.") % {"when": _moment(row)}
-    return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % {
-        "name": plain(actor["name"]),
-        "when": _moment(row),
-    }
+        return _("Its handler raised an error on %(when)s, which the model was told.") % facts
+    if outcome == "unknown":
+        if not (row.payload.get("actor") or {}).get("name"):
+            return _("Its outcome was recorded as unknown on %(when)s.") % facts
+        return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % facts
+    if row.payload.get("reconciled"):
+        return _("The outside system, asked by the key: it happened, %(when)s.") % facts
+    given = found.last(events.ORPHAN_RESOLVED)
+    if given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
+        return _("The model was told the result that %(name)s entered.") % {**facts, "name": _name(given)}
+    return _("%(outcome)s, on %(when)s.") % {**facts, "outcome": outcome_words(outcome)[0]}
 
 
-def settled(row: Row) -> str:
-    """Return who settled the doubt by approving the tool's next call, and when."""
-    return _("%(name)s, knowing of it, approved the tool's next call on %(when)s.") % {
-        "name": plain((row.payload.get("actor") or {}).get("name") or _("the program")),
-        "when": _moment(row),
-    }
+def _settled_by(row: Row) -> str:
+    text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
+    return text % {"name": _name(row), "when": _moment(row)}
+
+
+def _name(row: Row) -> str:
+    return plain((row.payload.get("actor") or {}).get("name") or _("the program"))
 
 
 def lateness(found: CallHistory, late: Row) -> str:
@@ -301,7 +390,7 @@ def _too_late(
             return admin.back(request, run)
         why = verdict(first)
     elif since and not found.in_doubt:
-        why = " ".join(became(found))
+        why = " ".join(text for text, _told in story(found))
     return _refuse(admin, request, run, call_id, 409, why, given)
 
 
@@ -318,7 +407,7 @@ def _refuse(
     text = _("Your verdict was not recorded. %(why)s") % {"why": why}
     sent = None
     if given and given.get("verdict"):
-        sent = verdicts.blank(found, given["verdict"], keeps={"evidence": given.get("evidence", "")})
+        sent = verdicts.blank(found, keeps={"evidence": given.get("evidence", "")})
     return _call_page(admin, request, run, found, status=status, refusal=text, sent=sent)
 
 
@@ -343,28 +432,37 @@ def _call_page(
     others = sum(wait.call_id != found.call.id for wait in situation.waits)
     why_not = _why_not(request, found)
     approval = found.call.approval.id if found.call.approval is not None else None
+    may_decide = found.in_doubt and not why_not
+    before, after, place = _beside(_queue(request) if found.waits else [], run, found.call.id)
+    facts = call_facts(found)
     context: dict[str, Any] = {
         "refusal": refusal,
+        "session": visible(run.session.key),
+        "place": place,
+        "previous_url": admin.url(request, "call", *before) if before else "",
+        "next_url": admin.url(request, "call", *after) if after else "",
+        "queue_url": admin.url(request, "in_doubt"),
         "tool": visible(found.call.tool),
         "card_url": admin.other_page(request, Approval, approval) if approval else "",
         "in_doubt": found.in_doubt,
         "is_uncleared": found.is_uncleared,
         "ended": run.is_ended,
-        "became": became(found),
+        "story": story(found),
         "arguments": arguments(found.call.arguments),
         "masked": MASK in found.call.arguments.values(),
         "may_reveal": reveals.may_reveal(request.user, _shown_by(run, found.call.id)),
         "reveal_url": admin.url(request, "reveal", run.pk, found.call.id),
         "late": [_late(admin, request, found, row) for row in found.all(events.LATE_RESULT)],
-        "facts": call_facts(found),
+        "keys": facts[:2],
+        "facts": facts[2:],
         "rows": [(str(row.seq), _row_url(admin, request, run, row.seq)) for row in found.rows],
         "why_not": why_not,
-        "choices": [] if why_not or not found.in_doubt else verdicts.choices(found, others=others, sent=sent),
+        "choices": verdicts.choices(found, others=others) if may_decide else [],
+        "verdict_form": (sent or verdicts.blank(found)) if may_decide else None,
         "resolve_url": admin.url(request, "resolve", run.pk, found.call.id),
         "cancel": actions.cancel(situation),
         "cancel_url": admin.url(request, "cancel", run.pk),
         "cancel_form": CancelForm(auto_id="cancel_%s"),
-        "settled": [row_card(row, whole=True) for row in found.all(*_SETTLING)],
     }
     title = plain(call_title(found))
     return admin.render(
@@ -494,8 +592,14 @@ _OPEN = {
     "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
 }
 _VERDICTS = {
-    "occurred": gettext_lazy("%(name)s said on %(when)s that it happened."),
-    "not_occurred": gettext_lazy("%(name)s said on %(when)s that it did not happen."),
-    "unknown": gettext_lazy("%(name)s said on %(when)s that it is unknown."),
+    "occurred": gettext_lazy("it happened"),
+    "not_occurred": gettext_lazy("it did not happen"),
+    "unknown": gettext_lazy("unknown"),
+}
+_ACTIONS = {
+    "held": gettext_lazy("It waits for a person."),
+    "surfaced": gettext_lazy("The model was told that it is unknown."),
+    "retry": gettext_lazy("It is repeated: its tool says that is safe."),
+    "reconcile": gettext_lazy("The outside system is asked by the key."),
 }
 _SETTLING = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED, events.TOOL_RESULT)

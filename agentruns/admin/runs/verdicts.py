@@ -28,41 +28,32 @@ if TYPE_CHECKING:
 class Choice:
     """One verdict: its heading, its effect, what the model will read, or why it cannot be given."""
 
+    verdict: str
     heading: str
     button: str
     effect: list[str]
-    form: VerdictForm
     model_reads: list[Body] = field(default_factory=list)
     why_not: str = ""
     tone: str = "plain"
-    takes_result: bool = False
 
 
-def choices(found: CallHistory, *, others: int, sent: VerdictForm | None = None) -> list[Choice]:
-    """Return the verdicts that can be given; `sent` is a form that was refused, to be corrected.
-
-    `others` counts what else the run waits for.
-    """
-    made = [_occurred(found, others), _not_occurred(found, others), _unknown(found)]
-    if sent is not None:
-        made = [_with(choice, sent) for choice in made]
-    return made
+def choices(found: CallHistory, *, others: int) -> list[Choice]:
+    """Return the verdicts that can be given; `others` counts what else the run waits for."""
+    return [_occurred(found, others), _not_occurred(found, others), _unknown(found)]
 
 
-def blank(found: CallHistory, verdict: str, data: Any = None, *, keeps: Any = None) -> VerdictForm:
+def blank(found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None) -> VerdictForm:
     """Return the form of a verdict on the call as it is now; what was typed before is kept."""
-    initial = {"seq": str(found.seq), "verdict": verdict, **(keeps or {})}
-    if verdict == "occurred":
-        initial.setdefault("result", prefilled(found))
+    initial = {"seq": str(found.seq), "result": prefilled(found), **(keeps or {})}
     form = VerdictForm(
         data,
         initial=initial,
-        auto_id=f"{verdict}_%s",
+        verdict=verdict,
         is_uncleared=found.is_uncleared,
         needs_result=found.waits and found.returned is None,
     )
-    lines = initial.get("result", "").count("\n") + 1
-    form.fields["result"].widget.attrs["rows"] = min(max(lines, 4), 16)
+    lines = initial["result"].count("\n") + 1
+    form.fields["result"].widget.attrs["rows"] = min(max(lines, 2), 16)
     return form
 
 
@@ -157,13 +148,11 @@ def _occurred(found: CallHistory, others: int) -> Choice:
             _("The result below is what its handler returned. Left as it is, it is stored exactly so, as %s.")
             % kind_of(found.returned.payload.get("content"))
         )
-    form = blank(found, "occurred")
-    return Choice(_("It happened"), _("It happened"), effect, form, tone="good", takes_result=True)
+    return Choice("occurred", _("It happened"), _("It happened"), effect, tone="good")
 
 
 def _not_occurred(found: CallHistory, others: int) -> Choice:
-    choice = Choice(_("It did not happen"), _("It did not happen"), [], blank(found, "not_occurred"))
-    choice.tone = "waits"
+    choice = Choice("not_occurred", _("It did not happen"), _("It did not happen"), [], tone="waits")
     if found.returned is not None:
         choice.why_not = _("Its handler returned without an error, so it did happen.")
     if found.is_uncleared:
@@ -183,12 +172,9 @@ def _not_occurred(found: CallHistory, others: int) -> Choice:
 
 
 def _unknown(found: CallHistory) -> Choice:
-    form = blank(found, "unknown")
     if found.is_uncleared:
-        effect = [_("Only your note is recorded. The doubt stays."), _asks(found)]
-        return Choice(
-            _("Still unknown"), _("Still unknown: record the note"), list(filter(None, effect)), form
-        )
+        effect = list(filter(None, [_("Only your note is recorded. The doubt stays."), _asks(found)]))
+        return Choice("unknown", _("Still unknown"), _("Still unknown: record the note"), effect)
     tool = plain(found.call.tool)
     reads = [body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=tool))]
     effect = [_("The model decides what to do: check, ask, or stop.")]
@@ -199,16 +185,7 @@ def _unknown(found: CallHistory) -> Choice:
         reads.append(body(_("Not run"), "\n".join(found.later)))
         reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
     effect += [text for text in (_asks(found), _goes_on(found.run, 0)) if text]
-    return Choice(_("Unknown"), _("Unknown: tell the model"), effect, form, reads)
-
-
-def _with(choice: Choice, sent: VerdictForm) -> Choice:
-    if choice.form.initial["verdict"] == sent.initial["verdict"]:
-        choice.form = sent
-        for name in list(sent.errors)[:1]:  # the page is long: to the field that is to be corrected
-            if name in sent.fields:
-                sent.fields[name].widget.attrs["autofocus"] = True
-    return choice
+    return Choice("unknown", _("Unknown"), _("Unknown: tell the model"), effect, reads)
 
 
 def _when_again(found: CallHistory) -> str:

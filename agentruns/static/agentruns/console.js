@@ -10,7 +10,7 @@ function isTyping(target) {
 }
 
 function rows() {
-  return [...document.querySelectorAll(".model-approval.change-list #result_list tbody tr")];
+  return [...document.querySelectorAll(".model-approval.change-list #result_list tbody tr, .ar-queue tbody tr")];
 }
 
 function linkOf(row) {
@@ -36,7 +36,7 @@ function move(step) {
 function onList(key) {
   if (key === "j") move(1);
   else if (key === "k") move(-1);
-  else if (key === "a" || key === "d" || key === "e") {
+  else if ((key === "a" || key === "d" || key === "e") && !document.querySelector(".ar-queue")) {
     const verb = { a: "approve", d: "deny", e: "edit" }[key];
     window.location.assign(`${linkOf(marked()).href}#${verb}`);
   } else if (key === "enter" && document.activeElement === document.body) linkOf(marked()).click();
