@@ -289,9 +289,9 @@ class ReadOnlyAdmin(AnyAdmin):
         pattern: URLPattern = path(route, asked, view.options, name=self.name(view.name))
         return pattern
 
-    def _show(self, view: View, request: HttpRequest) -> HttpResponseBase:
+    def _show(self, view: View, request: HttpRequest, **rest: Any) -> HttpResponseBase:
         function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
-        return function(self, request)
+        return function(self, request, **rest)
 
     def _call(self, view: View, request: HttpRequest, object_id: str, **rest: Any) -> HttpResponseBase:
         obj = self.find(request, object_id)

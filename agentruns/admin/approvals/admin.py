@@ -13,7 +13,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -165,7 +165,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
-    pages = (View("news", "base.news_view"),)
+    pages = (
+        View("news", "base.news_view"),
+        View("turn", "approvals.bulk.turn_view", "turn/<str:run_id>/"),
+    )
     views = (
         View("reveal", "approvals.admin.reveal_view", acts=True),
         *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),
@@ -197,17 +200,6 @@ class ApprovalAdmin(ReadOnlyAdmin):
             light = queryset.defer(*(name for name in HEAVY if name != "arguments"))
             queryset = searched(request, light, search_term, texts, "run__")
         return queryset, False
-
-    def get_urls(self) -> list[URLPattern]:
-        """Add the page of all calls of a reply."""
-        turn = self.admin_site.admin_view(sensitive_post_parameters("password")(self.turn_view))
-        return [path("turn/<str:run_id>/", turn, name=self.name("turn")), *super().get_urls()]
-
-    def turn_view(self, request: HttpRequest, run_id: str) -> HttpResponse:
-        """Decide all calls of one reply on one page."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return pages.bulk.turn_view(self, request, run_id)
 
     # The list
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 
 MOST = 100  # what one page can show and one person can look at
 VERBS = ("approve", "deny")
-TITLES = {
-    "approve": gettext_lazy("Approve these calls?"),
-    "deny": gettext_lazy("Deny these calls?"),
-}
+TITLES = {"approve": gettext_lazy("Approve these calls?"), "deny": gettext_lazy("Deny these calls?")}
 
 Line = dict[str, Any]  # one approval of the page: as it will be decided, or as it was
 
@@ -57,6 +55,8 @@ def decide_selected(admin: ApprovalAdmin, request: HttpRequest, verb: str) -> Ht
 
 def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
     """Show the calls of a run that wait; decide those that are ticked, each by itself."""
+    if not admin.has_view_permission(request):
+        raise PermissionDenied
     if not is_uuid(run_id):
         raise Http404(_("There is no run %(id)s.") % {"id": plain(run_id)})
     rows = admin.get_queryset(request).filter(run_id=run_id).order_by("requested_at", "id")

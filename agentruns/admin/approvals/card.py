@@ -336,12 +336,14 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
     approval, question = one.approval, one.only_answers
     summary, denials = precedents(one.around.approvals, approval)
     history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
+    needs = _("Takes %(required)d people: %(given)d approved")
+    counts = {"required": approval.required, "given": approval.approved_count}
     return {
         **asked(one),
         **_written(one),
         "agent": visible(approval.run.agent),
         "session": visible(one.face.run.session.key),
-        "needs": _needs(approval) if one.pending else "",
+        "needs": needs % counts if one.pending and approval.required > 1 else "",
         "expires": remaining(approval.expires_at),
         "urgent": is_urgent(approval.requested_at, approval.expires_at),
         "badge": approval_badge(approval),
@@ -419,13 +421,6 @@ def _returned(row: Row) -> str:
     if outcome == "ok":
         return said
     return f"{outcome_words(outcome, in_doubt=row.payload.get('in_doubt', False))[0]}: {said}"
-
-
-def _needs(approval: Approval) -> str:
-    if approval.required == 1:
-        return ""
-    text = _("Takes %(required)d people: %(given)d approved")
-    return text % {"required": approval.required, "given": approval.approved_count}
 
 
 def facts(approval: Approval) -> list[Fact]:

@@ -231,11 +231,7 @@ def _record(verb: str, approval: Approval, user: Any, form: Any) -> Approval:
 
 
 def _refused(
-    admin: ApprovalAdmin,
-    request: HttpRequest,
-    approval: Approval,
-    error: AgentRunsError,
-    **context: Any,
+    admin: ApprovalAdmin, request: HttpRequest, approval: Approval, error: AgentRunsError, **context: Any
 ) -> HttpResponse:
     approval, status = admin.find(request, approval.pk), status_of(error)
     why, pending = plain(error), approval.status == Approval.Status.PENDING

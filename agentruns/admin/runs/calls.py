@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -165,22 +167,14 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     said = verdicts.done(found, now, verdict, given["result"])
     tool = plain(found.call.tool)
     logged = _("Verdict on call %(call)s of %(tool)s: %(verdict)s. %(evidence)s")
-    about = {
-        "call": found.call.id,
-        "tool": tool,
-        "verdict": verdict,
-        "evidence": plain(given["evidence"]),
-    }
+    about = {"call": found.call.id, "tool": tool, "verdict": verdict, "evidence": plain(given["evidence"])}
     admin.log_change(request, now, logged % about)
     admin.message_user(request, said, messages.SUCCESS)
-    following = _beside(queue, run, call_id)[1] or next(
-        (key for key in queue if key != (run.pk, call_id)), None
-    )
-    return (
-        HttpResponseRedirect(admin.url(request, "call", *following))
-        if following
-        else admin.back(request, now)
-    )
+    place = queue.index((run.pk, call_id)) if (run.pk, call_id) in queue else 0
+    others = [key for key in queue[place:] + queue[:place] if key != (run.pk, call_id)]
+    if others:
+        return HttpResponseRedirect(admin.url(request, "call", *others[0]))
+    return admin.back(request, now)
 
 
 def in_doubt_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
@@ -277,26 +271,22 @@ def call_facts(found: CallHistory) -> list[Fact]:
     ]
 
 
-def story(found: CallHistory) -> list[tuple[str, Body | None]]:
-    """Return in sentences what became of the call and who said so, with what the model was told."""
-    lines: list[tuple[str, Body | None]] = []
-    for row in found.all(*_SETTLING):
-        told = None
-        if row.kind == events.ORPHAN_FOUND:
-            text = _doubt(row)
-        elif row.kind == events.ORPHAN_RESOLVED:
-            text = verdict(row)
-        else:
-            text = _outcome(found, row)
-            told = body(_("Told to the model"), verdicts.text_of(row.payload.get("content")), TEXT_LIMIT)
-        lines.append((text, told))
+def story(found: CallHistory) -> list[str]:
+    """Return in sentences what became of the call and who said so."""
+    says: dict[str, Callable[[Row], str]] = {
+        events.ORPHAN_FOUND: _doubt,
+        events.ORPHAN_RESOLVED: verdict,
+        events.TOOL_RESULT: partial(_outcome, found),
+    }
+    lines = [says[row.kind](row) for row in found.rows if row.kind in says]
     result = found.last(events.TOOL_RESULT)
     if result is None:
-        lines += [] if found.waits else [(_open(found.call), None)]
-    elif events.leaves_doubt(result.payload):
-        lines += [(_settled_by(found.settled), None)] if found.settled is not None else []
-        cleared = _("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted.")
-        lines.append((cleared, None))
+        return lines if found.waits else [*lines, _open(found.call)]
+    if events.leaves_doubt(result.payload):
+        if found.settled is not None:
+            text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
+            lines.append(text % {"name": _name(found.settled), "when": _moment(found.settled)})
+        lines.append(_("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted."))
     return lines
 
 
@@ -333,11 +323,6 @@ def _outcome(found: CallHistory, row: Row) -> str:
     if given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
         return _("The model was told the result that %(name)s entered.") % {**facts, "name": _name(given)}
     return _("%(outcome)s, on %(when)s.") % {**facts, "outcome": outcome_words(outcome)[0]}
-
-
-def _settled_by(row: Row) -> str:
-    text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
-    return text % {"name": _name(row), "when": _moment(row)}
 
 
 def _name(row: Row) -> str:
@@ -390,7 +375,7 @@ def _too_late(
             return admin.back(request, run)
         why = verdict(first)
     elif since and not found.in_doubt:
-        why = " ".join(text for text, _told in story(found))
+        why = " ".join(story(found))
     return _refuse(admin, request, run, call_id, 409, why, given)
 
 
@@ -448,6 +433,7 @@ def _call_page(
         "is_uncleared": found.is_uncleared,
         "ended": run.is_ended,
         "story": story(found),
+        "told": [_told(admin, request, run, row) for row in found.all(events.TOOL_RESULT)],
         "arguments": arguments(found.call.arguments),
         "masked": MASK in found.call.arguments.values(),
         "may_reveal": reveals.may_reveal(request.user, _shown_by(run, found.call.id)),
@@ -473,6 +459,12 @@ def _call_page(
 def _row_url(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> str:
     """Return where the page of a run shows one journal row."""
     return f"{admin.url(request, 'change', run.pk, after=seq - 1)}#row-{seq}"
+
+
+def _told(admin: RunAdmin, request: HttpRequest, run: Run, row: Row) -> tuple[Body, str]:
+    """Return what the model was told, and where all of it is."""
+    text = verdicts.text_of(row.payload.get("content"))
+    return body(_("Told to the model"), text, TEXT_LIMIT), admin.url(request, "row", run.pk, row.seq)
 
 
 def _late(admin: RunAdmin, request: HttpRequest, found: CallHistory, row: events.Row) -> dict[str, Any]:
@@ -602,4 +594,3 @@ _ACTIONS = {
     "retry": gettext_lazy("It is repeated: its tool says that is safe."),
     "reconcile": gettext_lazy("The outside system is asked by the key."),
 }
-_SETTLING = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED, events.TOOL_RESULT)
