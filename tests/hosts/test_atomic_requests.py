@@ -197,6 +197,7 @@ def test_these_are_all_the_posts_there_are() -> None:
         "figures",
         "costs",
         "csv",
+        "in_doubt",
         "changelist",
         "add",
         "history",
