@@ -450,10 +450,8 @@ def _call_page(
         "cancel_url": admin.url(request, "cancel", run.pk),
         "cancel_form": CancelForm(auto_id="cancel_%s"),
     }
-    title = plain(call_title(found))
-    return admin.render(
-        request, run, title=title, status=status, template="agentruns/admin/orphan.html", **context
-    )
+    title, template = plain(call_title(found)), "agentruns/admin/orphan.html"
+    return admin.render(request, run, title=title, status=status, template=template, **context)
 
 
 def _row_url(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> str:
