@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from agentruns.journal.deciders import requester_ids
 from agentruns.journal.store import Batch
 from agentruns.models import Run, Session, SessionBearer
 from agentruns.providers import attachments
-from agentruns.services.rendering import render, renders
 from agentruns.services.sessions import NOBODY, Owner, checked_context, place
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
@@ -110,28 +109,6 @@ def checked_time(moment: datetime | None) -> datetime | None:
         return moment.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"not_before must be a time in UTC as well, not {moment!r}.") from None
-
-
-def rendered(request: RunRequest, *, origin: Run | None = None) -> RunRequest:
-    """Return the request with what its agent's functions make for its run, besides what is there.
-
-    `origin` is the run of a fork.
-    """
-    if not renders(request.agent):
-        return request
-    made = render(
-        request.agent,
-        request.run_id,
-        session=request.session,
-        scope=request.scope,
-        context=request.context,
-        owner=request.owner,
-        actor=request.actor,
-        text=request.text,
-        has=request.rendered,
-        origin=origin,
-    )
-    return replace(request, rendered={**request.rendered, **made})
 
 
 def write_start(batch: Batch, request: RunRequest) -> None:

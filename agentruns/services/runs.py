@@ -30,7 +30,8 @@ from agentruns.journal.store import Batch, MemoryStore, SessionState, Store, loa
 from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
-from agentruns.services.requests import RunRequest, checked_time, rendered, request_for, write_start
+from agentruns.services.rendering import rendered
+from agentruns.services.requests import RunRequest, checked_time, request_for, write_start
 from agentruns.services.submit import submit
 from agentruns.services.write import find_run, write
 from agentruns.utils.db import (
