@@ -65,11 +65,12 @@ def request_for(
     agent: Agent | str,
     given: content.Input,
     session: Session | str,
-    actor: Any,
-    owner: Any,
-    scope: str | None,
-    context: dict[str, Any] | None,
-    key: str | None,
+    *,
+    actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
+    idempotency_key: str | None = None,
 ) -> RunRequest:
     """Return the request of what a caller gives; raises what `place`, `read_input`, `checked_context` do."""
     whose = actor if owner is None else owner
@@ -84,7 +85,7 @@ def request_for(
         actor=actor,
         owner=Owner.of_session(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
         context=checked_context(context),
-        key=key or "",
+        key=idempotency_key or "",
     )
 
 
