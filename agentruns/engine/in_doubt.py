@@ -66,14 +66,15 @@ def raised(batch: Batch, call: Call, error: str) -> None:
     _found(batch, call, "reconcile", evidence, raised=error[:LONGEST_ERROR])
 
 
-def _found(batch: Batch, call: Call, action: str, evidence: str, **raised: str) -> None:
-    payload: dict[str, Any] = {
+def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "") -> None:
+    payload: events.OrphanFound = {
         "action": action,
         "declares": call.declares,
         "evidence": evidence,
         "started_at": events.timestamp(call.started_at) if call.started_at else None,
-        **raised,
     }
+    if raised:
+        payload["raised"] = raised
     batch.add(events.ORPHAN_FOUND, payload, call=call, attempt=call.attempt)
 
 
