@@ -39,7 +39,9 @@ _lock = threading.RLock()
 _registry: dict[tuple[str, str], Agent] = {}
 
 
-class _Options(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
+    """Options of both."""
+
     actor: Any
     owner: Any
     scope: str | None
@@ -47,13 +49,13 @@ class _Options(TypedDict, total=False):
     idempotency_key: str | None
 
 
-class StartOptions(_Options, total=False):
+class StartOptions(CommonOptions, total=False):
     """Options of `start_run`."""
 
     not_before: datetime | None
 
 
-class RunOptions(_Options, total=False):
+class RunOptions(CommonOptions, total=False):
     """Options of `run_agent`."""
 
     store: Any

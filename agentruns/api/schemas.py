@@ -367,12 +367,15 @@ class RunPage(BaseModel):
     next: str | None = Field(description="`cursor` of the next page")
 
 
-class SessionOut(Out):
+class _OfSession(Out):
     key: LegalText
     scope: LegalText
     title: LegalText = Field(description="first line of its first task, if you may see that run")
     owner: Id | None
     owner_name: LegalText
+
+
+class SessionOut(_OfSession):
     created_at: Moment
     runs: RunPage
 
@@ -383,12 +386,7 @@ class SessionOut(Out):
         return cls.made(session, title=title, owner=session.owner_id, runs=runs)
 
 
-class ListedSession(Out):
-    key: LegalText
-    scope: LegalText
-    title: LegalText = Field(description="first line of its first task, if you may see that run")
-    owner: Id | None
-    owner_name: LegalText
+class ListedSession(_OfSession):
     run: Id = Field(description="its last run that you may see")
     agent: str = Field(description="of that run, as the status is")
     status: ShownRunStatus

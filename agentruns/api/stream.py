@@ -182,15 +182,12 @@ class EventStream(StreamingHttpResponse):
 
 def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
     try:
-        return places.take(_key_of(user), run_id, policy.limits_of(user, None).streams)
+        # Those with tokens of one session are counted together.
+        whose = user.session_id if isinstance(user, SessionBearer) else user.pk
+        return places.take(whose, run_id, policy.limits_of(user, None).streams)
     except Problem:
         entry_of(request).headers[429] = {"Retry-After": str(AGAIN)}
         raise
-
-
-def _key_of(user: Any) -> Any:
-    """Return whose streams are counted together: a user's, or those with tokens of one session."""
-    return user.session_id if isinstance(user, SessionBearer) else user.pk
 
 
 class Places:
@@ -213,7 +210,10 @@ class Places:
             if most is not None and len(mine) >= most:
                 same = next((one for one, (of, _over) in tuple(mine.items()) if of == run_id), None)
                 if same is None:
-                    raise _too_many(most)
+                    detail = (
+                        f"You may have {most} streams open at once, not more. Close one, or poll /messages."
+                    )
+                    raise Problem.named("streams", detail, retry_after=AGAIN)
                 mine.pop(same)[1].set()
             self._open.setdefault(key, mine)[number] = run_id, over
         return Place(self, key, number, over)
@@ -225,14 +225,6 @@ class Places:
             mine.pop(number, None)
             if not mine:
                 self._open.pop(key, None)
-
-
-def _too_many(most: int) -> Problem:
-    return Problem.named(
-        "streams",
-        f"You may have {most} streams open at once, not more. Close one, or poll /messages.",
-        retry_after=AGAIN,
-    )
 
 
 class Place:

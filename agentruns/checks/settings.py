@@ -36,29 +36,15 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         for mistake in mistakes(settings.PRICES)
     ]
     if settings.HEARTBEAT_SECONDS * 2 > settings.LEASE_SECONDS:
-        found.append(
-            Error(
-                "AGENTRUNS_HEARTBEAT_SECONDS leaves no room to miss one beat within AGENTRUNS_LEASE_SECONDS.",
-                hint="Make the heartbeat at most half of the lease.",
-                id="agentruns.E001",
-            )
-        )
+        text = "AGENTRUNS_HEARTBEAT_SECONDS leaves no room to miss one beat within AGENTRUNS_LEASE_SECONDS."
+        found.append(Error(text, hint="Make the heartbeat at most half of the lease.", id="agentruns.E001"))
     if not django_settings.USE_TZ:
-        found.append(
-            Error(
-                "USE_TZ is off, so leases and the journal's times are ambiguous when clocks change.",
-                hint="Set USE_TZ = True; see Django's guide 'Time zones'.",
-                id="agentruns.E002",
-            )
-        )
+        text = "USE_TZ is off, so leases and the journal's times are ambiguous when clocks change."
+        hint = "Set USE_TZ = True; see Django's guide 'Time zones'."
+        found.append(Error(text, hint=hint, id="agentruns.E002"))
     if settings.DATABASE not in connections:
-        found.append(
-            Error(
-                f"AGENTRUNS_DATABASE names {settings.DATABASE!r}, which is not in DATABASES.",
-                hint="Use one of DATABASES' aliases.",
-                id="agentruns.E003",
-            )
-        )
+        text = f"AGENTRUNS_DATABASE names {settings.DATABASE!r}, which is not in DATABASES."
+        found.append(Error(text, hint="Use one of DATABASES' aliases.", id="agentruns.E003"))
     return found
 
 

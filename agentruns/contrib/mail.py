@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
@@ -69,13 +69,9 @@ def _may_read(address: str, notice: Notice) -> bool:
     users = get_user_model()
     names = {f"{users.get_email_field_name()}__iexact": address}
     owners = list(users._default_manager.filter(**names)) if hasattr(users, "get_email_field_name") else []
-    if notice.approval_id is not None:
-        return not owners or any(_sees(visible_approvals(one), notice.approval_id) for one in owners)
-    return not owners or any(_sees(visible_runs(one), notice.run_id) for one in owners)
-
-
-def _sees(visible: QuerySet[Any], key: UUID) -> bool:
-    return visible.filter(pk=key).exists()
+    visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs
+    about = notice.approval_id or notice.run_id
+    return not owners or any(visible(one).filter(pk=about).exists() for one in owners)
 
 
 def _subject(notice: Notice) -> str:

@@ -20,7 +20,7 @@ from django.db.models.functions import Coalesce, Greatest, Now
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -118,7 +118,12 @@ class OpenTelemetry:
     ) -> None:
         self._tracer_provider = tracer_provider
         meter = metrics.get_meter(SCOPE, __version__, meter_provider)
-        self._durations = {name: _histogram(meter, *about) for name, about in DURATIONS.items()}
+        self._durations = {
+            name: meter.create_histogram(
+                metric, unit="s", description=text, explicit_bucket_boundaries_advisory=SECONDS
+            )
+            for name, (metric, text) in DURATIONS.items()
+        }
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             unit="{token}",
@@ -310,9 +315,3 @@ def _usage(usage: Any) -> dict[str, int]:
 def _count(usage: Mapping[str, Any], name: str) -> int:
     value = usage.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else 0
-
-
-def _histogram(meter: Meter, name: str, description: str) -> metrics.Histogram:
-    return meter.create_histogram(
-        name, unit="s", description=description, explicit_bucket_boundaries_advisory=SECONDS
-    )

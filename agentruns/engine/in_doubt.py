@@ -62,13 +62,19 @@ def surface(batch: Batch, call: Call, actor: Any) -> None:
 
 def raised(batch: Batch, call: Call, error: str) -> None:
     """Record that the handler of a `reconcile` tool raised: the outside world is to be asked."""
+    evidence = RAISED.format(attempt=call.attempt, error=error[:SHOWN])
+    _found(batch, call, "reconcile", evidence, raised=error[:LONGEST_ERROR])
+
+
+def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "") -> None:
     payload: events.OrphanFound = {
-        "action": "reconcile",
+        "action": action,
         "declares": call.declares,
-        "evidence": RAISED.format(attempt=call.attempt, error=error[:SHOWN]),
+        "evidence": evidence,
         "started_at": events.timestamp(call.started_at) if call.started_at else None,
-        "raised": error[:LONGEST_ERROR],
     }
+    if raised:
+        payload["raised"] = raised
     batch.add(events.ORPHAN_FOUND, payload, call=call, attempt=call.attempt)
 
 
@@ -130,16 +136,8 @@ def orphan(
     action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
     if recovery_failed:
         action = "held"
-    batch.add(
-        events.ORPHAN_FOUND,
-        {
-            "action": "surfaced" if action == "held" and tell_model else action,
-            "declares": call.declares,
-            "evidence": evidence or f"Attempt {call.attempt} started and left no result.",
-            "started_at": events.timestamp(call.started_at) if call.started_at else None,
-        },
-        call=call,
-        attempt=call.attempt,
-    )
-    if action == "held" and tell_model:
+    is_told = action == "held" and tell_model
+    evidence = evidence or f"Attempt {call.attempt} started and left no result."
+    _found(batch, call, "surfaced" if is_told else action, evidence)
+    if is_told:
         surface(batch, call, actor)

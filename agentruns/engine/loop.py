@@ -219,9 +219,11 @@ def _model_step(driver: Driver) -> None:
     if exceeded:
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
         return
-    unpriced = budgets.unpriced(driver.agent)
-    if unpriced:
-        _hold_unpriced(driver, unpriced)
+    if unpriced := budgets.unpriced(driver.agent):  # its cost budget could not be kept
+        if driver.store.durable:
+            driver.commit(lambda batch: _pause(batch, f"no_price: {unpriced}"))
+        else:
+            driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", unpriced))
         return
     with drafting(driver) as draft:
         _ask(driver, draft)
@@ -333,14 +335,6 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
         output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
         on_text=draft,
     )
-
-
-def _hold_unpriced(driver: Driver, why: str) -> None:
-    """Pause a run whose cost cannot be computed, so that its budget could not be kept."""
-    if driver.store.durable:
-        driver.commit(lambda batch: _pause(batch, f"no_price: {why}"))
-    else:
-        driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", why))
 
 
 def _provider_failed(driver: Driver, error: ProviderError) -> None:

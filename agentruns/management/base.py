@@ -137,13 +137,13 @@ class Stop:
             signal.signal(each, signal.SIG_DFL)
 
 
-def user_named(name: str) -> Any:
-    """Return the active user of that name; end the command where there is none."""
+def user_named(name: str, *, is_active: bool = True) -> Any:
+    """Return the user of that name, active unless it does not matter; end the command where there is none."""
     users = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
         usage(f"There is no user {escaped(name)}.")
-    if not user.is_active:
+    if is_active and not user.is_active:
         usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")
     return user
 

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField
+from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, user_key
 from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
@@ -46,14 +45,7 @@ class Approval(models.Model):
     requested_at = models.DateTimeField(_("requested at"))
     expires_at = models.DateTimeField(_("expires at"), null=True)
     decided_at = models.DateTimeField(_("decided at"), null=True)
-    decided_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("decided by"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        related_name="agentruns_decisions",
-    )
+    decided_by = user_key(_("decided by"), "agentruns_decisions")
     decided_by_name = PersonNameField(_("decided by"), max_length=NAME_LENGTH, default="")
     reason = EscapedTextField(_("reason"), default="")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings as django_settings
 from django.db import models
 
 from agentruns.conf import settings
@@ -53,6 +54,24 @@ class EscapedTextField(AnyTextField):
 def now() -> datetime:
     """Return the time by the journal's clock; Django's `auto_now` would ask this machine."""
     return clock.now(settings.DATABASE)
+
+
+def user_key(
+    verbose_name: Any, related_name: str, *, null: bool = True, db_index: bool = True
+) -> models.ForeignKey[Any, Any]:
+    """Return a column of a user, without a constraint or a cascade: the journal outlives its users.
+
+    They may also live in another database.
+    """
+    return models.ForeignKey(
+        django_settings.AUTH_USER_MODEL,
+        verbose_name=verbose_name,
+        null=null,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=db_index,
+        related_name=related_name,
+    )
 
 
 class PersonNameField(AnyCharField):

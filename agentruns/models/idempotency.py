@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import now
+from agentruns.models.fields import now, user_key
 from agentruns.utils.bounds import NAME_LENGTH
 
 
@@ -14,13 +13,7 @@ class IdempotencyRecord(models.Model):
     Written in the same transaction as the request's effect, so that one exists exactly if the other does.
     """
 
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("owner"),
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        related_name="agentruns_idempotency_records",
-    )
+    owner = user_key(_("owner"), "agentruns_idempotency_records", null=False)
     key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
     fingerprint = models.CharField(_("fingerprint of the request"), max_length=64)
     status = models.PositiveIntegerField(_("status"), default=0)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.definition import Definition
-from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now
+from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
 from agentruns.utils.bounds import NAME_LENGTH
@@ -35,14 +34,7 @@ class Run(models.Model):
     )
     # Scope and owner are copies of the session's, for the unique constraints on the idempotency key.
     scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("owner"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        related_name="agentruns_runs",
-    )
+    owner = user_key(_("owner"), "agentruns_runs")
     owner_name = PersonNameField(_("requester"), max_length=NAME_LENGTH, default="")
     requesters = models.TextField(default="")  # quoted ids of all who asked for it: " 5 17 "
     agent = models.CharField(_("agent"), max_length=100)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import EscapedTextField, PersonNameField, now
+from agentruns.models.fields import EscapedTextField, PersonNameField, now, user_key
 from agentruns.models.indexes import PrefixIndex
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.ids import secret, uuid7
@@ -21,15 +20,7 @@ class Session(models.Model):
     title = EscapedTextField(_("title"), default="")  # first line of its first task
     # Key of the digests of its calls: without it nobody finds an argument by trying.
     secret = models.CharField(max_length=64, default=secret, editable=False)
-    # No constraint and no cascade: the journal outlives the user, who may live in another database.
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("owner"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        related_name="agentruns_sessions",
-    )
+    owner = user_key(_("owner"), "agentruns_sessions")
     owner_name = PersonNameField(_("owner's name"), max_length=NAME_LENGTH, default="")
     next_seq = models.BigIntegerField(default=1)
     head = models.CharField(max_length=64, default=GENESIS)

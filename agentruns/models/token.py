@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField, now
+from agentruns.models.fields import CanonicalField, now, user_key
 from agentruns.models.session import Session
 from agentruns.utils.ids import uuid7
 
@@ -30,14 +29,7 @@ class ApiToken(models.Model):
     digest = models.CharField(_("digest"), max_length=64)
     name = models.CharField(_("name"), max_length=100, default="")
     scopes = CanonicalField(_("scopes"), default=list)
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("owner"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        related_name="agentruns_tokens",
-    )
+    owner = user_key(_("owner"), "agentruns_tokens")
     # Of the owner's password when it was made: a new password, or another user of the same key, ends it.
     credential = models.CharField(max_length=64, default="", editable=False)
     session = models.ForeignKey(

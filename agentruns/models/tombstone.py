@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import hashlib
 
-from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField, now
+from agentruns.models.fields import CanonicalField, now, user_key
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
@@ -40,15 +39,7 @@ class PrunedKey(models.Model):
     tombstone = models.ForeignKey(
         Tombstone, on_delete=models.PROTECT, related_name="pruned_keys", db_index=False
     )
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("owner"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        db_index=False,
-        related_name="agentruns_pruned_keys",
-    )
+    owner = user_key(_("owner"), "agentruns_pruned_keys", db_index=False)
     key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
     run_id = models.UUIDField(_("run"))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agentruns.agents.content import IMAGES, PDF, PLAIN
 from agentruns.exceptions import ContentTooLargeError, ContentTypeError
 
 Meta = dict[str, Any]  # a block of a journal row: type, media_type, name, size, sha256
@@ -22,17 +23,12 @@ class Limits(NamedTuple):
 
 
 # Every request has the form of the Messages API. With more than 20 pictures in one it takes only small ones.
-LIMITS = {
-    "anthropic": Limits(
-        types=frozenset(
-            ("image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf", "text/plain")
-        ),
-        image=5 * 2**20,
-        request=28 * 2**20,
-        files=20,
-    ),
-}
-DEFAULT = LIMITS["anthropic"]
+DEFAULT = Limits(
+    types=frozenset((*IMAGES, PDF, PLAIN)),
+    image=5 * 2**20,
+    request=28 * 2**20,
+    files=20,
+)
 
 
 @dataclass

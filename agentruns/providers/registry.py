@@ -12,11 +12,6 @@ def resolve(model: Model | str) -> Model:
     return _anthropic(model) if isinstance(model, str) else model
 
 
-def forget_clients() -> None:
-    """Make new clients for model names from now on, from the environment as it is then."""
-    _anthropic.cache_clear()
-
-
 @cache
 def _anthropic(name: str) -> Model:
     from agentruns.providers.anthropic import AnthropicModel

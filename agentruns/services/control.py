@@ -18,7 +18,8 @@ from agentruns.journal.read import definition_body
 from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
-from agentruns.services.rendering import put_away, render, renders
+from agentruns.services.rendering import put_away, rendered, renders
+from agentruns.services.requests import RunRequest
 from agentruns.services.sessions import Owner
 from agentruns.services.submit import store_definition
 from agentruns.services.write import find_run, write
@@ -136,18 +137,17 @@ def _rendered(run: Run, actor: Any) -> dict[str, Any]:
     has = {"instructions"} if not isinstance(body["instructions"], str) else set()
     if "tools_for" in body:
         has.add("tools")
-    made = render(
-        agent,
-        run.pk,
+    request = RunRequest(
+        agent=agent,
+        text=run.input,
         session=run.session.key,
         scope=run.scope,
-        context=run.context,
-        owner=Owner(run.owner_id, run.owner_name),
         actor=actor,
-        text=run.input,
-        has=has,
+        owner=Owner(run.owner_id, run.owner_name),
+        context=run.context,
+        run_id=run.pk,
     )
-    return put_away(made, run.session_id)
+    return put_away(rendered(request, has=has).rendered, run.session_id)
 
 
 def agent_again(run: Run) -> Agent:

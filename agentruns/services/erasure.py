@@ -232,8 +232,8 @@ class _Erasure:
 
     def look(self) -> Erased:
         """Return what goes; raise what hinders it."""
-        runs = Run.objects.using(self.alias).filter(pk__in=self._run_ids()).order_by("pk")
-        for run in runs:
+        run_ids = {row.run_id for rows in self.rows.values() for row in rows}
+        for run in Run.objects.using(self.alias).filter(pk__in=run_ids).order_by("pk"):
             permissions.require(self.actor, "erase", run)
         hindrance = Run.objects.using(self.alias).unfinished().filter(session_id__in=[*self.rows]).first()
         if hindrance is not None:
@@ -258,11 +258,12 @@ class _Erasure:
             erased.approvals += projection.rewrite()
             erased.answers += delete_answers_of(self.alias, projection.session, projection.runs())
             clear_admin_log(self.alias, projection.run_ids, projection.approvals)
-        transaction.on_commit(lambda: self._delete_files(erased), using=self.alias)
-        return erased
 
-    def _run_ids(self) -> set[UUID]:
-        return {row.run_id for rows in self.rows.values() for row in rows}
+        def delete() -> None:
+            erased.files = delete_files(self.files)
+
+        transaction.on_commit(delete, using=self.alias)
+        return erased
 
     def _destroy(self, session_id: UUID, rows: list[Row], reason: str) -> None:
         messages = Message.objects.using(self.alias).filter(session_id=session_id, content__isnull=False)
@@ -281,9 +282,6 @@ class _Erasure:
                         payload["file"] = " ".join(names)
                     batch.add(events.PAYLOAD_ERASED, payload)
                 store.append(batch, closed=True)  # and folds the run's columns anew
-
-    def _delete_files(self, erased: Erased) -> None:
-        erased.files = delete_files(self.files)
 
 
 def _chunks(rows: list[Row]) -> Iterator[list[Row]]:

@@ -27,8 +27,8 @@ from agentruns.models import ContextValue, Message, Run, Session
 from agentruns.services import api_tokens, permissions
 from agentruns.services.control import agent_again
 from agentruns.services.quotas import count_start, start_limit
-from agentruns.services.rendering import kept, put_away, renders
-from agentruns.services.requests import RunRequest, first_row, rendered, user_row
+from agentruns.services.rendering import kept, put_away, rendered, renders
+from agentruns.services.requests import RunRequest, first_row, user_row
 from agentruns.services.sessions import Owner, checked_context, title_of
 from agentruns.services.submit import refuse_pruned, store_definition, submit
 from agentruns.services.write import find_run, lock_session, require_task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from agentruns.journal.connection import mend_connection
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
-from agentruns.services.sessions import Owner
+from agentruns.services.requests import RunRequest
 from agentruns.tools import RunContext
 from agentruns.utils.redaction import get_logger
 
@@ -33,41 +34,29 @@ def renders(agent: Agent) -> bool:
     return agent.tools_for is not None or not isinstance(agent.instructions, str)
 
 
-def render(
-    agent: Agent,
-    run_id: UUID,
-    *,
-    session: str | None,
-    scope: str,
-    context: dict[str, Any],
-    owner: Owner,
-    actor: Any,
-    text: str,
-    has: Collection[str] = (),
-    origin: Run | None = None,
-) -> dict[str, Any]:
-    """Return the members of a run's first row that the agent's functions make, but those that it `has`.
+def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
+    """Return the request with what its agent's functions make for its run, but what is there or it `has`.
 
     Raises RenderingError where they raise, or return what cannot be instructions or a choice of tools.
     Nothing is stored; a transaction that they leave open is rolled back. `origin` is the run of a fork.
     """
+    agent, made = request.agent, dict(request.rendered)
     about = RunContext(
         agent=agent.name,
         version=agent.version,
-        run_id=str(run_id),
-        session_key=session or None,
-        scope=scope,
-        context=deepcopy(context),
-        actor=events.actor_ref(actor),
-        text=text,
-        _user=cache(partial(user_of, owner.ref())),
+        run_id=str(request.run_id),
+        session_key=request.session or None,
+        scope=request.scope,
+        context=deepcopy(request.context),
+        actor=events.actor_ref(request.actor),
+        text=request.text,
+        _user=cache(partial(user_of, request.owner.ref())),
     )
-    made: dict[str, Any] = {}
-    if not isinstance(agent.instructions, str) and "instructions" not in has:
+    if not isinstance(agent.instructions, str) and "instructions" not in {*has, *made}:
         made["instructions"] = _call("instructions", _instructions, about, agent, origin)
-    if agent.tools_for is not None and "tools" not in has:
+    if agent.tools_for is not None and "tools" not in {*has, *made}:
         made["tools"] = _call("tools_for", _names, about, agent, origin)
-    return made
+    return replace(request, rendered=made)
 
 
 class _UnusableError(Exception):

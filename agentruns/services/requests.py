@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from agentruns.journal.deciders import requester_ids
 from agentruns.journal.store import Batch
 from agentruns.models import Run, Session, SessionBearer
 from agentruns.providers import attachments
-from agentruns.services.rendering import render, renders
 from agentruns.services.sessions import NOBODY, Owner, checked_context, place
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
@@ -66,11 +65,12 @@ def request_for(
     agent: Agent | str,
     given: content.Input,
     session: Session | str,
-    actor: Any,
-    owner: Any,
-    scope: str | None,
-    context: dict[str, Any] | None,
-    key: str | None,
+    *,
+    actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
+    idempotency_key: str | None = None,
 ) -> RunRequest:
     """Return the request of what a caller gives; raises what `place`, `read_input`, `checked_context` do."""
     whose = actor if owner is None else owner
@@ -85,7 +85,7 @@ def request_for(
         actor=actor,
         owner=Owner.of_session(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
         context=checked_context(context),
-        key=key or "",
+        key=idempotency_key or "",
     )
 
 
@@ -110,28 +110,6 @@ def checked_time(moment: datetime | None) -> datetime | None:
         return moment.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"not_before must be a time in UTC as well, not {moment!r}.") from None
-
-
-def rendered(request: RunRequest, *, origin: Run | None = None) -> RunRequest:
-    """Return the request with what its agent's functions make for its run, besides what is there.
-
-    `origin` is the run of a fork.
-    """
-    if not renders(request.agent):
-        return request
-    made = render(
-        request.agent,
-        request.run_id,
-        session=request.session,
-        scope=request.scope,
-        context=request.context,
-        owner=request.owner,
-        actor=request.actor,
-        text=request.text,
-        has=request.rendered,
-        origin=origin,
-    )
-    return replace(request, rendered={**request.rendered, **made})
 
 
 def write_start(batch: Batch, request: RunRequest) -> None:

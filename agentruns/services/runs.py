@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 from django.utils.translation import gettext as _
 
 from agentruns.agents import output
-from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.agents.content import Input
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
@@ -30,7 +30,8 @@ from agentruns.journal.store import Batch, MemoryStore, SessionState, Store, loa
 from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
-from agentruns.services.requests import RunRequest, checked_time, rendered, request_for, write_start
+from agentruns.services.rendering import rendered
+from agentruns.services.requests import RunRequest, checked_time, request_for, write_start
 from agentruns.services.submit import submit
 from agentruns.services.write import find_run, write
 from agentruns.utils.db import (
@@ -80,8 +81,9 @@ def start_run(
     task or session, NotDurableError.
     """
     _require_durable(store)
-    request = request_for(agent, text, session or "", actor, owner, scope, context, idempotency_key)
-    return submit(replace(request, not_before=checked_time(not_before))).run
+    given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
+    given["idempotency_key"] = idempotency_key
+    return get_or_start(agent, text, session or "", not_before=not_before, **given)[0]
 
 
 def get_or_start(
@@ -89,19 +91,15 @@ def get_or_start(
     text: Input,
     session: Session | str | None,
     *,
-    actor: Any = None,
-    owner: Any = None,
-    scope: str | None = None,
-    context: dict[str, Any] | None = None,
-    idempotency_key: str | None = None,
     not_before: datetime | None = None,
+    **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Return the run of a task, and whether this call started it. Errors as `start_run`.
+    """Return the run of a task, and whether this call started it. Options and errors as `start_run`.
 
     Without a session a new run gets one of its own, and a key's run is returned whatever its session is.
     """
     name = str(uuid7()) if session is None else session
-    request = request_for(agent, text, name, actor, owner, scope, context, idempotency_key)
+    request = request_for(agent, text, name, **options)
     given = {"names_session": session is not None, "not_before": checked_time(not_before)}
     submission = submit(replace(request, **given))  # type: ignore[arg-type]
     return submission.run, submission.is_new
@@ -126,12 +124,14 @@ def run_agent(
     MemoryStoreNotDurableError, DurableConfigMismatchError.
     """
     agent = get_agent(agent)
+    given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     if session is None:
-        return _run_stateless(request_for(agent, text, "", actor, owner, scope, context, None))
+        return _run_stateless(request_for(agent, text, "", **given))
     _require_durable(store)
     alias = settings.DATABASE
     require_no_transaction(alias)
-    request = request_for(agent, text, session, actor, owner, scope, context, idempotency_key)
+    given["idempotency_key"] = idempotency_key
+    request = request_for(agent, text, session, **given)
     submission = submit(request, leased=True)
     run, lease = submission.run, submission.lease
     if lease is not None:

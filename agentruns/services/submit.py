@@ -31,8 +31,8 @@ from agentruns.models import Definition, PrunedKey, Run, Session, Tombstone
 from agentruns.models.tombstone import forgotten
 from agentruns.services import api_tokens, permissions
 from agentruns.services.quotas import count_start, start_limit
-from agentruns.services.rendering import put_away, renders
-from agentruns.services.requests import RunRequest, rendered, write_start
+from agentruns.services.rendering import put_away, rendered, renders
+from agentruns.services.requests import RunRequest, write_start
 from agentruns.services.sessions import require_writable, title_of
 from agentruns.services.write import find_run, lock_session, require_no_record, require_task
 from agentruns.utils.bounds import check_name

@@ -30,7 +30,6 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunState
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import RunState
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import NAMING, Parts, definitions_in, definitions_of, stored_rows
@@ -247,20 +246,17 @@ def _line(row: Row, parts: Parts, mask: Mask, true_values: bool) -> dict[str, An
 def _file(row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
     """Yield the parts of each file that a row points at, or one line that says why it is left out."""
     for stored in payloads.files(row.run_id, row.seq, row.payload):
-        if stored.data is None:
-            yield from _lines_of(stored, row, mask, true_values)
-
-
-def _lines_of(stored: Stored, row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
-    about: dict[str, Any] = {"file": stored.name, "of": row.seq}
-    if not true_values and mask.guards_file(row.tool_name):
-        yield {**about, "left_out": "may hold what is not to be shown"}
-        return
-    try:
-        for number, part in enumerate(_parts(payloads.chunks(stored)), start=1):
-            yield {**about, "part": number, "data": base64.b64encode(part).decode()}
-    except PayloadError as error:
-        yield {**about, "left_out": str(redacted(str(error))), "wrong": True}
+        about: dict[str, Any] = {"file": stored.name, "of": row.seq}
+        if stored.data is not None:
+            continue
+        if not true_values and mask.guards_file(row.tool_name):
+            yield {**about, "left_out": "may hold what is not to be shown"}
+            continue
+        try:
+            for number, part in enumerate(_parts(payloads.chunks(stored)), start=1):
+                yield {**about, "part": number, "data": base64.b64encode(part).decode()}
+        except PayloadError as error:
+            yield {**about, "left_out": str(redacted(str(error))), "wrong": True}
 
 
 def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -537,6 +533,9 @@ def _runs(found: _Export) -> Iterator[Run]:
         # The task is in the row after a run's first, or before a fork's.
         asked = (row for row in found.rows if row.seq <= started.seq + 1)
         task = task_of(asked)
+        columns = state.columns()
+        if columns["status"] not in Run.Status.values:  # it is active
+            columns["status"] = Run.Status.QUEUED
         yield Run(
             id=run_id,
             session_id=found.session.pk,
@@ -549,14 +548,8 @@ def _runs(found: _Export) -> Iterator[Run]:
             context=state.context,
             origin_id=UUID(origin["run"]) if origin else None,
             origin_seq=origin.get("seq") if origin else None,
-            **_columns(state),
+            **columns,
         )
-
-
-def _columns(state: RunState) -> dict[str, Any]:
-    columns = state.columns()
-    active = columns["status"] not in Run.Status.values
-    return {**columns, "status": Run.Status.QUEUED if active else columns["status"]}
 
 
 def _times(found: _Export) -> dict[UUID, tuple[datetime, datetime]]:

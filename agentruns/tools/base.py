@@ -190,7 +190,13 @@ class Tool(Options, Generic[P, R]):
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
         """Return arguments validated, and as JSON again; raises InvalidArguments."""
         validated = _validate(self.signature.model, raw)
-        return validated, _dump(validated)
+        try:
+            return validated, validated.model_dump(
+                mode="json", by_alias=True, round_trip=True, warnings=False
+            )
+        except Exception as error:
+            text = f"The arguments cannot be stored as JSON: {type(error).__name__}."
+            raise InvalidArguments(text) from error
 
     def output(self, result: Any) -> ToolOutput:
         """Return a handler's result as JSON; never raises."""
@@ -259,14 +265,6 @@ def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
         raise InvalidArguments(_explain(model, error)) from None
     except Exception as error:
         raise InvalidArguments(f"The arguments could not be validated: {type(error).__name__}.") from error
-
-
-def _dump(arguments: BaseModel) -> dict[str, Any]:
-    """Return validated arguments as a JSON object; raises InvalidArguments."""
-    try:
-        return arguments.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
-    except Exception as error:
-        raise InvalidArguments(f"The arguments cannot be stored as JSON: {type(error).__name__}.") from error
 
 
 def _block(item: Any) -> content.Block:

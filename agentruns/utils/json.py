@@ -27,17 +27,17 @@ def dumps(value: Any) -> str:
     try:
         text = _encode(value)
     except ValueError:  # a non-finite number, most likely
-        return _encode(_escape(value))
+        return _encode(_walk(value, escape_text, ESCAPE))
     # NUL and DLE are written as \u0000 and \u0010; a false alarm ("\\u0010") only costs the walk.
     if "\\u00" in text or not is_utf8(text):
-        return _encode(_escape(value))
+        return _encode(_walk(value, escape_text, ESCAPE))
     return text
 
 
 def loads(text: str) -> Any:
     """Return the value of a canonical text."""
     value = json.loads(text)
-    return _unescape(value) if "\\u0010" in text else value
+    return _walk(value, _original, ESCAPE) if "\\u0010" in text else value
 
 
 def digest(value: Any) -> str:
@@ -64,17 +64,7 @@ def unescape_text(text: str) -> str:
 
 def legal(value: Any) -> Any:
     """Return `value` as strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
-    if isinstance(value, str):
-        # Most texts are plain, and the search takes many times longer.
-        plain = "\x00" not in value and (value.isascii() or is_utf8(value))
-        return value if plain else _ILLEGAL.sub("\ufffd", value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {legal(key): legal(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [legal(item) for item in value]
-    return value
+    return _walk(value, _legal_text, "")
 
 
 def legal_text(value: Any) -> str:
@@ -109,28 +99,28 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _escape(value: Any) -> Any:
+def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
+    """Return a value with its texts and keys changed, and numbers that JSON lacks as texts after a mark."""
     if isinstance(value, str):
-        return escape_text(value)
+        return text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return ESCAPE + ("NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity"))
+        return mark + ("NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity"))
     if isinstance(value, dict):
-        return {_escape(key): _escape(item) for key, item in value.items()}
+        return {_walk(key, text, mark): _walk(item, text, mark) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escape(item) for item in value]
+        return [_walk(item, text, mark) for item in value]
     return value
 
 
-def _unescape(value: Any) -> Any:
-    if isinstance(value, str):
-        if value in _NON_FINITE:
-            return _NON_FINITE[value]
-        return unescape_text(value)
-    if isinstance(value, dict):
-        return {_unescape(key): _unescape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_unescape(item) for item in value]
-    return value
+def _legal_text(text: str) -> str:
+    # Most texts are plain, and the search takes many times longer.
+    plain = "\x00" not in text and (text.isascii() or is_utf8(text))
+    return text if plain else _ILLEGAL.sub("\ufffd", text)
+
+
+def _original(text: str) -> Any:
+    """Return what stood in place of an escaped text: another text, or a number."""
+    return _NON_FINITE[text] if text in _NON_FINITE else unescape_text(text)
 
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentruns.providers import registry
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import (
     Model,
@@ -20,7 +21,7 @@ from agentruns.providers.base import (
     check_reply,
     model_identity,
 )
-from agentruns.providers.registry import forget_clients, resolve
+from agentruns.providers.registry import resolve
 from tests.unit.claude import failure, request
 
 TEXT = {"type": "text", "text": "Hello."}
@@ -106,7 +107,7 @@ def test_identity_and_resolution() -> None:
     assert model_identity(Fixed(None)) == f"{__name__}.Fixed"
     fixed = Fixed(None)
     assert resolve(fixed) is fixed
-    forget_clients()
+    registry._anthropic.cache_clear()
     assert resolve("claude-x") is resolve("claude-x")
     assert isinstance(resolve("claude-x"), AnthropicModel)
     assert resolve("claude-x") is not resolve("claude-y")

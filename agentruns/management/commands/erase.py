@@ -6,9 +6,7 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
-
-from agentruns.management.base import WRONG, AgentRunsCommand, usage
+from agentruns.management.base import WRONG, AgentRunsCommand, usage, user_named
 from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
 from agentruns.utils.redaction import redacted
 
@@ -50,7 +48,8 @@ class Command(AgentRunsCommand):
                 usage("SEQ is the number of a row.")
             erased = erase_rows(row[0], ACTOR, reason, seq=int(row[1]), dry_run=dry_run)
         elif user is not None:
-            erased = erase_user(_user(user), ACTOR, reason, dry_run=dry_run)
+            owner = user_named(user, is_active=False)  # it is often asked when an account is closed
+            erased = erase_user(owner, ACTOR, reason, dry_run=dry_run)
         else:
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
         record = redacted(erased.record())
@@ -72,10 +71,3 @@ class Command(AgentRunsCommand):
         self.say("Not reached:")
         for place in record["not_reached"]:
             self.say(f"- {place}")
-
-
-def _user(name: str) -> Any:
-    """Return a user, active or not: the request often comes when an account is closed."""
-    users = get_user_model()
-    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
-    return user if user is not None else usage(f"There is no user {name}.")
