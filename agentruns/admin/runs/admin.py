@@ -111,7 +111,7 @@ def _selected(verb: str, description: Any) -> Any:
 class RunAdmin(ReadOnlyAdmin):
     """One task given to one agent: where it stands, why, and what can be done."""
 
-    list_display = ("task", "where", "who", "requester", "started", "used_tokens", "used_cost")
+    list_display = ("task", "where", "who", "started", "used_tokens", "used_cost")
     list_display_links = ("task",)
     list_filter = (RunStatusFilter, StartedFilter, AgentFilter, SessionFilter, RequesterFilter, FailureFilter)
     change_list_template = "agentruns/admin/runs.html"
@@ -176,15 +176,10 @@ class RunAdmin(ReadOnlyAdmin):
         """The agent, and the caller's own key: each leads to its runs."""
         return two_lines(run.links["agent"], run.links["session"])
 
-    @admin.display(description=gettext_lazy("requester"), ordering="owner_name")
-    def requester(self, run: Any) -> SafeString:
-        """The user that the run was started for."""
-        return run.links["requester"]  # type: ignore[no-any-return]
-
-    @admin.display(description=gettext_lazy("started"), ordering="id")
-    def started(self, run: Run) -> SafeString | str:
-        """The time since it was started."""
-        return age(run.created_at)
+    @admin.display(description=gettext_lazy("started, requester"), ordering="id")
+    def started(self, run: Any) -> SafeString:
+        """The time since it was started, and the user that it was started for."""
+        return two_lines(age(run.created_at), run.links["requester"])
 
     @admin.display(description=gettext_lazy("tokens"), ordering="tokens")
     def used_tokens(self, run: Run) -> SafeString:

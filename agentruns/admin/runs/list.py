@@ -21,6 +21,7 @@ from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 from agentruns.tools.card import one_line
 
+LINE = 110  # characters of a second line
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 TITLE = 100  # characters
@@ -52,12 +53,12 @@ def second(run: Any) -> str:
                 "time": time_words(run.lease_expires_at),
                 "text": text,
             }
-        return one_line(text)
+        return one_line(text, LINE)
     if run.status == Run.Status.RUNNING:
         return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
             "count": run.step
         }
-    return one_line(plain(run.came or ""))
+    return one_line(plain(run.came or ""), LINE)
 
 
 def came(run: Any, mask: Mask) -> str:
