@@ -16,7 +16,7 @@ from agentruns.admin.html import words as time_words
 from agentruns.admin.runs.steps import mask_for
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
-from agentruns.models import Run
+from agentruns.models import Review, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 from agentruns.tools.card import one_line
@@ -97,6 +97,15 @@ def status(run: Run) -> SafeString:
     if not waiting.is_stalled(run):
         return badge
     return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
+
+
+def reviewed(review: Review | None) -> str:
+    """Return how a run was rated, and who sees to it, on one line."""
+    if review is None:
+        return ""
+    rating = _("rated %(rating)s") % {"rating": review.get_rating_display()} if review.rating else ""
+    whose = _("for %(name)s") % {"name": plain(review.assignee_name)} if review.assignee_name else ""
+    return ", ".join(part for part in (rating, whose) if part)
 
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:
