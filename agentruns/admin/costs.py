@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -15,13 +14,11 @@ from django.db.models.functions import TruncDate
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import Bounded, bounded, first_id
-from agentruns.admin.dashboard import bar
-from agentruns.admin.filters import SKEW, midnight
+from agentruns.admin.base import bounded
+from agentruns.admin.dashboard import bar, runs_of_days
 from agentruns.admin.html import EMPTY, plain
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
@@ -70,38 +67,13 @@ class CostsForm(forms.Form):
         return given
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The runs of one agent, day, requester or scope, or all of them."""
-
-    name: str
-    url: str
-    row: dict[str, Any]
-    bar: SafeString
-
-    @property
-    def runs(self) -> Bounded:
-        """Their number."""
-        return bounded(self.row["runs"], RUNS)
-
-    @property
-    def tokens(self) -> str:
-        """Their tokens."""
-        return short(self.row["used"] or 0)
-
-    @property
-    def cost(self) -> str:
-        """Their cost; "" where no price is known."""
-        return amount(self.row["spent"])
-
-
 def costs_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     """Show what the runs of some days used; of those that the user may see."""
     form = _form(admin, request)
     shown: dict[str, Any] = {"form": form}
     if form.is_valid():
         first, last, by = (form.cleaned_data[name] for name in ("first", "last", "by"))
-        runs = _runs(request.user, first, last)
+        runs = runs_of_days(visible_runs(request.user), first, last, RUNS)
         total = runs.aggregate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost"))
         found = list(_grouped(runs, BY[by][1])[: LINES + 1])
         sizes = [float(row["spent"] or 0) if total["spent"] else row["used"] for row in found]
@@ -109,10 +81,10 @@ def costs_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
         shown |= {
             "label": BY[by][0],
             "lines": [
-                Line(*_named(row, by, days, listed), row, bar(size, 0, max(sizes)))
+                {**_named(row, by, days, listed), **_figures(row), "bar": bar(size, 0, max(sizes))}
                 for row, size in zip(found[:LINES], sizes, strict=False)
             ],
-            "total": Line("", "", total, SafeString()),
+            "total": _figures(total),
             "is_cut": total["runs"] == RUNS or len(found) > LINES,
             "csv_url": admin.url(request, "csv", first=first, last=last),
         }
@@ -132,7 +104,8 @@ def csv_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     columns = ["day", "agent", "owner_name", "scope"]
     writer = csv.writer(response)
     writer.writerow(["day", "agent", "requester", "scope", "runs", "tokens", "cost"])
-    for row in _grouped(_runs(request.user, first, last), columns)[:MOST_LINES]:
+    runs = runs_of_days(visible_runs(request.user), first, last, RUNS)
+    for row in _grouped(runs, columns)[:MOST_LINES]:
         cost = "" if row["spent"] is None else format(row["spent"], "f")
         writer.writerow([*(safe_cell(row[column]) for column in columns), row["runs"], row["used"], cost])
     return response
@@ -150,15 +123,6 @@ def _form(admin: RunAdmin, request: HttpRequest) -> CostsForm:
     return CostsForm(request.GET)
 
 
-def _runs(user: Any, first: date, last: date) -> QuerySet[Run]:
-    """Return the newest runs of these days that a user may see."""
-    start, end = midnight(first), midnight(last + timedelta(days=1))
-    some = visible_runs(user).filter(
-        pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW), created_at__gte=start, created_at__lt=end
-    )
-    return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:RUNS])
-
-
 def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
     """Return runs, tokens and cost by some columns, the dearest first; days in their order."""
     found = runs.annotate(day=TruncDate("created_at")).values(*columns)
@@ -168,7 +132,12 @@ def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
     )
 
 
-def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> tuple[str, str]:
+def _figures(row: dict[str, Any]) -> dict[str, Any]:
+    used, spent = short(row["used"] or 0), amount(row["spent"])
+    return {"runs": bounded(row["runs"], RUNS), "tokens": used, "cost": spent}
+
+
+def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> dict[str, str]:
     """Return the name of a line, and the list of its runs, "" where no filter finds them."""
     name, query = row[BY[by][1][0]], {**days}
     if by == "day":
@@ -178,5 +147,5 @@ def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> t
     elif by == "requester" and row["owner_id"] is not None:
         query["requester"] = row["owner_id"]
     else:
-        return plain(name or EMPTY), ""
-    return plain(name), f"{listed}?{urlencode(query)}"
+        return {"name": plain(name or EMPTY), "url": ""}
+    return {"name": plain(name), "url": f"{listed}?{urlencode(query)}"}

@@ -80,32 +80,6 @@ class Decisions:
         return f"{100 * self.approved // self.count} %"
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
-    """The runs started on one day; `bar` shows all of them, and those that failed."""
-
-    label: str
-    runs: int
-    failed: int
-    bar: SafeString
-    url: str
-    failed_url: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentWeek:
-    """The runs of one agent in a week."""
-
-    agent: str
-    runs: int
-    failed: int
-    median: str
-    tokens: str
-    cost: str
-    url: str
-    failed_url: str
-
-
 @dataclass(slots=True)
 class Dashboard:
     """The figures that this user may see; `failed` where they could not be read."""
@@ -116,8 +90,8 @@ class Dashboard:
     costs_url: str = ""
     waiting: list[dict[str, Any]] | None = None  # the approvals that wait longest
     worker: dict[str, Any] | None = None  # when one was last seen
-    days: list[Day] | None = None
-    agents: list[AgentWeek] | None = None
+    days: list[dict[str, Any]] | None = None  # the runs started on each
+    agents: list[dict[str, Any]] | None = None
     cost: str = ""
     looked_at: Bounded | None = None  # runs of the week
     failures: list[dict[str, Any]] | None = None
@@ -222,10 +196,8 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
     """Look at the newest runs of a week once: by day, by agent, and what they cost."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
-    since = midnight(first)
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
-    rows = runs.filter(pk__gte=first_id(since - SKEW), created_at__gte=since).order_by("-pk")
-    week: Any = list(rows.values_list(*columns, named=True)[: RUNS + 1])
+    week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
     found.looked_at, week = bounded(len(week), RUNS), week[:RUNS]
     days = [first + timedelta(days=number) for number in range(DAYS)]
     by_day: dict[date, list[Any]] = {day: [] for day in days}
@@ -234,32 +206,40 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
         by_day.setdefault(timezone.localdate(run.created_at), []).append(run)
         by_agent[run.agent].append(run)
     most = max(map(len, by_day.values()))
-    found.days = []
-    for day in reversed(days):
-        failed, its = _failed(by_day[day]), by_day[day]
-        span = {"started_from": day.isoformat(), "started_to": day.isoformat()}
-        urls = (_list(site, Run, **span), _list(site, Run, status="failed", **span))
-        found.days.append(
-            Day(date_format(day, "MONTH_DAY_FORMAT"), len(its), failed, bar(len(its), failed, most), *urls)
-        )
+    found.days = [
+        {
+            "label": date_format(day, "MONTH_DAY_FORMAT"),
+            "bar": bar(len(by_day[day]), _failed(by_day[day]), most),
+            **_counts(site, by_day[day], started_from=f"{day}", started_to=f"{day}"),
+        }
+        for day in reversed(days)
+    ]
     found.cost = amount(_cost(week))
     most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
-    found.agents = [_agent(site, agent, its, first) for agent, its in most_first[:TOOLS]]
+    found.agents = []
+    for agent, its in most_first[:TOOLS]:
+        ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
+        line = {
+            "agent": plain(agent),
+            "median": duration(median(ended)) if ended else EMPTY,
+            "tokens": short(sum(run.tokens for run in its)),
+            "cost": amount(_cost(its)),
+        }
+        found.agents.append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
 
 
-def _agent(site: AdminSite, agent: str, its: list[Any], first: date) -> AgentWeek:
-    ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
-    query = {"agent": agent, "started_from": first.isoformat()}
-    return AgentWeek(
-        agent=plain(agent),
-        runs=len(its),
-        failed=_failed(its),
-        median=duration(median(ended)) if ended else EMPTY,
-        tokens=short(sum(run.tokens for run in its)),
-        cost=amount(_cost(its)),
-        url=_list(site, Run, **query),
-        failed_url=_list(site, Run, status="failed", **query),
+def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
+    """Return the newest of some runs that were started on these days, each once."""
+    start, end = midnight(first), midnight(last + timedelta(days=1))
+    some = runs.filter(
+        pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW), created_at__gte=start, created_at__lt=end
     )
+    return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:most])
+
+
+def _counts(site: AdminSite, its: list[Any], **query: str) -> dict[str, Any]:
+    urls = {"url": _list(site, Run, **query), "failed_url": _list(site, Run, status="failed", **query)}
+    return {"runs": len(its), "failed": _failed(its), **urls}
 
 
 def _failed(runs: list[Any]) -> int:

@@ -27,7 +27,7 @@ from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import ONE_LINE, plain, pretty, status_word
 from agentruns.conf import settings
-from agentruns.models import Approval, Message, Run
+from agentruns.models import Approval, Message, Review, Run
 from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING
 from agentruns.utils import clock
@@ -132,7 +132,7 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
     name, _colon, value = term.partition(":")
     which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
     some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
-    found = list(some.only("session_id", "definition_id", "context"))
+    found = list(some.select_related(None).only("session_id", "definition_id", "context"))
     masks = journal.masking.masks_of(found, size=journal.masking.MOST_READ) if found else {}
     shown = {run.pk: redacted(masks[run.session_id].run(run).context) for run in found}
     return [
@@ -241,6 +241,29 @@ class FailureFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs that failed so."""
         return queryset.filter(pk__in=[run.pk for run in self.found.runs] if self.found else [])
+
+
+class ReviewFilter(KnownValues):
+    """By what people said of a run, and who sees to it."""
+
+    title = _("review")
+    parameter_name = "review"
+    template = "agentruns/admin/filter_chips.html"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return what can be chosen."""
+        return [("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the runs reviewed so, or assigned to the user."""
+        self.user = request.user
+        return super().queryset(request, queryset)
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the runs chosen."""
+        ratings = {"good": Review.Rating.GOOD, "bad": Review.Rating.BAD}
+        which = {"assignee_id": self.user.pk} if value == "mine" else {"rating": ratings[value]}
+        return queryset.filter(pk__in=Review.objects.using(queryset.db).filter(**which).values("pk"))
 
 
 class RunStatusFilter(KnownValues):

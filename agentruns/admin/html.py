@@ -237,7 +237,7 @@ TONES = {
 
 # Statuses as people call them, on every page and in every filter; the others are called what they are.
 STATUS_WORDS: dict[str, Any] = {
-    Run.Status.AWAITING_APPROVAL: gettext_lazy("waits for a decision"),
+    Run.Status.AWAITING_APPROVAL: gettext_lazy("waiting"),
     Run.Status.ORPHANED: gettext_lazy("in doubt"),
     Approval.Status.PENDING: gettext_lazy("waiting"),
     Approval.Status.CONSUMED: gettext_lazy("approved, done"),

@@ -41,6 +41,7 @@ ACTIONS = {
     "adopt": ("agentruns.adopt_definition", False),
     "resolve": ("agentruns.resolve_orphan", False),
     "export": ("agentruns.view_run", True),
+    "review": ("agentruns.review_run", False),
     "erase": ("agentruns.erase_payload", False),
     "act_for": ("agentruns.act_for", False),
     "decide": ("agentruns.decide_approval", False),

@@ -8,6 +8,7 @@ from agentruns.models.idempotency import IdempotencyRecord
 from agentruns.models.message import Message
 from agentruns.models.notification import Notification
 from agentruns.models.quota import StartCount
+from agentruns.models.review import Review
 from agentruns.models.run import Run
 from agentruns.models.session import Session
 from agentruns.models.token import ApiToken, SessionBearer
@@ -25,6 +26,7 @@ __all__ = [
     "Message",
     "Notification",
     "PrunedKey",
+    "Review",
     "Run",
     "Session",
     "SessionBearer",

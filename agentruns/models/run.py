@@ -95,6 +95,7 @@ class Run(models.Model):
             ("pause_run", _("Can pause runs")),
             ("fork_run", _("Can run again and fork runs")),
             ("erase_payload", _("Can erase values from the journal")),
+            ("review_run", _("Can rate runs, note and assign them")),
             ("replay_run", _("Can ask a model what it would have done")),
             ("adopt_definition", _("Can let runs go on under another definition")),
             ("resolve_orphan", _("Can give the verdict on a call in doubt")),

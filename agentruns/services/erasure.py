@@ -31,7 +31,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.read import session_rows
 from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.journal.verify import History
-from agentruns.models import Approval, ContextValue, Message, Run, Session
+from agentruns.models import Approval, ContextValue, Message, Review, Run, Session
 from agentruns.models.parts import ERASED, split
 from agentruns.services import permissions
 from agentruns.services.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
@@ -451,6 +451,8 @@ class _Projection:
         without = self.runs().filter(pk__in=[row.run_id for row in started if row.is_erased])
         without.update(context={})
         ContextValue.objects.using(self.alias).filter(run__in=without).delete()
+        # Nobody can tell whether a note repeats what was erased.
+        Review.objects.using(self.alias).filter(run__in=self.runs()).exclude(note="").update(note=ERASED)
         session = Session.objects.using(self.alias).filter(pk=self.session.pk)
         session.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
         if any(

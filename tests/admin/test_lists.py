@@ -39,7 +39,7 @@ def test_runs_say_where_they_stand_and_what_they_wait_for(world: World) -> None:
     page = listed(RUNS)
     assert all(found(page, run) for run in runs)
     for shown in (
-        "waits for a decision", "in doubt", "paused", "queued", "completed", "viewer",
+        "waiting", "in doubt", "paused", "queued", "completed", "viewer",
         f"Waits for approval: {approval.title}", "A call of dies is in doubt", "Paused: the bank is down",
         "gated-waiting", "waiting",
     ):  # fmt: skip

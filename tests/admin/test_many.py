@@ -14,7 +14,7 @@ from django.urls import reverse
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.admin import base, filters
 from agentruns.admin.filters import names
-from agentruns.models import Approval, ContextValue, Run, Session
+from agentruns.models import Approval, ContextValue, Review, Run, Session
 from agentruns.services.permissions import decidable, decidable_by
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
@@ -43,6 +43,8 @@ def many(world: World) -> Run:
     assert waiting.pk == Approval.objects.latest("id").pk
     ContextValue.objects.create(run=one, key="order", value="A1")
     multiply(ContextValue, MANY, id="n + 1000000", run_id=made("n"), value="'A' || n")
+    Review.objects.create(run=one, rating=1, assignee_id=1)
+    multiply(Review, MANY, run_id=made("n"), rating="0", assignee_id="n + 1")
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return one
@@ -63,6 +65,7 @@ def asked(model: str, query: str) -> tuple[Page, list[str]]:
         ("run", "", "agentruns_run_newest"),
         ("run", "status=failed", "agentruns_run_status"),
         ("run", "agent=completed-rare", "agentruns_run_agent"),
+        ("run", "review=good", "agentruns_review_rating"),
         ("run", "q=RARE", "agentruns_key_begins"),
         ("run", "q=ros", "agentruns_requester_begins"),
         ("approval", "status=all", "agentruns_approval_newest"),

@@ -9,6 +9,7 @@ import pytest
 from django.test import override_settings
 
 from agentruns import approve, deny
+from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.people import user
@@ -157,6 +158,28 @@ def runs(desk: Desk, visitor: Visitor) -> None:
     desk.in_doubt(session="ticket-5")
     World().completed("ticket-6")
     visitor.open(RUNS)
+
+
+@page
+def front_page(desk: Desk, visitor: Visitor) -> None:
+    desk.one(session="ticket-4")
+    for number in range(2):
+        failed = World().completed(f"ticket-{number + 5}")
+        error = f"ValueError: no lamp {number} is {'very ' * 30}left"
+        Run.objects.filter(pk=failed.pk).update(status="failed", error=error)
+    visitor.open(INDEX)
+
+
+@page
+def start(desk: Desk, visitor: Visitor) -> None:
+    World().completed()
+    visitor.open(f"{RUNS}start/")
+
+
+@page
+def nothing_found(desk: Desk, visitor: Visitor) -> None:
+    desk.one()
+    visitor.open(f"{QUEUE}?q=4711")
 
 
 @page

@@ -34,11 +34,12 @@ def multiply(model: type[models.Model], times: int, **columns: str) -> None:
     names = [field.column for field in model._meta.concrete_fields]
     values = [columns.get(name, f'"{name}"') for name in names]
     quoted = ", ".join(f'"{name}"' for name in names)
-    table, series = model._meta.db_table, SERIES[connection.vendor].format(times)
+    table, key = model._meta.db_table, model._meta.pk.column
+    series = SERIES[connection.vendor].format(times)
     with connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {table} ({quoted}) SELECT {', '.join(values)} "
-            f"FROM (SELECT * FROM {table} ORDER BY id DESC LIMIT 1) AS model, {series}"
+            f"FROM (SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1) AS model, {series}"
         )
 
 

@@ -23,7 +23,7 @@ from django.test import Client
 import agentruns
 from agentruns import Image, Text, run_agent, tool
 from agentruns.api import router
-from agentruns.models import ApiToken, Approval, Message, Run
+from agentruns.models import ApiToken, Approval, Message, Review, Run
 from agentruns.services.api_tokens import create_token
 from agentruns.urls import urlpatterns
 from tests.admin.conftest import dying
@@ -175,7 +175,7 @@ HARMLESS = {
 }  # fmt: skip
 RUN_POSTS = {
     **dict.fromkeys(("again", "fork", "pause", "cancel"), "do with one's own"),
-    **dict.fromkeys(("resume", "adopt", "resolve", "erase"), "operate"),
+    **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review"), "operate"),
     "reveal": "reveal",
 }
 CONSOLE_POSTS = {
@@ -271,7 +271,7 @@ def ids() -> Ids:
 
 
 def rows() -> Any:
-    models = (Run, Approval, Message, ApiToken)
+    models = (Run, Approval, Message, ApiToken, Review)
     return [list(model._default_manager.order_by("pk").values()) for model in models]
 
 
@@ -494,7 +494,7 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
     return {
         **{"digest": digest, "reason": "no", "text": "no", "hours": "4", "key": "k", "argument-note": "x"},
         **{"seq": "3", "verdict": "unknown", "evidence": "seen", "at": "2", "action": "approve_selected"},
-        **{"agent": "spoken"},
+        **{"agent": "spoken", "rating": "1"},
         **{"confirmed": "1", f"digest-{key}": digest, "_selected_action": key, "revealed": "1"},
     }
 

@@ -132,6 +132,7 @@ QUIET: dict[str, Callable[[World], Post]] = {
     "approval_reveal": lambda world: console(world.waiting(), "reveal"),
     "run_pause": lambda world: console(world.waiting().run, "pause"),
     "apitoken_revoke": lambda world: (revocation(), {}, world.completed()),
+    "run_review": lambda world: console(world.completed(), "review", rating="1"),
     "run_export": lambda world: console(world.completed(), "export"),
     "run_replay": lambda world: console(world.completed(), "replay", who="code"),
     "run_erase": lambda world: erasure(world.completed()),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from agentruns.admin.runs import limits as limits
     from agentruns.admin.runs import list as list
     from agentruns.admin.runs import page as page
+    from agentruns.admin.runs import review as review
     from agentruns.admin.runs import steps as steps
 else:
     __getattr__ = modules_of(__name__)

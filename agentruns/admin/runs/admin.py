@@ -11,7 +11,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import DecimalField, F, QuerySet, Value
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -24,6 +24,7 @@ from agentruns.admin.filters import (
     AgentFilter,
     FailureFilter,
     RequesterFilter,
+    ReviewFilter,
     RunStatusFilter,
     SessionFilter,
     StartedFilter,
@@ -49,6 +50,7 @@ VIEWS = (
     View("pause", "runs.actions.pause_view", acts=True),
     View("cancel", "runs.actions.cancel_view", acts=True),
     View("adopt", "runs.limits.adopt_view", acts=True),
+    View("review", "runs.review.review_view", acts=True),
     View("verify", "runs.audit.verify_view", acts=True),
     View("export", "runs.audit.export_view", acts=True),
     View("again", "runs.history.again_view", acts=True),
@@ -96,6 +98,7 @@ class RunList(LeanChangeList):
         self.result_list = [run.mask.run(run) for run in self.result_list]
         found = services.waiting.waits(settings.DATABASE, self.result_list, masks)
         for run in self.result_list:
+            run.reviewed = runs.list.reviewed(getattr(run, "review", None))
             run.waits, run.came = found.get(run.pk, []), runs.list.came(run, run.mask)
             run.links = listing.links(request, run)
 
@@ -112,9 +115,17 @@ def _selected(verb: str, description: Any) -> Any:
 class RunAdmin(ReadOnlyAdmin):
     """One task given to one agent: where it stands, why, and what can be done."""
 
-    list_display = ("task", "where", "who", "requester", "started", "used_tokens", "used_cost")
+    list_display = ("task", "where", "who", "started", "used_tokens", "used_cost")
     list_display_links = ("task",)
-    list_filter = (RunStatusFilter, StartedFilter, AgentFilter, SessionFilter, RequesterFilter, FailureFilter)
+    list_filter = (
+        RunStatusFilter,
+        ReviewFilter,
+        StartedFilter,
+        AgentFilter,
+        SessionFilter,
+        RequesterFilter,
+        FailureFilter,
+    )
     change_list_template = "agentruns/admin/runs.html"
     list_class = RunList
     ordering = ("-updated_at", "-id")
@@ -134,8 +145,8 @@ class RunAdmin(ReadOnlyAdmin):
     pages = PAGES
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the runs that the user may see, with their session."""
-        return journal.policy.visible_runs(request.user).select_related("session")
+        """Return the runs that the user may see, with their session and their review."""
+        return journal.policy.visible_runs(request.user).select_related("session", "review")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -170,22 +181,18 @@ class RunAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:
         """The status; below it the way to what a person has to do."""
-        return two_lines(runs.list.status(run), run.links["act"])
+        parts = [part for part in (run.links["act"], run.reviewed) if part]
+        return two_lines(runs.list.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
 
     @admin.display(description=gettext_lazy("agent, session"), ordering="agent")
     def who(self, run: Any) -> SafeString:
         """The agent, and the caller's own key: each leads to its runs."""
         return two_lines(run.links["agent"], run.links["session"])
 
-    @admin.display(description=gettext_lazy("requester"), ordering="owner_name")
-    def requester(self, run: Any) -> SafeString:
-        """The user that the run was started for."""
-        return run.links["requester"]  # type: ignore[no-any-return]
-
-    @admin.display(description=gettext_lazy("started"), ordering="id")
-    def started(self, run: Run) -> SafeString | str:
-        """The time since it was started."""
-        return age(run.created_at)
+    @admin.display(description=gettext_lazy("started, requester"), ordering="id")
+    def started(self, run: Any) -> SafeString:
+        """The time since it was started, and the user that it was started for."""
+        return two_lines(age(run.created_at), run.links["requester"])
 
     @admin.display(description=gettext_lazy("tokens"), ordering="tokens")
     def used_tokens(self, run: Run) -> SafeString:
@@ -215,7 +222,13 @@ class RunAdmin(ReadOnlyAdmin):
     def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
         """Return the page of one run; where its journal cannot be read, what is known without it."""
         page = runs.page
-        sections = (page.overview, runs.limits.limits, runs.history.lineage, runs.audit.buttons)
+        sections = (
+            page.overview,
+            runs.limits.limits,
+            runs.history.lineage,
+            runs.audit.buttons,
+            runs.review.review,
+        )
         try:
             # Before the rows are read: what comes in between is then new to the page, and not missed.
             shown: dict[str, Any] = {} if "live" in context else {"live": page.live(self, request, obj)}

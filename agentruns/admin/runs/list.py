@@ -16,11 +16,12 @@ from agentruns.admin.html import words as time_words
 from agentruns.admin.runs.steps import mask_for
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
-from agentruns.models import Run
+from agentruns.models import Review, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 from agentruns.tools.card import one_line
 
+LINE = 110  # characters of a second line
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 TITLE = 100  # characters
@@ -52,12 +53,12 @@ def second(run: Any) -> str:
                 "time": time_words(run.lease_expires_at),
                 "text": text,
             }
-        return one_line(text)
+        return one_line(text, LINE)
     if run.status == Run.Status.RUNNING:
         return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
             "count": run.step
         }
-    return one_line(plain(run.came or ""))
+    return one_line(plain(run.came or ""), LINE)
 
 
 def came(run: Any, mask: Mask) -> str:
@@ -96,6 +97,15 @@ def status(run: Run) -> SafeString:
     if not waiting.is_stalled(run):
         return badge
     return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
+
+
+def reviewed(review: Review | None) -> str:
+    """Return how a run was rated, and who sees to it, on one line."""
+    if review is None:
+        return ""
+    rating = _("rated %(rating)s") % {"rating": review.get_rating_display()} if review.rating else ""
+    whose = _("for %(name)s") % {"name": plain(review.assignee_name)} if review.assignee_name else ""
+    return ", ".join(part for part in (rating, whose) if part)
 
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:

@@ -1,0 +1,76 @@
+"""Reviews: people rate a run, keep a note about it, and say who sees to it; no part of the journal."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth import get_user_model
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.exceptions import RunStateError
+from agentruns.journal.policy import is_somebody, visible_runs
+from agentruns.models import Review, Run
+from agentruns.services import permissions
+from agentruns.services.sessions import Owner
+from agentruns.services.write import find_run
+from agentruns.utils import clock
+from agentruns.utils.bounds import REASON_LENGTH
+
+
+def review_run(
+    run_id: UUID | str,
+    actor: Any,
+    *,
+    rating: int = Review.Rating.NONE,
+    note: str = "",
+    assignee: str = "",
+    seen: datetime | None = None,
+) -> Review:
+    """Replace the review of a run; `assignee` is a username, `seen` when the review was changed last.
+
+    Raises RunStateError if somebody else changed it since, ValueError, PermissionDeniedError,
+    DurableRunNotFoundError.
+    """
+    run = find_run(run_id)
+    permissions.require_visible(actor, run)
+    permissions.require(actor, "review", run)
+    if rating not in Review.Rating.values or len(note) > REASON_LENGTH:
+        raise ValueError(f"A rating is -1, 0 or 1, and a note has at most {REASON_LENGTH} characters.")
+    whose, author = _assignable(assignee, run), Owner.of(actor)
+    columns = {
+        "rating": rating,
+        "note": note,
+        **{"assignee_id": whose.id, "assignee_name": whose.name},
+        **{"author_id": author.id, "author_name": author.name},
+        "updated_at": clock.now(settings.DATABASE),
+    }
+    reviews = Review.objects.using(settings.DATABASE)
+    if seen is None:
+        is_done = reviews.get_or_create(run_id=run.pk, defaults=columns)[1]
+    else:
+        is_done = bool(reviews.filter(pk=run.pk, updated_at=seen).update(**columns))
+    if not is_done:
+        raise RunStateError(
+            _("Somebody else changed the review of run %(run)s meanwhile. Look at it again.")
+            % {"run": run.pk},
+            str(run.pk),
+        )
+    return reviews.get(pk=run.pk)
+
+
+def _assignable(name: str, run: Run) -> Owner:
+    """Return the user of a name who may see a run, nobody for ""; ValueError for any other."""
+    if not name:
+        return Owner()
+    users = get_user_model()
+    try:
+        person = users._default_manager.get_by_natural_key(name)
+    except (users.DoesNotExist, ValueError):
+        person = None
+    # One answer for both: names of users are not to be found out here.
+    if not is_somebody(person) or not visible_runs(person).filter(pk=run.pk).exists():
+        raise ValueError(_("Nobody of this name may see the run."))
+    return Owner.of(person)

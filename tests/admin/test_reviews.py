@@ -1,0 +1,122 @@
+"""Reviews: rated, noted and assigned by who may, shown to who sees the run, and gone when it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+
+from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError, RunStateError
+from agentruns.models import Message, Review, Run
+from agentruns.services.erasure import erase_payload
+from agentruns.services.retention import erase_session
+from agentruns.services.reviews import review_run
+from agentruns.tools.card import MASK
+from tests.admin.conftest import World, secretive
+from tests.admin.pages import Page, read, url
+from tests.admin.people import browser, user
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def reviewer(db: None) -> Any:
+    who = user("viewer")
+    who.user_permissions.add(Permission.objects.get(codename="review_run"))
+    return who
+
+
+def listed(role: str = "superuser", **query: str) -> set[str]:
+    page = read(browser(role).get(reverse("admin:agentruns_run_changelist"), query))
+    return {link.split("?")[0] for link in page.links if "/change/" in link}
+
+
+def shown(run: Run, role: str = "superuser") -> Page:
+    return read(browser(role).get(url(run)))
+
+
+def send(run: Run, role: str = "viewer", **data: str) -> Any:
+    page = shown(run, role)
+    form = page.forms.get(url(run, "review"), {})
+    sent = {"seen": form.get("seen", ""), "rating": "0", "assignee": "", "note": "", **data}
+    return browser(role).post(url(run, "review"), sent, follow=True)
+
+
+def test_a_run_is_rated_noted_and_assigned(world: World, reviewer: Any) -> None:
+    run, other = world.completed("one"), world.completed("two")
+    before = Message.objects.count()
+    answer = send(run, rating="-1", note="It was rude.\n<b>", assignee="operator")
+    assert answer.status_code == 404 or "Nobody of this name may see the run." in read(answer).text
+    assert not Review.objects.exists()
+    user("operator")
+    answer = send(run, rating="-1", note="It was rude.\n<b>", assignee="operator")
+    assert "The review is saved." in read(answer).text
+    text = " ".join(shown(run, "operator").text.split())
+    assert "Rated: bad. Assigned to operator. viewer," in text
+    assert "It was rude. <b>" in text
+    assert "Change the review" not in text
+    assert listed("operator", review="mine") == {url(run)}
+    assert listed(review="bad") == {url(run)}
+    assert listed(review="good") == listed(review="mine") == set()
+    assert listed() == {url(run), url(other)}
+    page = read(browser("superuser").get(reverse("admin:agentruns_run_changelist")))
+    assert "rated bad, for operator" in page.text
+    send(run, rating="1", note="No, it was not.")
+    review = Review.objects.get()
+    assert (review.rating, review.note, review.assignee_id) == (1, "No, it was not.", None)
+    assert Message.objects.count() == before, "no row of the journal"
+
+
+def test_only_who_may_and_who_sees_the_run(world: World, reviewer: Any) -> None:
+    run = world.completed()
+    for role, status in {"operator": 403, "staff": 403, "decider": 403, "resumer": 403}.items():
+        response = browser(role).post(url(run, "review"), {"rating": "1"})
+        assert response.status_code == status, role
+        with pytest.raises((PermissionDeniedError, DurableRunNotFoundError)):
+            review_run(run.pk, user(role), rating=1)
+    assert browser("viewer").get(url(run, "review")).status_code == 302
+    assert not Review.objects.exists()
+    review_run(run.pk, None, rating=1)
+    for wrong in ({"rating": 2}, {"note": "x" * 100_000}, {"assignee": "staff"}, {"assignee": "nobody"}):
+        with pytest.raises(ValueError, match=r"rating|Nobody"):
+            review_run(run.pk, None, **wrong)
+
+
+def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -> None:
+    run = world.completed()
+    answer = send(run, rating="1", note="kept text", assignee="staff")
+    assert "Nobody of this name may see the run." in read(answer).text
+    assert "kept text" in str(read(answer).forms)
+    stale = shown(run, "viewer").forms[url(run, "review")]
+    assert send(run, "superuser", rating="1").status_code == 200
+    answer = browser("viewer").post(url(run, "review"), {**stale, "rating": "-1", "note": "late"})
+    assert answer.status_code == 409
+    assert "late" in str(read(answer).forms)
+    assert Review.objects.get().rating == 1
+    with pytest.raises(RunStateError, match="meanwhile"):
+        review_run(run.pk, None, rating=-1)
+
+
+def test_a_note_is_masked_and_what_is_hidden_of_it_stays(world: World, reviewer: Any) -> None:
+    run = world.waiting(tools=[secretive]).run
+    review_run(run.pk, None, note="to DE02-secret\u202e")
+    page = shown(run, "viewer")
+    assert "secret" not in page.text + str(page.forms)
+    assert f"to {MASK}" in page.text
+    assert page.forms[url(run, "review")]["note"] == f"to {MASK}[U+202E]"
+    send(run, rating="1", note=page.forms[url(run, "review")]["note"])
+    assert (Review.objects.get().rating, Review.objects.get().note) == (1, "to DE02-secret\u202e")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_goes_with_the_session_and_its_note_with_a_row(world: World) -> None:
+    run, other = world.completed("one"), world.completed("two")
+    for each in (run, other):
+        review_run(each.pk, None, note="Ann, Elm Street 7", rating=1)
+    erase_payload(run.pk, 2, None, "asked for")
+    assert (Review.objects.get(pk=run.pk).note, Review.objects.get(pk=run.pk).rating) == ("[erased]", 1)
+    assert Review.objects.get(pk=other.pk).note == "Ann, Elm Street 7"
+    erase_session("two")
+    assert [each.pk for each in Review.objects.all()] == [run.pk]

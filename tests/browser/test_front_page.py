@@ -1,0 +1,88 @@
+"""The front page and the lists follow what happens; a run is started and reviewed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentruns.models import Review, Run
+from tests.admin.conftest import World
+from tests.admin.people import user
+from tests.browser.desk import MAIL, REFUND, Desk
+from tests.browser.sound import assert_sound
+from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors
+from tests.shop.agents import shop_agent
+
+INTERVAL = 11_000  # milliseconds: more than any page waits between two looks
+
+
+@pytest.mark.parametrize("where", [RUNS, QUEUE])
+def test_an_open_list_says_what_is_new(desk: Desk, visitor: Visitor, where: str) -> None:
+    desk.one(REFUND, session="old")
+    visitor.page.clock.install()
+    visitor.open(where)
+    assert not visitor.page.locator(".ar-news a").is_visible()
+    visitor.page.clock.fast_forward(INTERVAL)
+    desk.one(MAIL, session="new")
+    visitor.page.clock.fast_forward(INTERVAL)
+    visitor.wait_for("1 new since you opened this")
+    assert_sound(visitor.page)
+    visitor.click(visitor.link("1 new since you opened this"))
+    visitor.page.locator("#result_list tbody tr").nth(1).wait_for()
+    zones = [each["value"] for each in visitor.context.cookies() if each["name"] == "agentruns_zone"]
+    assert zones == [visitor.page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone")]
+
+
+def test_the_front_page_follows(desk: Desk, visitor: Visitor) -> None:
+    visitor.page.clock.install()
+    visitor.open(INDEX)
+    figure = visitor.page.locator(".ar-figure", has_text="in doubt")
+    assert figure.inner_text().split()[0] == "0"
+    desk.in_doubt()
+    visitor.page.locator(".ar-figure a").first.focus()
+    visitor.page.clock.fast_forward(INTERVAL)
+    visitor.page.wait_for_timeout(300)
+    assert figure.inner_text().split()[0] == "0", "what somebody uses stays"
+    visitor.page.evaluate("document.activeElement.blur()")
+    visitor.page.clock.fast_forward(INTERVAL)
+    visitor.page.locator(".ar-figure--bad", has_text="in doubt").wait_for()
+    visitor.page.clock.fast_forward(INTERVAL)
+    visitor.click(visitor.page.locator(".ar-figure a", has_text="in doubt"))
+    visitor.page.wait_for_url("**status=orphaned*")
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_a_run_is_started_and_reviewed(desk: Desk, visit: Visitors, javascript: bool) -> None:
+    shop_agent("helper", {"text": "done"}, starters="anyone")
+    user("viewer")
+    visitor = visit(javascript=javascript)
+    visitor.open(INDEX)
+    visitor.click(visitor.page.get_by_role("link", name="Start a run", exact=True))
+    visitor.page.get_by_label("Agent:").select_option("helper")
+    visitor.page.get_by_label("Task:").fill("Mend the lamp")
+    visitor.click(visitor.button("Start"))
+    visitor.wait_for("Started. A worker takes it up.")
+    run = Run.objects.get()
+    assert (run.input, run.agent) == ("Mend the lamp", "helper")
+    visitor.click(visitor.page.locator("summary", has_text="Rate, note, assign"))
+    visitor.page.get_by_label("good", exact=True).check()
+    visitor.page.get_by_label("Who sees to it").fill("viewer")
+    visitor.page.get_by_label("Note, for colleagues").fill("Well done.")
+    if javascript:
+        assert_sound(visitor.page)
+    visitor.click(visitor.button("Save"))
+    visitor.wait_for("The review is saved.")
+    review = Review.objects.get()
+    assert (review.rating, review.assignee_name, review.note) == (1, "viewer", "Well done.")
+
+
+def test_costs_lead_to_their_runs(visitor: Visitor) -> None:
+    World().completed("ticket-6")
+    visitor.open(INDEX)
+    visitor.click(visitor.page.get_by_role("link", name="Costs and tokens"))
+    visitor.page.get_by_label("by").select_option("day")
+    visitor.click(visitor.button("Show"))
+    visitor.page.wait_for_url("**by=day*")
+    assert_sound(visitor.page)
+    visitor.click(visitor.page.locator(".ar-costs tbody a").first)
+    visitor.page.wait_for_url("**started_from=*")
+    assert visitor.page.locator("#result_list tbody tr").count() == 1
