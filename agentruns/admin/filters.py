@@ -99,7 +99,7 @@ def run_texts(runs: Collection[Run]) -> Iterator[tuple[UUID, list[str]]]:
 
 def _texts_of(shown: Run) -> Iterator[str]:
     context = redacted(shown.context)
-    values = (text for name, each in context.items() for text in (said(each), f"{name}:{said(each)}"))
+    values = (said(each) for each in context.values())  # with their names: _in_context
     yield from (redact(shown.title), redact(shown.session.key), redact(shown.owner_name), *values)
 
 
