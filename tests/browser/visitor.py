@@ -18,7 +18,7 @@ from tests.admin.people import browser as client_of
 
 WIDE = {"width": 1280, "height": 900}
 NARROW = {"width": 375, "height": 812}
-PATIENCE = 10_000  # milliseconds
+PATIENCE = 30_000  # milliseconds, on a machine with several tests on each processor
 QUEUE = "/admin/agentruns/approval/"
 INDEX = "/admin/"
 LOGIN = "/admin/login/"
