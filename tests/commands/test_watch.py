@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,6 +118,14 @@ def test_a_lost_ring_delays_a_run_until_the_next_look(
     assert reaction(card, effects) < 10
 
 
+def seconds_to_end(child: subprocess.Popen[str]) -> float:
+    """Return how long a watcher takes to end after SIGTERM."""
+    began = time.monotonic()
+    child.terminate()
+    assert child.wait(10) == 0
+    return time.monotonic() - began
+
+
 def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
     watch: Watch, effects: Effects, tmp_path: Path
 ) -> None:
@@ -132,8 +141,6 @@ def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
                 return bool(cursor.fetchone()[0] == 0)
 
             wait_for(is_free, "a moment without readers", 5)
-    began = time.monotonic()
-    child.terminate()
-    assert child.wait(10) == 0
-    assert time.monotonic() - began < 3
+    # A crowded machine may end one late; one that waits for its next look is late always.
+    assert any(seconds_to_end(one) < 3 for one in chain([child], (watch(SELDOM) for _ in range(2))))
     assert (tmp_path / "said").read_text().endswith("Stopped.\n")
