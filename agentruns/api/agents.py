@@ -5,13 +5,12 @@ from __future__ import annotations
 from django.http import HttpRequest
 
 from agentruns.api.auth import user_of
-from agentruns.api.errors import documented
 from agentruns.api.routing import router
 from agentruns.api.schemas import AgentOut, AgentPage
 from agentruns.services.starting import agents_of
 
 
-@router.get("/agents", response=AgentPage, openapi_extra=documented(401, 403))
+@router.get("/agents", response=AgentPage)
 def list_agents(request: HttpRequest) -> AgentPage:
     """List the agents that you may start, with their tools. Of several versions the last one is started."""
     return AgentPage(items=[AgentOut.of(agent) for agent in agents_of(user_of(request))], next=None)

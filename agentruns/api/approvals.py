@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -14,7 +15,7 @@ from agentruns.api.auth import (
     require_token_scope,
     user_of,
 )
-from agentruns.api.errors import Problem, approval_facts, documented
+from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page
 from agentruns.api.routing import router
@@ -27,7 +28,6 @@ from agentruns.api.schemas import (
     Cursor,
     Deny,
     Key,
-    Keyed,
     OfApprovalStatus,
     Reveal,
 )
@@ -40,10 +40,8 @@ from agentruns.services import approvals as services
 from agentruns.services import permissions, reveals
 from agentruns.tools.options import REQUESTER
 
-DECISION = documented(400, 401, 403, 404, 409, 413, 422)
 
-
-@router.get("/approvals", response=ApprovalPage, openapi_extra=documented(400, 401, 422))
+@router.get("/approvals", response=ApprovalPage)
 def list_approvals(
     request: HttpRequest, status: OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
@@ -55,7 +53,7 @@ def list_approvals(
     return ApprovalPage(items=ApprovalOut.all(found), next=following)
 
 
-@router.get("/approvals/{approval_id}", response=ApprovalOut, openapi_extra=documented(401, 403, 404, 422))
+@router.get("/approvals/{approval_id}", response=ApprovalOut)
 def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal = False) -> ApprovalOut:
     """Return one approval with its effective arguments and their digest, which a decision needs.
 
@@ -70,7 +68,7 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
     return ApprovalOut.revealed(approval)
 
 
-@router.post("/approvals/{approval_id}/approve", response=ApprovalOut, openapi_extra=DECISION)
+@router.post("/approvals/{approval_id}/approve", response=ApprovalOut)
 def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: Key | None = KEY) -> Any:
     """Approve the call, with other `arguments` if given.
 
@@ -78,33 +76,20 @@ def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: K
     arguments do not fit the tool.
     """
 
-    def act(approval: Approval, **who: Any) -> Approval:
-        require_password(request, approval)
-        return services.approve(
-            approval.pk, digest=body.digest, arguments=body.arguments, reason=body.reason, **who
-        )
-
+    act = partial(services.approve, arguments=body.arguments, reason=body.reason)
     return _decide(request, approval_id, act, key, body)
 
 
-@router.post("/approvals/{approval_id}/deny", response=ApprovalOut, openapi_extra=DECISION)
+@router.post("/approvals/{approval_id}/deny", response=ApprovalOut)
 def deny(request: HttpRequest, approval_id: ApprovalId, body: Deny, key: Key | None = KEY) -> Any:
     """Deny the call; the model gets the reason instead of a result. 409 as for approve."""
-
-    def act(approval: Approval, **who: Any) -> Approval:
-        return services.deny(approval.pk, reason=body.reason, digest=body.digest, **who)
-
-    return _decide(request, approval_id, act, key, body)
+    return _decide(request, approval_id, partial(services.deny, reason=body.reason), key, body)
 
 
-@router.post("/approvals/{approval_id}/answer", response=ApprovalOut, openapi_extra=DECISION)
+@router.post("/approvals/{approval_id}/answer", response=ApprovalOut)
 def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: Key | None = KEY) -> Any:
     """Give the model `text` as the result of the call, which is not executed. 409 as for approve."""
-
-    def act(approval: Approval, **who: Any) -> Approval:
-        return services.answer(approval.pk, text=body.text, digest=body.digest, **who)
-
-    return _decide(request, approval_id, act, key, body)
+    return _decide(request, approval_id, partial(services.answer, text=body.text), key, body)
 
 
 def _decide(
@@ -112,7 +97,7 @@ def _decide(
     approval_id: str,
     act: Callable[..., Approval],
     key: Key | None,
-    body: Keyed,
+    body: Approve | Deny | Answer,
 ) -> Any:
     user = user_of(request)
 
@@ -126,8 +111,11 @@ def _decide(
 
     def decide() -> ApprovalOut:
         approval = find()
+        if isinstance(body, Approve):
+            require_password(request, approval)
         try:
-            return ApprovalOut.of(act(approval, actor=user, channel=channel_of(request)))
+            decided = act(approval.pk, actor=user, digest=body.digest, channel=channel_of(request))
+            return ApprovalOut.of(decided)
         except ApprovalStateError as error:
             raise Problem.of(error, **approval_facts(services.find_approval(approval.pk))) from error
 

@@ -17,9 +17,9 @@ from ninja.throttling import AnonRateThrottle, UserRateThrottle
 from ninja.utils import check_csrf
 
 from agentruns import journal, services
-from agentruns.api.errors import MARK, URN, Problem, run_facts
+from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
+from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
 from agentruns.models import ApiToken, Approval, Message, Run, Session, SessionBearer
 from agentruns.utils.redaction import get_logger
 
@@ -61,6 +61,8 @@ class Entry:
     lets_visitors_in: bool = False  # with a session token
     headers: dict[int, dict[str, str]] = field(default_factory=dict)
     is_counted: bool = False
+    operation: Any = None
+    before: dict[str, Any] = field(default_factory=dict)  # the request's attributes before authentication
 
 
 class BearerAuth(security.HttpBearer):
@@ -83,8 +85,13 @@ class BearerAuth(security.HttpBearer):
                 "owner who is not active or has a new password. Send 'Bearer ' and what manage.py "
                 "create_api_token printed.",
             )
-        user = found.owner if found.session_id is None else SessionBearer(found.session_id)
-        _act_as(request, user)
+        user: Any = found.owner if found.session_id is None else SessionBearer(found.session_id)
+        request.user = user
+
+        async def auser() -> Any:
+            return user
+
+        request.auser = auser
         _throttle(request, user)
         _require_scope(request, found)
         return found
@@ -149,11 +156,6 @@ def channel_of(request: HttpRequest) -> str:
     return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
-def entry_for(path: str, methods: Sequence[str]) -> Entry:
-    """Return the notes on an operation of the router, by which tokens it may be used."""
-    return Entry(scopes_for(path, methods), any((method, path) in VISITORS for method in methods))
-
-
 def require_password(request: HttpRequest, approval: Approval) -> None:
     """Raise Problem (403) where a call of high risk takes a fresh password; a token cannot give one."""
     is_token = isinstance(getattr(request, "auth", None), ApiToken)
@@ -165,15 +167,15 @@ def require_password(request: HttpRequest, approval: Approval) -> None:
         )
 
 
-def scopes_for(path: str, methods: Sequence[str]) -> list[str]:
-    """Return the scopes of which a token needs one for an operation of the router."""
-    reads = set(methods) <= {"GET", "HEAD"}
+def entry_for(method: str, path: str) -> Entry:
+    """Return the notes on an operation of the router, by which tokens it may be used."""
+    scope, reads = ApiToken.Scope, method == "GET"
+    scopes = [scope.RUNS_READ if reads else scope.RUNS_WRITE]
     if path.startswith("/approvals"):
-        decide = ApiToken.Scope.APPROVALS_DECIDE.value
         # Which of the two a decision takes depends on the approval.
-        other = ApiToken.Scope.RUNS_READ if reads else ApiToken.Scope.APPROVALS_OWN
-        return [other.value, decide] if reads else [decide, other.value]
-    return [ApiToken.Scope.RUNS_READ.value if reads else ApiToken.Scope.RUNS_WRITE.value]
+        deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
+        scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
+    return Entry([each.value for each in scopes], (method, path) in VISITORS)
 
 
 def entry_of(request: HttpRequest) -> Entry:
@@ -245,14 +247,6 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     raise Problem.named("throttled", detail, retry_after=seconds)
 
 
-def _act_as(request: HttpRequest, user: Any) -> None:
-    async def auser() -> Any:
-        return user
-
-    request.user = user
-    request.auser = auser
-
-
 # Visibility: "not yours" and "not there" are the same answer. Permissions to act are the services'.
 
 
@@ -287,12 +281,6 @@ def readable(user: Any, run: Run) -> Run:
     if isinstance(user, SessionBearer):
         run.context = {}
     return run
-
-
-def run_named(user: Any, error: RunStateError) -> dict[str, Any]:
-    """Return the state of the run that an error names, if the user may see it."""
-    run = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
-    return run_facts(run) if run else {}
 
 
 def find_approval(user: Any, approval_id: str) -> Approval:

@@ -88,13 +88,28 @@ def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 JSON = "application/json"
-ETAG = 'W/"6dfe1fba9c2d47e08b31c5a4f7209d6e"'
-_TEXT = {"type": "string"}
+ONCE = ("resume_run", "cancel_run", "pause_run", "erase_row", "resolve_orphan", "approve", "deny", "answer")
+PERMITTED = (*ONCE, "start_run", "send_message", "fork_run", "get_content", "get_file")
+EVERYWHERE = {
+    400: ["malformed"],
+    401: ["not-authenticated"],
+    404: ["not-found"],
+    413: ["too-large"],
+    422: ["validation"],
+    429: ["throttled"],
+    500: ["payload"],
+    503: ["unavailable"],
+}
+HEADERS = {401: ["WWW-Authenticate"], 429: ["Retry-After"]}
+HEADERS_OF: dict[str, dict[int, list[str]]] = {
+    "get_run": {200: ["ETag"], 304: ["ETag"]},
+    **{name: {200: ["Idempotency-Replayed"]} for name in ONCE},
+}
 
 
 @cache
 def _examples() -> dict[str, Any]:
-    """The objects, requests and problems of the examples, and the problem types of each operation."""
+    """The objects, requests and problems of the examples, and what ninja does not know of each operation."""
     found: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
     return found
 
@@ -109,77 +124,27 @@ def _made(recipe: Any) -> dict[str, Any]:
     return made
 
 
-@cache
-def _answers() -> dict[str, dict[int, Any]]:
-    """The answer of each operation, by status."""
-    found = {
-        name: {int(status): _made(recipe) for status, recipe in answers.items()}
-        for name, answers in _examples()["answers"].items()
-    }
-    found["get_session"][200]["runs"] = found["list_runs"][200]
-    return found
-
-
-ONCE = ("resume_run", "cancel_run", "pause_run", "erase_row", "resolve_orphan", "approve", "deny", "answer")
-PERMITTED = (*ONCE, "start_run", "send_message", "fork_run", "get_content", "get_file")
-EVERYWHERE = {
-    400: ["malformed"],
-    401: ["not-authenticated"],
-    404: ["not-found"],
-    413: ["too-large"],
-    422: ["validation"],
-    429: ["throttled"],
-    500: ["payload"],
-    503: ["unavailable"],
-}
-
-
-def _header(description: str, example: str) -> dict[str, Any]:
-    return {"description": description, "schema": _TEXT, "example": example}
-
-
-TAG = {"ETag": _header("value for If-None-Match", ETAG)}
-AGAIN = {"Idempotency-Replayed": _header("true: asked for before; this is how things are now", "true")}
-HEADERS: dict[int, dict[str, Any]] = {
-    401: {"WWW-Authenticate": _header("how to authenticate", "Bearer")},
-    429: {"Retry-After": _header("in how many seconds to send the next one", "12")},
-}
-HEADERS_OF: dict[str, dict[int, dict[str, Any]]] = {
-    "get_run": {200: TAG, 304: TAG},
-    **{name: {200: AGAIN} for name in ONCE},
-}
-
-PARAMETERS: dict[str, list[dict[str, Any]]] = {
-    "get_run": [
-        {
-            "in": "header",
-            "name": "If-None-Match",
-            "description": "the ETag of the version you have: 304 while nothing has changed",
-            "schema": _TEXT,
-            "required": False,
-            "example": ETAG,
-        }
-    ]
-}
-
-
-def illustrated(name: str, method: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI extras of the endpoint `name`, with its examples, problem types and headers."""
-    answers = dict(extra.get("responses", {}))
-    for status, answer in _answers().get(name, {}).items():
-        answers[status] = {**answers.get(status, {}), "content": {JSON: {"example": answer}}}
-    for status, answer in answers.items():
-        if CONTENT_TYPE in answer.get("content", {}):
-            answers[status] = _problem(answer, status, _types(name, method, status))
+def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
+    """Return the OpenAPI extras of the endpoint `name`: its examples, its problems and its headers."""
+    known = _examples()
+    answers = {int(status): answer for status, answer in known["responses"].get(name, {}).items()}
+    for status, recipe in known["answers"].get(name, {}).items():
+        answers[int(status)] = {"content": {JSON: {"example": _made(recipe)}}}
+    if name == "get_session":
+        answers[200]["content"][JSON]["example"]["runs"] = _made(known["answers"]["list_runs"]["200"])
+    errors = {int(status): types for status, types in known["errors"].get(name, {}).items()}
+    usual = () if is_open else (401, 403, 429, *((400, 404, 409, 413, 422) if method == "POST" else ()))
+    for status in {*usual, *errors}:
+        answers[status] = _problem(errors.get(status) or _types(name, method, status), status)
     for status, headers in {**HEADERS, **HEADERS_OF.get(name, {})}.items():
         if status in answers:
-            answers[status] = {**answers[status], "headers": headers}
-    extra = {**extra, "responses": answers}
-    if name in PARAMETERS:
-        extra["parameters"] = [*extra.get("parameters", []), *PARAMETERS[name]]
-    if request := _examples()["requests"].get(name):
-        others = extra.get("requestBody", {}).get("content", {})
-        extra["requestBody"] = {"content": {JSON: {"example": request}, **others}}
+            answers[status] |= {"headers": {each: known["headers"][each] for each in headers}}
+    extra = {"responses": answers, "parameters": known["parameters"].get(name, [])}
+    if request := known["requests"].get(name):
+        content = {JSON: {"example": request}}
+        if upload := known["uploads"].get(name):
+            content["multipart/form-data"] = {"schema": known["upload"], "example": {"body": upload}}
+        extra["requestBody"] = {"content": content}
     return extra
 
 
@@ -189,14 +154,19 @@ def _types(name: str, method: str, status: int) -> list[str]:
         return ["scope", *of_session, *["permission-denied"] * (name in PERMITTED)]
     if status == HTTPStatus.BAD_REQUEST and method == "GET":
         return ["bad-cursor"]
-    return _examples()["types"].get(name, {}).get(str(status)) or EVERYWHERE[status]
+    return EVERYWHERE[status]
 
 
-def _problem(answer: dict[str, Any], status: int, types: list[str]) -> dict[str, Any]:
+def _problem(types: list[str], status: int) -> dict[str, Any]:
+    """Return the response of an error; ninja itself supports one media type only."""
+    from agentruns.api.schemas import Problem as Body  # with the endpoints, not with the URLs
+
     examples = {each: {"value": _example(each, status)} for each in types}
-    content = {**answer["content"][CONTENT_TYPE], "examples": examples}
     named = ", ".join(f"`{URN}{each}`" for each in types)
-    return {"description": f"{answer['description']}: {named}", "content": {CONTENT_TYPE: content}}
+    return {
+        "description": f"{HTTPStatus(status).phrase}: {named}",
+        "content": {CONTENT_TYPE: {"schema": Body.model_json_schema(), "examples": examples}},
+    }
 
 
 def _example(name: str, status: int) -> dict[str, Any]:

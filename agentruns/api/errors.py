@@ -193,18 +193,6 @@ def _where(loc: tuple[Any, ...]) -> list[Any]:
     return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
-def documented(*statuses: int) -> dict[str, Any]:
-    """Return the OpenAPI responses of an operation's errors; ninja itself supports one media type only."""
-    from agentruns.api.schemas import Problem as Body  # with the endpoints, not with the URLs
-
-    content = {CONTENT_TYPE: {"schema": Body.model_json_schema()}}
-    return {
-        "responses": {
-            status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
-        }
-    }
-
-
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
     """Return a run's state for a 409: who ended or paused it, who resolved the call in doubt, and when."""
     rows = _rows(run.pk).own()

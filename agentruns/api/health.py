@@ -10,7 +10,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django.http import HttpRequest
 
 from agentruns.api.auth import HEADER, token_of
-from agentruns.api.errors import Problem, documented
+from agentruns.api.errors import Problem
 from agentruns.api.routing import router
 from agentruns.api.schemas import Health
 from agentruns.conf import settings
@@ -20,7 +20,7 @@ from agentruns.services import permissions
 from agentruns.services.sweep import sweeper
 
 
-@router.get("/health", response=Health, exclude_unset=True, openapi_extra=documented(503))
+@router.get("/health", response=Health, exclude_unset=True)
 def health(request: HttpRequest) -> Health:
     """Return whether the database can be reached.
 

@@ -58,39 +58,29 @@ def once(
         raise Problem.named("validation", detail)
     given = body.model_dump(exclude={"idempotency_key"}) if body else {}
     fingerprint = canonical.digest([request.method, request.path, given])
-    return in_transaction(settings.DATABASE, lambda: _once(request, key, fingerprint, act, again))
+    records = IdempotencyRecord.objects.using(settings.DATABASE)
 
+    def answer() -> Any:
+        # DO NOTHING waits for a concurrent request with this key, and leaves the caller's transaction usable.
+        mine = IdempotencyRecord(owner_id=user.pk, key=key, fingerprint=fingerprint)
+        records.bulk_create([mine], ignore_conflicts=True)
+        record = records.get(owner_id=user.pk, key=key)
+        if record.fingerprint != fingerprint:
+            raise Problem.named(
+                "idempotency-key",
+                f"Idempotency key {redact(record.key)!r} was given with another method, path or body. "
+                "Use a new key for a new request, or repeat the first one unchanged.",
+                answered_at=record.created_at,
+            )
+        if record.status:  # without one, this transaction made the record
+            repeated = again()
+            entry_of(request).headers[record.status] = {REPLAYED: "true"}
+            return Status(record.status, repeated)
+        done: Any = act()
+        run_id = getattr(done, "run", None) or done.id  # it names a run, or is one
+        unanswered = records.filter(pk=record.pk, status=0)
+        if unanswered.update(status=HTTPStatus.OK, run_id=run_id) != 1:
+            raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")
+        return done
 
-def _once(
-    request: HttpRequest,
-    key: str,
-    fingerprint: str,
-    act: Callable[[], BaseModel],
-    again: Callable[[], BaseModel],
-) -> Any:
-    records, owner = IdempotencyRecord.objects.using(settings.DATABASE), user_of(request).pk
-    # DO NOTHING waits for a concurrent request with this key, and leaves the caller's transaction usable.
-    mine = IdempotencyRecord(owner_id=owner, key=key, fingerprint=fingerprint)
-    records.bulk_create([mine], ignore_conflicts=True)
-    record = records.get(owner_id=owner, key=key)
-    if record.fingerprint != fingerprint:
-        raise _of_another_request(record)
-    if record.status:  # without one, this transaction made the record
-        answer = again()
-        entry_of(request).headers[record.status] = {REPLAYED: "true"}
-        return Status(record.status, answer)
-    done: Any = act()
-    run_id = getattr(done, "run", None) or done.id  # it names a run, or is one
-    unanswered = records.filter(pk=record.pk, status=0)
-    if unanswered.update(status=HTTPStatus.OK, run_id=run_id) != 1:
-        raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")
-    return done
-
-
-def _of_another_request(record: IdempotencyRecord) -> Problem:
-    return Problem.named(
-        "idempotency-key",
-        f"Idempotency key {redact(record.key)!r} was given with another method, path or body. "
-        "Use a new key for a new request, or repeat the first one unchanged.",
-        answered_at=record.created_at,
-    )
+    return in_transaction(settings.DATABASE, answer)

@@ -6,15 +6,21 @@ Every command of a project loads its URLs, and ninja's models take longer to mak
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from django.conf import settings as django_settings
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, RawPostDataException
 from ninja.constants import NOT_SET
 from ninja.errors import ConfigError
 from ninja.operation import Operation
 
 from agentruns.api import uploads
+from agentruns.api.auth import Entry, entry_for
+from agentruns.api.errors import MARK, Problem
 
 ENDPOINTS = {
     ("GET", "/agents"): "agents.list_agents",
@@ -23,7 +29,7 @@ ENDPOINTS = {
     ("POST", "/approvals/{approval_id}/approve"): "approvals.approve",
     ("POST", "/approvals/{approval_id}/deny"): "approvals.deny",
     ("POST", "/approvals/{approval_id}/answer"): "approvals.answer",
-    ("POST", "/runs/{run_id}/fork"): "forks.fork_run",
+    ("POST", "/runs/{run_id}/fork"): "runs.fork_run",
     ("GET", "/health"): "health.health",
     ("POST", "/runs"): "runs.start_run",
     ("GET", "/runs"): "runs.list_runs",
@@ -61,6 +67,7 @@ class LateOperation(Operation):
         self.module, _, late.__name__ = ENDPOINTS[method, path].partition(".")
         super().__init__("", [method], late, auth=None if path in OPEN else NOT_SET)
         self.path, self.operation_id = path, late.__name__
+        self.entry = Entry() if path in OPEN else entry_for(method, path)
         for name in DECLARED:
             delattr(self, name)
 
@@ -86,19 +93,40 @@ class LateOperation(Operation):
         return getattr(self.declaration, name)
 
     def run(self, request: Any, **values: Any) -> Any:
-        """Run within the view decorators of the declaration."""
-        run: Any = super().run
-        for decorate in getattr(self.declaration, "_run_decorators", ()):
-            run = decorate(run)
-        return run(request, **values)
+        """Check the body's size, answer, and complete the headers."""
+        entry = replace(self.entry, headers={}, operation=self)
+        setattr(request, MARK, entry)
+        try:
+            if uploads.is_upload(request) and self.operation_id in uploads.TAKING:
+                uploads.require_small(request)
+            else:
+                _read_body(request)
+        except (Problem, RawPostDataException) as error:
+            response: Any = self.api.on_exception(request, error)
+        else:
+            entry.before = {**request.__dict__, MARK: None}  # without itself: a circle would keep the body
+            response = super().run(request, **values)
+        for name, value in entry.headers.get(response.status_code, {}).items():
+            response.setdefault(name, value)
+        response.setdefault("Cache-Control", "private, no-store")
+        return response
 
     def clone(self) -> LateOperation:
         """Return a copy for one mount of the router."""
-        cloned = copy.copy(self)
-        cloned.__dict__.pop("run", None)  # bound to this one
-        for decorate in getattr(self, "_run_decorators", ()):
-            cloned.run = decorate(cloned.run)  # type: ignore[method-assign]
-        return cloned
+        return copy.copy(self)
+
+
+def _read_body(request: HttpRequest) -> None:
+    """Raise Problem for a body above DATA_UPLOAD_MAX_MEMORY_SIZE, before anything else is done."""
+    try:
+        request.body  # noqa: B018 - reads it
+    except RequestDataTooBig:
+        most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        detail = f"The body has more than {most} bytes. Send less, or ask the operator to raise the limit."
+        raise Problem.named("too-large", detail, max_bytes=most) from None
+    except ValueError:
+        detail = "Content-Length is not a number of bytes. Send JSON in UTF-8."
+        raise Problem.named("malformed", detail) from None
 
 
 def declare(operation: Operation) -> None:

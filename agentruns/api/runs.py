@@ -14,8 +14,7 @@ from ninja import Status
 from ninja.params.functions import Body
 
 import agentruns
-from agentruns.agents.content import IMAGES, PDF, PLAIN
-from agentruns.api import pagination, uploads
+from agentruns.api import pagination
 from agentruns.api.auth import (
     behalf_of,
     channel_of,
@@ -23,12 +22,11 @@ from agentruns.api.auth import (
     readable,
     require_call,
     row_for,
-    run_named,
     shown,
     user_of,
     visible_runs,
 )
-from agentruns.api.errors import Problem, documented, run_facts
+from agentruns.api.errors import Problem, run_facts
 from agentruns.api.idempotency import KEY, key_of, once
 from agentruns.api.routing import router
 from agentruns.api.schemas import (
@@ -38,6 +36,7 @@ from agentruns.api.schemas import (
     CancelRun,
     Cursor,
     EraseRow,
+    ForkRun,
     Key,
     Keyed,
     MessageOut,
@@ -77,25 +76,9 @@ from agentruns.utils.clock import utc
 REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
 # Not "or null": generators of clients would send what stands for nothing.
 ABSENT: Any = Body(None)
-CONTROL = documented(400, 401, 403, 404, 409, 413, 422)
-START = documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 500)
-START["requestBody"] = uploads.documented('{"agent": "support", "input": "It came broken."}')
-ONE = documented(401, 404)
-ONE["responses"][304] = {"description": "Not modified"}
-_BYTES = {"type": "string", "format": "binary"}
-CONTENT = documented(401, 403, 404, 422, 500)
-CONTENT["responses"][200] = {
-    "description": "The bytes",
-    "content": {kind: {"schema": _BYTES} for kind in ("text/plain", "application/json")},
-}
-FILE = documented(401, 403, 404, 422, 500)
-FILE["responses"][200] = {
-    "description": "The bytes",
-    "content": {kind: {"schema": _BYTES} for kind in (*IMAGES, PDF, PLAIN)},
-}
 
 
-@router.post("/runs", response={201: RunOut, 200: RunOut}, openapi_extra=START)
+@router.post("/runs", response={201: RunOut, 200: RunOut})
 def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run (201), or return the one that the same request started before (200).
 
@@ -105,22 +88,50 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     session, 422 if there is no such agent, 404 if the session is somebody else's, 429 if your quota is used.
     """
     user, key = user_of(request), key_of(key, body)
+    task, behalf = blocks_of(request, body.input), behalf_of(request, body.behalf())
+    given = (body.agent, task, body.session, behalf, key, body.not_before)
+    return started(request, partial(starting.start_run, user, *given), owner=body.owner)
+
+
+@router.post("/runs/{run_id}/fork", response={201: RunOut, 200: RunOut})
+def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
+    """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
+
+    It gets a session of its own with a copy of the rows up to there; open calls are settled, and no effect is
+    repeated. 409 if there is no such row, if nothing is left to do and no `text` is given, if the session
+    exists or the key belongs to another run; 403 and 429 as for a start; 422 if there is no such agent.
+    """
+    user = user_of(request)
+    origin = find_run(user, run_id)
+    key = key_of(key, body)
+    given = body.model_dump(include={"at", "text", "agent", "session"})
+    behalf = behalf_of(request, body.behalf())
+    fork = partial(starting.fork_run, user, origin.pk, behalf=behalf, idempotency_key=key, **given)
+    return started(request, fork, owner=body.owner, origin=origin)
+
+
+def started(
+    request: HttpRequest,
+    start: Callable[[], tuple[Run, bool]],
+    *,
+    owner: str | None = None,
+    origin: Run | None = None,
+) -> Status[RunOut]:
+    """Return the run that a request starts, or writes to: 201, or 200 for that of an earlier request.
+
+    A Problem has the state of the run that stands against it, as far as the user may see it.
+    """
+    user = user_of(request)
     try:
-        run, created = starting.start_run(
-            user,
-            body.agent,
-            blocks_of(request, body.input),
-            body.session,
-            behalf_of(request, body.behalf()),
-            key,
-            body.not_before,
-        )
+        run, is_new = start()
+        return Status(201 if is_new else 200, RunOut.of(shown(user, run, is_new, owner)))
     except RunStateError as error:
-        raise Problem.of(error, **run_named(user, error)) from error
-    return Status(201 if created else 200, RunOut.of(shown(user, run, created, body.owner)))
+        named = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
+        against = named or origin
+        raise Problem.of(error, **(run_facts(against) if against else {})) from error
 
 
-@router.get("/runs", response=RunPage, openapi_extra=documented(400, 401, 422))
+@router.get("/runs", response=RunPage)
 def list_runs(
     request: HttpRequest,
     status: OfRunStatus = None,
@@ -144,7 +155,7 @@ def list_runs(
     return RunPage(items=items, next=following)
 
 
-@router.get("/runs/{run_id}", response=RunOut, openapi_extra=ONE)
+@router.get("/runs/{run_id}", response=RunOut)
 def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     """Return one run. Asked for with its `ETag` as `If-None-Match`: 304 while nothing has changed."""
     run = find_run(user_of(request), run_id)
@@ -156,7 +167,7 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     return RunOut.of(run)
 
 
-@router.get("/runs/{run_id}/messages", response=MessagePage, openapi_extra=documented(401, 404, 422))
+@router.get("/runs/{run_id}/messages", response=MessagePage)
 def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
     """Return the run's journal rows with a greater `seq` than `after`, in order."""
     user = user_of(request)
@@ -167,7 +178,7 @@ def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> Me
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
 
 
-@router.get("/runs/{run_id}/messages/{seq}/content", openapi_extra=CONTENT)
+@router.get("/runs/{run_id}/messages/{seq}/content")
 def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHttpResponse:
     """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
 
@@ -179,7 +190,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     return download(request, content, read_content(content, user, door=channel_of(request)))
 
 
-@router.get("/runs/{run_id}/files/{sha256}", openapi_extra=FILE)
+@router.get("/runs/{run_id}/files/{sha256}")
 def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHttpResponse:
     """Stream a picture or document that a block of a row names by its `sha256`: pictures to be shown inline.
 
@@ -191,7 +202,7 @@ def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHt
     return download(request, content, read_content(content, user, door=channel_of(request)))
 
 
-@router.get("/runs/{run_id}/state", response=dict[str, Any], openapi_extra=documented(401, 404, 409, 422))
+@router.get("/runs/{run_id}/state", response=dict[str, Any])
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
     """Return the run's state right after the row `at`, or its current one. 409 if it has no such row."""
     run = find_run(user_of(request), run_id)
@@ -201,21 +212,21 @@ def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, A
     return state
 
 
-@router.post("/runs/{run_id}/resume", response=RunOut, openapi_extra=CONTROL)
+@router.post("/runs/{run_id}/resume", response=RunOut)
 def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: Key | None = KEY) -> Any:
     """Let a run go on: unpause it, and tell the model about calls in doubt. A worker drives it."""
     act = partial(services.resume_run, drive=False)
     return _change(request, run_id, "resume", act, key, body)
 
 
-@router.post("/runs/{run_id}/cancel", response=RunOut, openapi_extra=CONTROL)
+@router.post("/runs/{run_id}/cancel", response=RunOut)
 def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: Key | None = KEY) -> Any:
     """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
     act = partial(control.cancel_run, reason=body.reason if body else "")
     return _change(request, run_id, "cancel", act, key, body)
 
 
-@router.post("/runs/{run_id}/pause", response=RunOut, openapi_extra=CONTROL)
+@router.post("/runs/{run_id}/pause", response=RunOut)
 def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key: Key | None = KEY) -> Any:
     """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool.
 
@@ -225,7 +236,7 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
     return _change(request, run_id, "pause", act, key, body)
 
 
-@router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut, openapi_extra=CONTROL)
+@router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut)
 def resolve_orphan(
     request: HttpRequest, run_id: RunId, call_id: CallId, body: Resolve, key: Key | None = KEY
 ) -> Any:
@@ -243,7 +254,7 @@ def resolve_orphan(
     return _change(request, run_id, "resolve", act, key, body, call_id)
 
 
-@router.post("/runs/{run_id}/rows/{seq}/erase", response=RunOut, openapi_extra=CONTROL)
+@router.post("/runs/{run_id}/rows/{seq}/erase", response=RunOut)
 def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, key: Key | None = KEY) -> Any:
     """Destroy the content of a row for good, with every row, copy and file that repeats it.
 

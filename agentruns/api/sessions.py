@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
 from ninja import Status
 
-from agentruns.api import pagination, uploads
-from agentruns.api.auth import (
-    find_session,
-    has_token_scope,
-    readable,
-    run_named,
-    shown,
-    user_of,
-    visible_runs,
-)
-from agentruns.api.errors import Problem, documented
+from agentruns.api import pagination
+from agentruns.api.auth import find_session, has_token_scope, readable, user_of, visible_runs
 from agentruns.api.idempotency import KEY, key_of
 from agentruns.api.routing import router
+from agentruns.api.runs import started
 from agentruns.api.schemas import (
     AFTER,
     Conversation,
@@ -37,19 +31,14 @@ from agentruns.api.schemas import (
 )
 from agentruns.api.uploads import blocks_of
 from agentruns.conf import settings
-from agentruns.exceptions import RunStateError
 from agentruns.journal.copies import SAID
 from agentruns.journal.masking import NOTHING, mask_of
 from agentruns.journal.read import read_rows
 from agentruns.models import ApiToken, Message
 from agentruns.services import permissions, starting
 
-ACTS_FOR = ApiToken.Scope.RUNS_ACT_FOR.value
-SEND = documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 500)
-SEND["requestBody"] = uploads.documented('{"content": "Here is the photo."}')
 
-
-@router.get("/sessions", response=SessionPage, openapi_extra=documented(400, 401, 422))
+@router.get("/sessions", response=SessionPage)
 def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
     """List the sessions of which you may see a run, the one whose last run changed last first."""
     user = user_of(request)
@@ -63,11 +52,7 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
     return SessionPage(items=ListedSession.all(found, titled), next=following)
 
 
-@router.get(
-    "/sessions/{path:key}/messages",
-    response=Conversation,
-    openapi_extra=documented(400, 401, 403, 404, 409, 422),
-)
+@router.get("/sessions/{path:key}/messages", response=Conversation)
 def list_conversation(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, after: Seq = AFTER
 ) -> Conversation:
@@ -87,9 +72,7 @@ def list_conversation(
     return Conversation(items=[each for each in said if each is not None], next=following)
 
 
-@router.get(
-    "/sessions/{path:key}", response=SessionOut, openapi_extra=documented(400, 401, 403, 404, 409, 422)
-)
+@router.get("/sessions/{path:key}", response=SessionOut)
 def get_session(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, cursor: Cursor = None
 ) -> SessionOut:
@@ -108,7 +91,7 @@ def get_session(
     return SessionOut.of(session, mask_of(first) if first else NOTHING, runs)
 
 
-@router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut}, openapi_extra=SEND)
+@router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})
 def send_message(
     request: HttpRequest, key: SessionKey, body: SendMessage, idempotency_key: Key | None = KEY
 ) -> Status[RunOut]:
@@ -120,10 +103,6 @@ def send_message(
     """
     user = user_of(request)
     session = find_session(user, key, body.scope)
-    try:
-        given = (session, blocks_of(request, body.content), body.agent, key_of(idempotency_key, body))
-        run, is_new = starting.send_message(user, *given, acts_for=has_token_scope(request, ACTS_FOR))
-        run = shown(user, run, is_new, None)
-    except RunStateError as error:
-        raise Problem.of(error, **run_named(user, error)) from error
-    return Status(201 if is_new else 200, RunOut.of(run))
+    given = (session, blocks_of(request, body.content), body.agent, key_of(idempotency_key, body))
+    acts_for = has_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+    return started(request, partial(starting.send_message, user, *given, acts_for=acts_for))

@@ -12,8 +12,7 @@ import inspect
 import json
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import wraps
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from itertools import count
 from threading import Event, RLock
 from typing import Any
@@ -25,11 +24,10 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, connections
 from django.http import HttpRequest, StreamingHttpResponse
-from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError
 
 from agentruns.api.auth import entry_of, find_run, row_for, user_of
-from agentruns.api.errors import Problem, documented
+from agentruns.api.errors import MARK, Problem
 from agentruns.api.pagination import PAGE
 from agentruns.api.poller import WAITS_FOR, Head, poller, turns
 from agentruns.api.routing import router
@@ -54,34 +52,6 @@ HEADERS = {
     "Content-Encoding": "identity",  # or GZipMiddleware would compress it
     "X-Accel-Buffering": "no",  # or nginx would hold it back
 }
-_ENTRANCE = "_agentruns_entrance"
-
-_JSON = {"type": "string", "contentMediaType": "application/json"}
-EVENT = {
-    "type": "object",
-    "required": ["event", "data"],
-    "properties": {
-        "id": {"type": "string", "description": "`seq` of the row; `draft`, `waits_for` and `end` have none"},
-        "event": {"type": "string", "description": "kind of the row, or `draft`, `waits_for` or `end`"},
-        "data": {
-            **_JSON,
-            "description": "the row as /messages has it; of `draft` the `text` so far of the reply being "
-            "written, until the next row; of `waits_for` what it waits for, or null; of `end` the status",
-        },
-    },
-}
-STREAM = documented(401, 404, 422, 429)
-STREAM["responses"][200] = {
-    "description": "The rows, one event each, until the run has ended",
-    "content": {
-        "text/event-stream": {
-            "schema": EVENT,  # before OpenAPI 3.2 it describes each event
-            "example": f"retry: {RETRY}\n\n"
-            'id: 1\nevent: run_started\ndata: {"seq": 1, "kind": "run_started"}\n\n'
-            ': ping\n\nevent: end\ndata: {"status": "completed"}\n\n',
-        }
-    },
-}
 
 logger = get_logger("agentruns.api.stream")
 
@@ -89,15 +59,14 @@ logger = get_logger("agentruns.api.stream")
 class Entrance:
     """A request before its authentication, which a long stream repeats, in any mount of the router."""
 
-    def __init__(self, operation: Any, request: HttpRequest) -> None:
-        self._operation = operation
+    def __init__(self, request: HttpRequest) -> None:
         self._kind = type(request)
-        self._facts = dict(request.__dict__)  # before authentication
+        self._entry = entry_of(request)
 
     def recheck_auth(self) -> Any:
         """Return the user, read anew, or raise AuthenticationError, as for a new request."""
         request = self._kind.__new__(self._kind)
-        request.__dict__.update(self._facts)
+        request.__dict__.update(self._entry.before, **{MARK: self._entry})
         user, session = getattr(request, "user", None), getattr(request, "session", None)
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
             request.session = type(session)(session.session_key)
@@ -110,7 +79,7 @@ class Entrance:
 
     def _authenticate(self, request: HttpRequest) -> None:
         """Raise AuthenticationError unless one of the operation's auth callbacks accepts the request."""
-        for authenticate in self._operation.auth_callbacks:
+        for authenticate in self._entry.operation.auth_callbacks:
             try:
                 found = authenticate(request)
                 if inspect.isawaitable(found):
@@ -121,7 +90,7 @@ class Entrance:
                 raise AuthenticationError from error
             if found:
                 return
-        if self._operation.auth_callbacks:
+        if self._entry.operation.auth_callbacks:
             raise AuthenticationError
 
 
@@ -129,19 +98,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
-    operation = inspect.unwrap(run).__self__
-
-    @wraps(run)
-    def entering(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        setattr(request, _ENTRANCE, Entrance(operation, request))
-        return run(request, *args, **kwargs)
-
-    return entering
-
-
-@router.get("/runs/{run_id}/events", openapi_extra=STREAM)
-@decorate_view(_entered)
+@router.get("/runs/{run_id}/events")
 def stream_events(
     request: HttpRequest,
     run_id: RunId,
@@ -160,7 +117,7 @@ def stream_events(
     run = find_run(user, run_id)
     place = _place(request, user, run.pk)
     after = after if last_event_id is None else last_event_id
-    feed = Feed(getattr(request, _ENTRANCE), user, run.pk, after, place.over)
+    feed = Feed(Entrance(request), user, run.pk, after, place.over)
     body = _asynchronous(feed) if isinstance(request, ASGIRequest) else _synchronous(feed)
     return EventStream(body, place)
 

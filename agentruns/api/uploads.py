@@ -25,18 +25,6 @@ def is_upload(request: HttpRequest) -> bool:
     return request.content_type == "multipart/form-data"
 
 
-def documented(example: str) -> dict[str, Any]:
-    """Return what OpenAPI says of an upload, whose JSON part is such as the example."""
-    files = {
-        "type": "array",
-        "items": {"type": "string", "format": "binary"},
-        "description": "pictures and documents, which come after its text; under any name",
-    }
-    body = {"type": "string", "description": "the body as JSON text"}
-    schema = {"type": "object", "required": [PART], "properties": {PART: body, "files": files}}
-    return {"content": {"multipart/form-data": {"schema": schema, "example": {PART: example}}}}
-
-
 def require_small(request: HttpRequest) -> None:
     """Raise Problem for an upload that is larger than a model's provider takes."""
     length = request.META.get("CONTENT_LENGTH") or "0"
