@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
+from agentruns.checks.base import check
 from agentruns.conf import settings
 from agentruns.engine import budgets
 from agentruns.tools.options import REQUESTER
@@ -27,32 +28,21 @@ PLAIN_BACKENDS = {
 }
 
 
-@register("agentruns")
-def check_agents(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_agents() -> Iterator[CheckMessage]:
     """Check the models of the agents, and that models with a cost budget have a price."""
-    agents = registered()
-    found: list[CheckMessage] = [
-        Warning(
-            f"{agent!r}: {agent.model!r} is not the name of a Claude model.",
-            hint="Correct the name, or silence this check if a gateway knows a model by it. For another "
-            "provider, give the agent an object with propose().",
-            id="agentruns.W011",
-        )
-        for agent in agents
-        if isinstance(agent.model, str) and "claude" not in agent.model.lower()
-    ]
-    if mistakes(settings.PRICES):
-        return found
-    found += [
-        Warning(
-            f"{agent!r}: {why}",
-            hint="Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused.",
-            id="agentruns.W003",
-        )
-        for agent in agents
-        if (why := budgets.unpriced(agent))
-    ]
-    return found
+    for agent in registered():
+        if isinstance(agent.model, str) and "claude" not in agent.model.lower():
+            yield Warning(
+                f"{agent!r}: {agent.model!r} is not the name of a Claude model.",
+                hint="Correct the name, or silence this check if a gateway knows a model by it. For another "
+                "provider, give the agent an object with propose().",
+                id="agentruns.W011",
+            )
+    for agent in registered() if not mistakes(settings.PRICES) else ():
+        if why := budgets.unpriced(agent):
+            hint = "Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused."
+            yield Warning(f"{agent!r}: {why}", hint=hint, id="agentruns.W003")
 
 
 @register(Tags.database)

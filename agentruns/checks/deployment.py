@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from agentruns import services
 from agentruns.agents.agent import registered
+from agentruns.checks.base import check, check_of_database
 from agentruns.conf import settings
 from agentruns.models import Control, Run, Session
 from agentruns.utils.db import later
@@ -20,36 +22,35 @@ LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
 TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
 # Seconds after which these brokers deliver an unacknowledged message again; others wait for the connection.
 VISIBILITY = {"redis": 3600, "rediss": 3600, "sentinel": 3600, "sqs": 1800}
+NOT_NOTIFIED = (
+    ", so workers are not notified: no model and no tool may run inside a web request. "
+    "Runs wait for the next sweep."
+)
 
 
-@register("agentruns")
-def check_deployment(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_deployment() -> Iterator[CheckMessage]:
     """Check how web requests and routers treat the journal's database."""
-    found: list[CheckMessage] = []
     alias = settings.DATABASE
-    if alias in connections and connections[alias].settings_dict.get("ATOMIC_REQUESTS"):
-        found.append(
-            Warning(
-                "ATOMIC_REQUESTS is on for the journal's database: run() and resume_run() raise "
-                "NotDurableError in a view. start(), decisions, the console and the API work.",
-                hint="Use start() in views, and let a worker drive the run; or decorate the view with "
-                f"transaction.non_atomic_requests(using={alias!r}). Then silence this check.",
-                id="agentruns.W007",
-            )
+    if alias not in connections:
+        return
+    if connections[alias].settings_dict.get("ATOMIC_REQUESTS"):
+        yield Warning(
+            "ATOMIC_REQUESTS is on for the journal's database: run() and resume_run() raise "
+            "NotDurableError in a view. start(), decisions, the console and the API work.",
+            hint="Use start() in views, and let a worker drive the run; or decorate the view with "
+            f"transaction.non_atomic_requests(using={alias!r}). Then silence this check.",
+            id="agentruns.W007",
         )
-    if alias in connections and (sent := _read_from(alias)) != alias:
-        found.append(
-            Warning(
-                f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}.",
-                hint="Put 'agentruns.models.router.JournalRouter' first in DATABASE_ROUTERS.",
-                id="agentruns.W013",
-            )
-        )
-    return found
+    run = Run.from_db(alias, ["id"], [None])  # not Run(): the time of a new row is asked of the database
+    if (sent := router.db_for_read(Session, instance=run)) != alias:
+        text = f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}."
+        hint = "Put 'agentruns.models.router.JournalRouter' first in DATABASE_ROUTERS."
+        yield Warning(text, hint=hint, id="agentruns.W013")
 
 
-@register("agentruns")
-def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_dispatcher() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_DISPATCHER can be loaded, and the Celery settings that it depends on."""
     path = settings.DISPATCHER
     try:
@@ -62,53 +63,37 @@ def check_dispatcher(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
             "'agentruns.engine.wakeup.SweepDispatcher'; 'agentruns.tasks.CeleryDispatcher', which needs `pip "
             "install agentruns[celery]`; or 'agentruns.contrib.django_tasks.TasksDispatcher'."
         )
-        return [Error(text, hint=hint, id="agentruns.E014")]
+        yield Error(text, hint=hint, id="agentruns.E014")
+        return
     if getattr(dispatcher, "is_immediate", lambda: False)():
-        return [
-            Warning(
-                "The backend of TASKS runs tasks at once, so workers are not notified: no model and no tool "
-                "may run inside a web request. Runs wait for the next sweep.",
-                hint="Name a backend with workers of its own in TASKS, or leave AGENTRUNS_DISPATCHER out.",
-                id="agentruns.W009",
-            )
-        ]
-    return _celery(dispatcher)
-
-
-def _read_from(alias: str) -> str:
-    run = Run.from_db(alias, ["id"], [None])  # not Run(): the time of a new row is asked of the database
-    return router.db_for_read(Session, instance=run)
-
-
-def _celery(dispatcher: Any) -> list[CheckMessage]:
+        text = "The backend of TASKS runs tasks at once"
+        hint = "Name a backend with workers of its own in TASKS, or leave AGENTRUNS_DISPATCHER out."
+        yield Warning(f"{text}{NOT_NOTIFIED}", hint=hint, id="agentruns.W009")
+        return
     # The settings in force, whatever the project calls them. Where Celery is not loaded, nothing uses it.
     celery: Any = sys.modules.get("celery")
-    if celery is None or all(one.__module__ != TASKS for one in type(dispatcher).__mro__):
-        return []
-    app, found = celery.current_app, list[CheckMessage]()
+    if celery is not None and any(one.__module__ == TASKS for one in type(dispatcher).__mro__):
+        yield from _celery(celery.current_app)
+
+
+def _celery(app: Any) -> Iterator[CheckMessage]:
     if app.conf.task_always_eager:
-        found.append(
-            Warning(
-                "Celery's task_always_eager is on, so workers are not notified: no model and no tool may run "
-                "inside a web request. Runs wait for the next sweep.",
-                hint="Turn it off where workers run; in tests drive runs with run_until_blocked() or "
-                "`manage.py resume_runs`.",
-                id="agentruns.W009",
-            )
+        hint = (
+            "Turn it off where workers run; in tests drive runs with run_until_blocked() or "
+            "`manage.py resume_runs`."
         )
+        text = f"Celery's task_always_eager is on{NOT_NOTIFIED}"
+        yield Warning(text, hint=hint, id="agentruns.W009")
     task, visible, longest = app.tasks.get(TASK), _visibility(app.conf), _longest_call()
     if task is not None and task.acks_late and visible is not None and visible < longest:
-        found.append(
-            Warning(
-                f"{TASK} is set to acknowledge late, and the broker delivers unacknowledged messages again "
-                f"after {visible:g} s; a call may take {longest:g} s. Each such delivery finds the run "
-                "taken, and costs a worker's time.",
-                hint=f"Leave {TASK} out of Celery's task_annotations: it acknowledges early, and the sweep "
-                "finds what a dead worker leaves. Or raise broker_transport_options['visibility_timeout'].",
-                id="agentruns.W008",
-            )
+        yield Warning(
+            f"{TASK} is set to acknowledge late, and the broker delivers unacknowledged messages again "
+            f"after {visible:g} s; a call may take {longest:g} s. Each such delivery finds the run "
+            "taken, and costs a worker's time.",
+            hint=f"Leave {TASK} out of Celery's task_annotations: it acknowledges early, and the sweep "
+            "finds what a dead worker leaves. Or raise broker_transport_options['visibility_timeout'].",
+            id="agentruns.W008",
         )
-    return found
 
 
 def _visibility(conf: Any) -> float | None:
@@ -125,26 +110,16 @@ def _longest_call() -> float:
     return max([LONGEST_REPLY, *timeouts])
 
 
-@register(Tags.database)
-def check_sweeper(
-    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
-) -> Sequence[CheckMessage]:
+@check_of_database
+def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check that a worker sweeps while there are runs that can go on."""
-    alias = settings.DATABASE
-    if alias not in (databases or ()):
-        return []
-    connection = connections[alias]
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
-        return []  # before the first migrate
-    state, late = services.sweep.sweeper(alias), services.sweep.LATE
+        return  # before the first migrate
+    alias, late = connection.alias, services.sweep.LATE
+    state = services.sweep.sweeper(alias)
     waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-late))
     if state == "ok" or not waiting.exists():
-        return []
+        return
     seen = "No sweep was ever seen" if state == "never" else f"No sweep was seen for {late // 60} minutes"
-    return [
-        Warning(
-            f"{seen}, and runs that can go on wait for one.",
-            hint="Keep `manage.py resume_runs --watch` running, or run `manage.py resume_runs` every minute.",
-            id="agentruns.W012",
-        )
-    ]
+    hint = "Keep `manage.py resume_runs --watch` running, or run `manage.py resume_runs` every minute."
+    yield Warning(f"{seen}, and runs that can go on wait for one.", hint=hint, id="agentruns.W012")

@@ -2,83 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.utils.module_loading import import_string
 
 from agentruns import journal
 from agentruns.agents.prices import mistakes
+from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
 from agentruns.tools.refusals import mistake
 
 
-@register("agentruns")
-def check_settings(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_settings() -> Iterator[CheckMessage]:
     """Check names and values of AGENTRUNS_*, USE_TZ and DATABASES."""
-    found: list[CheckMessage] = [
-        Warning(
-            f"There is no setting {name}.",
-            hint="A mistyped safety setting has no effect; see docs/reference/settings for the names.",
-            id="agentruns.W001",
-        )
-        for name in unknown_names()
-    ]
-    found += [
-        Error(
-            f"AGENTRUNS_PRICES cannot be used: {mistake}.",
-            hint="{'claude-sonnet-5-5': {'input': 3, 'output': 15}}, for a million tokens.",
-            id="agentruns.E007",
-        )
-        for mistake in mistakes(settings.PRICES)
-    ]
+    for name in unknown_names():
+        hint = "A mistyped safety setting has no effect; see docs/reference/settings for the names."
+        yield Warning(f"There is no setting {name}.", hint=hint, id="agentruns.W001")
+    for why in mistakes(settings.PRICES):
+        hint = "{'claude-sonnet-5-5': {'input': 3, 'output': 15}}, for a million tokens."
+        yield Error(f"AGENTRUNS_PRICES cannot be used: {why}.", hint=hint, id="agentruns.E007")
     if settings.HEARTBEAT_SECONDS * 2 > settings.LEASE_SECONDS:
         text = "AGENTRUNS_HEARTBEAT_SECONDS leaves no room to miss one beat within AGENTRUNS_LEASE_SECONDS."
-        found.append(Error(text, hint="Make the heartbeat at most half of the lease.", id="agentruns.E001"))
+        yield Error(text, hint="Make the heartbeat at most half of the lease.", id="agentruns.E001")
     if not django_settings.USE_TZ:
         text = "USE_TZ is off, so leases and the journal's times are ambiguous when clocks change."
-        hint = "Set USE_TZ = True; see Django's guide 'Time zones'."
-        found.append(Error(text, hint=hint, id="agentruns.E002"))
+        yield Error(text, hint="Set USE_TZ = True; see Django's guide 'Time zones'.", id="agentruns.E002")
     if settings.DATABASE not in connections:
         text = f"AGENTRUNS_DATABASE names {settings.DATABASE!r}, which is not in DATABASES."
-        found.append(Error(text, hint="Use one of DATABASES' aliases.", id="agentruns.E003"))
-    return found
+        yield Error(text, hint="Use one of DATABASES' aliases.", id="agentruns.E003")
 
 
-def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> list[CheckMessage]:
-    """Return the error of a setting, if `wrong` returns a text that says why it is one, or raises."""
+def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iterator[CheckMessage]:
+    """Yield the error of a setting, if `wrong` returns a text that says why it is one, or raises."""
     try:
         why = found if isinstance(found := wrong(), str) else ""
     except Exception as error:  # a module may raise anything while it is imported
         why = str(error)
-    text = f"AGENTRUNS_{name} = {getattr(settings, name)!r} cannot be used: {why}."
-    return [Error(text, hint=hint, id=id)] if why else []
+    if why:
+        text = f"AGENTRUNS_{name} = {getattr(settings, name)!r} cannot be used: {why}."
+        yield Error(text, hint=hint, id=id)
 
 
-@register("agentruns")
-def check_notifiers(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_notifiers() -> Iterator[CheckMessage]:
     """Check that the notifiers of AGENTRUNS_NOTIFIERS can be loaded, and run their own checks."""
-    found: list[CheckMessage] = []
     paths = settings.NOTIFIERS
     hint = "AGENTRUNS_NOTIFIERS = ['agentruns.contrib.mail.MailNotifier'], a list of dotted paths."
     if not isinstance(paths, list | tuple):
-        return [Error("AGENTRUNS_NOTIFIERS is not a list.", hint=hint, id="agentruns.E009")]
+        yield Error("AGENTRUNS_NOTIFIERS is not a list.", hint=hint, id="agentruns.E009")
+        return
     for path in paths:
         try:
             notifier = journal.outbox.load_notifier(path)
         except Exception as error:  # a module may raise anything while it is imported
             text = f"AGENTRUNS_NOTIFIERS names {path!r}, which cannot be used: {error}"
-            found.append(Error(text, hint=hint, id="agentruns.E009"))
-            continue
-        found += getattr(notifier, "check", list)()
-    return found
+            yield Error(text, hint=hint, id="agentruns.E009")
+        else:
+            yield from getattr(notifier, "check", list)()
 
 
-@register("agentruns")
-def check_anchor(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_anchor() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_ANCHOR names a function, and has a file if it is the ready-made one."""
 
     def wrong() -> str:
@@ -90,14 +78,14 @@ def check_anchor(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         return "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else ""
 
     hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
-    return unusable("ANCHOR", wrong, hint, id="agentruns.E019")
+    yield from unusable("ANCHOR", wrong, hint, id="agentruns.E019")
 
 
-@register("agentruns")
-def check_policy(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_policy() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_POLICY names a subclass of Policy, and that all its public methods are asked."""
     if DEFAULTS["POLICY"] == settings.POLICY:
-        return []  # before it is imported
+        return  # before it is imported
 
     def wrong() -> str:
         made = settings.policy
@@ -105,79 +93,78 @@ def check_policy(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
         return "" if is_policy else "it is no subclass of Policy"
 
     hint = "AGENTRUNS_POLICY = 'shop.policy.Policy', a subclass of agentruns.Policy."
-    return unusable("POLICY", wrong, hint, id="agentruns.E018") or [
-        Warning(
-            f"{settings.POLICY}.{name} is a rule that nobody asks: agentruns.Policy has no such method.",
-            hint="Correct the name; begin a helper's with an underscore.",
-            id="agentruns.W015",
-        )
-        for name in sorted(set(dir(settings.policy)) - set(dir(journal.policy.Policy)))
-        if not name.startswith("_") and callable(getattr(settings.policy, name))
-    ]
+    errors = [*unusable("POLICY", wrong, hint, id="agentruns.E018")]
+    yield from errors
+    for name in sorted(set(dir(settings.policy)) - set(dir(journal.policy.Policy))) if not errors else ():
+        if not name.startswith("_") and callable(getattr(settings.policy, name)):
+            yield Warning(
+                f"{settings.POLICY}.{name} is a rule that nobody asks: agentruns.Policy has no such method.",
+                hint="Correct the name; begin a helper's with an underscore.",
+                id="agentruns.W015",
+            )
 
 
-@register("agentruns")
-def check_throttle(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_throttle() -> Iterator[CheckMessage]:
     """Check the form of AGENTRUNS_API_THROTTLE."""
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
-    return unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
+    yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
 
 
-@register("agentruns")
-def check_refusals(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_refusals() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_REFUSALS names exceptions, or functions of one."""
+
+    def wrong() -> str:
+        return next(filter(None, map(mistake, settings.refusals)), "")
+
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    return unusable(
-        "REFUSALS", lambda: next(filter(None, map(mistake, settings.refusals)), ""), hint, id="agentruns.E017"
-    )
+    yield from unusable("REFUSALS", wrong, hint, id="agentruns.E017")
 
 
-@register("agentruns")
-def check_telemetry(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_telemetry() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_TELEMETRY can be loaded."""
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
     path = settings.TELEMETRY
-    return unusable("TELEMETRY", lambda: import_string(path) if path else None, hint, id="agentruns.E016")
+    if path:
+        yield from unusable("TELEMETRY", lambda: import_string(path), hint, id="agentruns.E016")
 
 
-@register("agentruns")
-def check_payloads(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_payloads() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_PAYLOAD_INLINE_MAX is a number of bytes."""
-    return _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
+    yield from _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
 
 
-@register("agentruns")
-def check_files(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check()
+def check_files() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_SCANNER names a function, and AGENTRUNS_FILE_MAX is a number of bytes."""
 
     def wrong() -> str:
         return "" if settings.SCANNER is None or callable(settings.scanner) else "it cannot be called"
 
     hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
-    found = unusable("SCANNER", wrong, hint, id="agentruns.E020")
-    return found or _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
+    found = [*unusable("SCANNER", wrong, hint, id="agentruns.E020")]
+    yield from found or _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
 
 
-def _no_bytes(name: str, least: int, usual: str, id: str) -> list[CheckMessage]:
+def _no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
     value = getattr(settings, name)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return []
-    text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
-    return [Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
+        yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
 
 
-@register("agentruns", deploy=True)
-def check_payload_storage(app_configs: Any, **kwargs: Any) -> Sequence[CheckMessage]:
+@check(deploy=True)
+def check_payload_storage() -> Iterator[CheckMessage]:
     """Check, before a deployment, that large results have a storage outside the database."""
     name = settings.PAYLOAD_STORAGE
-    if not name or journal.payloads.is_configured():
-        return []
-    return [
-        Warning(
+    if name and not journal.payloads.is_configured():
+        yield Warning(
             f"STORAGES has no {name!r}, so tool results of any size are stored in the database.",
             hint=f"STORAGES = {{..., {name!r}: {{'BACKEND': 'django.core.files.storage.FileSystemStorage', "
             "'OPTIONS': {'location': '/a/private/folder'}}}; or, if they are to stay in the database, "
             "AGENTRUNS_PAYLOAD_STORAGE = ''.",
             id="agentruns.W005",
         )
-    ]
