@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -25,23 +25,44 @@ from agentruns.services.sessions import find_session
 from agentruns.utils import redaction
 
 WRONG, USAGE = 1, 2
-CHANNEL = "terminal"  # of decisions made by a command, in the journal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument or option of a command, as `ArgumentParser.add_argument` takes it."""
+    return names, options
+
+
+RUN_ID = argument("run_id", metavar="ID", help="The run's id.")
+SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scope, if several have its key.")
 
 
 class AgentRunsCommand(BaseCommand):
     """A command over the services: exit 0 done, 1 found something wrong, 2 usage."""
+
+    arguments: Sequence[Argument] = ()
+    one_of: Sequence[Argument] = ()  # exactly one of these is given
+    json = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--database", choices=list(connections), help="The journal's database, if not AGENTRUNS_DATABASE."
         )
         parser.add_argument("--json", action="store_true", help="Print JSON, one object a line.")
+        if self.one_of:
+            group = parser.add_mutually_exclusive_group(required=True)
+            for names, options in self.one_of:
+                group.add_argument(*names, **options)
+        for names, options in self.arguments:
+            parser.add_argument(*names, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self.json = options["json"]
         with journal_in(options["database"]):
             try:
-                self.act(**options)
+                code = self.act(**options)
             except AgentRunsError as error:
                 raise CommandError(escaped(error), returncode=WRONG) from _cause(error)
             except BrokenPipeError:  # such as `list_runs | head`
@@ -53,9 +74,11 @@ class AgentRunsCommand(BaseCommand):
                 if _cause(error) is not None:
                     raise
                 raise CommandError(_traceback(error), returncode=WRONG) from None
+        if code:
+            sys.exit(int(code))
 
-    def act(self, *args: Any, **options: Any) -> None:
-        """Do the command's work."""
+    def act(self, *args: Any, **options: Any) -> int | None:
+        """Do the command's work; return its exit code, or whether it found something wrong."""
         raise NotImplementedError
 
     def say(self, text: str = "") -> None:
@@ -68,20 +91,25 @@ class AgentRunsCommand(BaseCommand):
         self.stdout.write(as_json(value))
         self.stdout.flush()
 
+    def tell(self, record: Any, *lines: str) -> None:
+        """Print a record with --json, unless it is None; else lines for people."""
+        if self.json and record is not None:
+            self.say_json(record)
+        for line in lines if not self.json else ():
+            self.say(line)
+
 
 class DecidingCommand(AgentRunsCommand):
     """Decides one approval in the name of a user, by the same service as the console."""
 
+    decide: Callable[..., Approval]
     reason_required = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("approval_id", metavar="ID", help="The approval's id, not that of its call.")
         parser.add_argument(
-            "--user",
-            required=True,
-            metavar="NAME",
-            help="The user who decides, with the permission to.",
+            "--user", required=True, metavar="NAME", help="The user who decides, with the permission to."
         )
         parser.add_argument(
             "--reason", default="", required=self.reason_required, metavar="TEXT", help="Kept in the journal."
@@ -92,21 +120,14 @@ class DecidingCommand(AgentRunsCommand):
             help="Digest of the arguments you saw: refused if they were edited since.",
         )
 
-    def act(
-        self, *, approval_id: str, user: str, reason: str, digest: str | None, json: bool, **options: Any
-    ) -> None:
-        approval = self.decide(approval_id, user_named(user), reason, digest)
-        if json:
-            facts = {"id": approval.pk, "run": approval.run_id, "status": approval.status}
-            self.say_json({**facts, "approvals": approval.approved_count, "required": approval.required})
-            return
+    def act(self, *, approval_id: str, user: str, reason: str, digest: str | None, **options: Any) -> None:
+        actor = user_named(user)
+        approval = self.decide(approval_id, actor, reason=reason, digest=digest, channel="terminal")
+        facts = {"id": approval.pk, "run": approval.run_id, "status": approval.status}
+        record = {**facts, "approvals": approval.approved_count, "required": approval.required}
         given = f" ({approval.approved_count} of {approval.required} approvals)"
         so_far = given if approval.required > 1 else ""
-        self.say(f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
-
-    def decide(self, approval_id: str, user: Any, reason: str, digest: str | None) -> Approval:
-        """Decide."""
-        raise NotImplementedError
+        self.tell(record, f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
 
 
 class Stop:

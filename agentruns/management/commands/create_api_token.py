@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
 from agentruns.conf import settings
-from agentruns.management.base import AgentRunsCommand, usage, user_named
+from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
 from agentruns.management.terminal import escaped, moment
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
@@ -19,37 +18,35 @@ class Command(AgentRunsCommand):
         "last line of the output; it is stored nowhere and cannot be printed again."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("user", metavar="USER", help="The token's owner, whose permissions count.")
-        parser.add_argument(
+    arguments = (
+        argument("user", metavar="USER", help="The token's owner, whose permissions count."),
+        argument(
             "--scope",
             nargs="+",
             action="extend",
             required=True,
             choices=ApiToken.Scope.values,
             help="Scopes of the token.",
-        )
-        parser.add_argument("--name", default="", help="A name for people, in the admin.")
-        parser.add_argument("--days", type=int, help="Expire after this many days (AGENTRUNS_TOKEN_DAYS).")
+        ),
+        argument("--name", default="", help="A name for people, in the admin."),
+        argument("--days", type=int, help="Expire after this many days (AGENTRUNS_TOKEN_DAYS)."),
+    )
 
-    def act(
-        self, *, user: str, scope: list[str], name: str, days: int | None, json: bool, **options: Any
-    ) -> None:
+    def act(self, *, user: str, scope: list[str], name: str, days: int | None, **options: Any) -> None:
         owner = user_named(user)
         if days is not None and not 0 < days <= settings.TOKEN_MAX_DAYS:
             usage(f"--days takes 1 to {settings.TOKEN_MAX_DAYS} (AGENTRUNS_TOKEN_MAX_DAYS).")
+        expires_in = timedelta(days=days) if days is not None else None
         try:
-            token, text = create_token(
-                owner, scope, name=name, expires_in=timedelta(days=days) if days is not None else None
-            )
+            token, text = create_token(owner, scope, name=name, expires_in=expires_in)
         except ValueError as error:
             usage(escaped(error))
-        if json:
-            facts = {"prefix": token.prefix, "scopes": token.scopes, "expires_at": token.expires_at}
-            self.say_json({**facts, "token": text})
-            return
+        facts = {"prefix": token.prefix, "scopes": token.scopes, "expires_at": token.expires_at}
         until = f"expires {moment(token.expires_at)} UTC, or when {user}'s password changes"
-        self.say(f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.")
-        self.say("Keep it where secrets are kept. It cannot be shown again:")
-        self.stdout.write(text)  # not redacted: AGENTRUNS_REDACT would make it useless
+        self.tell(
+            {**facts, "token": text},
+            f"Token {token.prefix} acts as {user}: {', '.join(token.scopes)}; {until}.",
+            "Keep it where secrets are kept. It cannot be shown again:",
+        )
+        if not self.json:
+            self.stdout.write(text)  # not redacted: AGENTRUNS_REDACT would make it useless

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
 from typing import Any
 from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.management.base import WRONG, AgentRunsCommand, Stop
+from agentruns.management.base import AgentRunsCommand, Stop, argument
 
 PAUSE = 0.2  # seconds between two checks
 SETTLES = 1.0  # seconds in which a claim that had begun before the stamp completes
@@ -18,37 +17,31 @@ SETTLES = 1.0  # seconds in which a claim that had begun before the stamp comple
 class Command(AgentRunsCommand):
     help = "Before a deploy: make every running process stop at its next boundary and claim no more runs."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
+    arguments = (
+        argument(
             "--timeout",
             type=float,
             default=60.0,
             metavar="S",
             help="Seconds to wait for calls in progress (60).",
-        )
+        ),
+    )
 
-    def act(self, *, timeout: float, json: bool, **options: Any) -> None:
+    def act(self, *, timeout: float, **options: Any) -> bool:
         alias = settings.DATABASE
         leases.drain(alias)
-        if not json:
-            self.say("Draining: processes that are running now claim no more runs.")
+        self.tell(None, "Draining: processes that are running now claim no more runs.")
         with Stop() as stop:
             left = _wait(alias, timeout, stop)
-        if json:
-            self.say_json({"drained": not left, "runs": [str(run_id) for run_id in left]})
-        elif left:
-            runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
-            self.say(f"After {timeout:g} s {runs} still in a call:")
-            for run_id in left:
-                self.say(f"  {run_id}")
-            self.say("Stop their workers anyway: once a lease has expired, recovery takes over its run.")
-        else:
-            self.say(
-                "Drained: no process of the old code drives a run. Stop its workers and start the new ones."
-            )
-        if left:
-            raise SystemExit(WRONG)
+        runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
+        found = [
+            f"After {timeout:g} s {runs} still in a call:",
+            *(f"  {run_id}" for run_id in left),
+            "Stop their workers anyway: once a lease has expired, recovery takes over its run.",
+        ]
+        none = "Drained: no process of the old code drives a run. Stop its workers and start the new ones."
+        self.tell({"drained": not left, "runs": list(map(str, left))}, *(found if left else [none]))
+        return bool(left)
 
 
 def _wait(alias: str, timeout: float, stop: Stop) -> list[UUID]:

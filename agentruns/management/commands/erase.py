@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser
 from typing import Any
 
-from agentruns.management.base import WRONG, AgentRunsCommand, usage, user_named
+from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, usage, user_named
 from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
 from agentruns.utils.redaction import redacted
 
@@ -19,26 +17,21 @@ class Command(AgentRunsCommand):
         "what repeats it. The chain stays, and says who erased what and why. Exit 1 if something was refused."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        which = parser.add_mutually_exclusive_group(required=True)
-        which.add_argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it.")
-        which.add_argument("--user", metavar="NAME", help="Every row of the sessions that this user owns.")
-        which.add_argument(
-            "--session", metavar="KEY", help="A session with its journal; its keys are hashed."
-        )
-        parser.add_argument(
-            "--scope", metavar="S", help="With --session: its scope, if several have its key."
-        )
-        parser.add_argument(
-            "--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would go.")
+    one_of = (
+        argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it."),
+        argument("--user", metavar="NAME", help="Every row of the sessions that this user owns."),
+        argument("--session", metavar="KEY", help="A session with its journal; its keys are hashed."),
+    )
+    arguments = (
+        SESSIONS_SCOPE,
+        argument("--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."),
+        argument("--dry-run", action="store_true", help="Only say what would go."),
+    )
 
     def act(
         self, *, row: list[str] | None, user: str | None, session: str | None, scope: str | None, reason: str,
-        dry_run: bool, json: bool, **options: Any,
-    ) -> None:  # fmt: skip
+        dry_run: bool, **options: Any,
+    ) -> bool:  # fmt: skip
         if session is None and not reason.strip():
             usage("Give a --reason: it is kept in the journal.")
         if session is None and scope is not None:
@@ -53,21 +46,14 @@ class Command(AgentRunsCommand):
         else:
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
         record = redacted(erased.record())
-        if json:
-            self.say_json({**record, "dry_run": dry_run})
-        else:
-            self._report(erased, record, dry_run)
-        if erased.refused:
-            sys.exit(WRONG)
-
-    def _report(self, erased: Erased, record: dict[str, Any], dry_run: bool) -> None:
-        for run, seq, kind in erased.rows:
-            self.say(f"Run {run}, row {seq} ({kind})")
-        for why in record["refused"]:
-            self.say(why)
         counts = {"rows": len(erased.rows), **{name: record[name] for name in Erased.COUNTS}}
         said = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing"
-        self.say(f"{'To be erased' if dry_run else 'Erased'}: {said}.")
-        self.say("Not reached:")
-        for place in record["not_reached"]:
-            self.say(f"- {place}")
+        self.tell(
+            {**record, "dry_run": dry_run},
+            *(f"Run {run}, row {seq} ({kind})" for run, seq, kind in erased.rows),
+            *record["refused"],
+            f"{'To be erased' if dry_run else 'Erased'}: {said}.",
+            "Not reached:",
+            *(f"- {place}" for place in record["not_reached"]),
+        )
+        return bool(erased.refused)

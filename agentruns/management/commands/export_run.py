@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_text
-from argparse import ArgumentParser
+import json
 from typing import Any
 
-from agentruns.management.base import AgentRunsCommand
+from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
 from agentruns.services.transfer import export_run
 
 
@@ -16,15 +15,15 @@ class Command(AgentRunsCommand):
         "Without sensitive arguments, and redacted by AGENTRUNS_REDACT."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument(
+    arguments = (
+        RUN_ID,
+        argument(
             "--true-values", action="store_true", help="Print every row as it is stored, with its secrets."
-        )
+        ),
+    )
 
     def act(self, *, run_id: str, true_values: bool, **options: Any) -> None:
         for line in export_run(run_id, true_values=true_values):
             # ASCII: a terminal cannot act on it, and each text comes back unchanged.
-            self.stdout.write(json_text.dumps(line))
+            self.stdout.write(json.dumps(line))
         self.stdout.flush()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from typing import Any
 
 from agentruns.journal.masking import mask_of
-from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, usage
 from agentruns.management.timeline import run_record
 from agentruns.services.forks import fork_run
 
@@ -18,23 +17,21 @@ class Command(AgentRunsCommand):
         "unknown if it has started."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument("--at", type=int, required=True, metavar="SEQ", help="The last row to copy.")
-        parser.add_argument("--text", help="Next message to the agent; required if nothing is left to do.")
-        parser.add_argument("--agent", help="Go on with another agent.")
-        parser.add_argument("--session", metavar="KEY", help="The new session's key (generated).")
-        parser.add_argument("--scope", metavar="S", help="The new session's scope (that of the origin).")
-        parser.add_argument("--idempotency-key", metavar="K", help="The same key stands for the same fork.")
+    arguments = (
+        RUN_ID,
+        argument("--at", type=int, required=True, metavar="SEQ", help="The last row to copy."),
+        argument("--text", help="Next message to the agent; required if nothing is left to do."),
+        argument("--agent", help="Go on with another agent."),
+        argument("--session", metavar="KEY", help="The new session's key (generated)."),
+        argument("--scope", metavar="S", help="The new session's scope (that of the origin)."),
+        argument("--idempotency-key", metavar="K", help="The same key stands for the same fork."),
+    )
 
-    def act(self, *, run_id: str, at: int, json: bool, **options: Any) -> None:
+    def act(self, *, run_id: str, at: int, **options: Any) -> None:
         given = {name: options[name] for name in ("text", "agent", "session", "scope", "idempotency_key")}
         try:
             fork = fork_run(run_id, at, **given)
         except ValueError as error:
             usage(str(error))
-        if json:
-            self.say_json(run_record(mask_of(fork).run(fork)))
-            return
-        self.say(f"Forked run {run_id} at row {at}: run {fork.pk} is queued in session {fork.session.key!r}.")
+        said = f"Forked run {run_id} at row {at}: run {fork.pk} is queued in session {fork.session.key!r}."
+        self.tell(run_record(mask_of(fork).run(fork)), said)

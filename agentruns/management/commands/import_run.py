@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_text
+import json
 import sys
-from argparse import ArgumentParser
 from typing import Any
 
-from agentruns.management.base import AgentRunsCommand, usage
+from agentruns.management.base import AgentRunsCommand, argument, usage
 from agentruns.management.timeline import run_record
 from agentruns.services.transfer import import_run
 
@@ -19,22 +18,19 @@ class Command(AgentRunsCommand):
         "resumed; a run that has not ended is closed here, and may go on at its origin."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("file", metavar="FILE", help="The export, or - for standard input.")
+    arguments = (
+        argument("file", metavar="FILE", help="The export, or - for standard input."),
+        argument("--scope", metavar="S", help="The scope of its session here (the export's)."),
+    )
 
-        parser.add_argument("--scope", metavar="S", help="The scope of its session here (the export's).")
-
-    def act(self, *, file: str, scope: str | None, json: bool, **options: Any) -> None:
+    def act(self, *, file: str, scope: str | None, **options: Any) -> None:
         try:
             lines = sys.stdin if file == "-" else open(file, encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             usage(f"{file} cannot be read: {error.strerror}.")
         with lines:
-            read = (json_text.loads(line) for line in lines if line.strip())
+            read = (json.loads(line) for line in lines if line.strip())
             run = import_run(read, scope=scope)
-        if json:
-            self.say_json(run_record(run))
-            return
         rows = run.session.next_seq - 1
-        self.say(f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact.")
+        said = f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact."
+        self.tell(run_record(run), said)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from agentruns import list_runs
 from agentruns.journal.masking import masked_runs
-from agentruns.management.base import AgentRunsCommand
+from agentruns.management.base import AgentRunsCommand, argument
 from agentruns.management.terminal import moment, shortened, table
 from agentruns.management.timeline import run_record
 from agentruns.models import Run
@@ -18,24 +17,21 @@ from agentruns.models import Run
 class Command(AgentRunsCommand):
     help = "List runs, newest first."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--status", choices=Run.Status.values, help="Only runs with this status.")
-        parser.add_argument("--agent", help="Only runs of this agent.")
+    arguments = (
+        argument("--status", choices=Run.Status.values, help="Only runs with this status."),
+        argument("--agent", help="Only runs of this agent."),
+    )
 
-    def act(self, *, status: str | None, agent: str | None, json: bool, **options: Any) -> None:
+    def act(self, *, status: str | None, agent: str | None, **options: Any) -> None:
         runs = list_runs(status=status, agent=agent).select_related("session")
-        if json:
+        if self.json:
             for run in _shown(runs):
                 self.say_json(run_record(run))
             return
         heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
         rows = [_cells(run) for run in _shown(runs)]
-        if not rows:
-            self.say("There are no such runs." if status or agent else "There are no runs yet.")
-            return
-        for line in table([heading, *rows]):
-            self.say(line)
+        none = "There are no such runs." if status or agent else "There are no runs yet."
+        self.tell(None, *(table([heading, *rows]) if rows else [none]))
 
 
 def _shown(runs: Any) -> Iterator[Run]:

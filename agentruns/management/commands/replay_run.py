@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_text
-from argparse import ArgumentParser
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from agentruns.management.base import WRONG, AgentRunsCommand
+from agentruns.management.base import RUN_ID, WRONG, AgentRunsCommand, argument
 from agentruns.services.history import replay_run
 from agentruns.utils.redaction import redacted
 
@@ -20,39 +20,37 @@ class Command(AgentRunsCommand):
         "Exit 1 if something differs."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument("--model", metavar="M", help="Ask this model; 'own' is the agent's current one.")
+    arguments = (
+        RUN_ID,
+        argument("--model", metavar="M", help="Ask this model; 'own' is the agent's current one."),
+    )
 
-    def act(self, *, run_id: str, model: str | None, json: bool, **options: Any) -> None:
+    def act(self, *, run_id: str, model: str | None, **options: Any) -> None:
         report = replay_run(run_id, model=model)
         record = redacted(report.record())
-        if json:
-            self.say_json(record)
-        else:
-            self._tell(record)
+        self.tell(record, *_lines(record))
         if not report.is_equal:
             raise CommandError("The replay differs.", returncode=WRONG)
 
-    def _tell(self, record: dict[str, Any]) -> None:
-        for note in record["notes"]:
-            self.say(f"note: {note}")
-        for step in record["steps"]:
-            self.say(f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}")
-            if step["now"] is not None:
-                self.say(f"{'now':>10} reply {step['step'] + 1}: {_short(step['now'])}")
-        found = record["difference"]
-        if found is None:
-            self.say("Nothing differs.")
-            return
-        self.say(f"The first difference: seq {found['seq']}, {found['path']}")
-        for name in ("then", "now"):
-            self.say(f"  {name}: {json_text.dumps(found[name], ensure_ascii=False)}")
+
+def _lines(record: dict[str, Any]) -> Iterator[str]:
+    for note in record["notes"]:
+        yield f"note: {note}"
+    for step in record["steps"]:
+        yield f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}"
+        if step["now"] is not None:
+            yield f"{'now':>10} reply {step['step'] + 1}: {_short(step['now'])}"
+    found = record["difference"]
+    if found is None:
+        yield "Nothing differs."
+        return
+    yield f"The first difference: seq {found['seq']}, {found['path']}"
+    for name in ("then", "now"):
+        yield f"  {name}: {json.dumps(found[name], ensure_ascii=False)}"
 
 
 def _short(said: dict[str, Any]) -> str:
     calls = ", ".join(
-        f"{call['name']}({json_text.dumps(call['input'], ensure_ascii=False)})" for call in said["calls"]
+        f"{call['name']}({json.dumps(call['input'], ensure_ascii=False)})" for call in said["calls"]
     )
     return " ".join(filter(None, (said["text"], calls))) or f"nothing ({said['stop_reason']})"

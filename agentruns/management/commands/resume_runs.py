@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentTypeError
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
@@ -15,7 +15,7 @@ from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
 from agentruns.management import waiting
-from agentruns.management.base import WRONG, AgentRunsCommand, Stop, count_of, usage
+from agentruns.management.base import AgentRunsCommand, Stop, argument, count_of, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.services.waiting import standing
@@ -28,39 +28,46 @@ ROUND = 10.0  # seconds after which a sweep looks again for other runs
 MOMENT = 0.1  # seconds until an idle worker notices a signal
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 86_400:
+        raise ArgumentTypeError("give seconds, more than 0 and less than a day")
+    return seconds
+
+
 class Command(AgentRunsCommand):
     help = "Drive every run that can go on: after a crash, a decision, a back-off, or just queued."
     # It may start every minute. Those of the whole project load its URLs, which no run needs.
     requires_system_checks = ("agentruns",)
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--watch", action="store_true", help="Keep sweeping until SIGTERM or Ctrl-C.")
-        parser.add_argument(
+    arguments = (
+        argument("--watch", action="store_true", help="Keep sweeping until SIGTERM or Ctrl-C."),
+        argument(
             "--interval",
             type=_seconds,
             default=1.0,
             metavar="S",
             help="Maximum seconds between sweeps that find nothing (1).",
-        )
-        parser.add_argument("--limit", type=count_of, metavar="N", help="Drive at most N runs per sweep.")
-        parser.add_argument("--run", metavar="ID", help="Only this run.")
-        parser.add_argument("--dry-run", action="store_true", help="Only list the runs that can go on.")
-        parser.add_argument(
+        ),
+        argument("--limit", type=count_of, metavar="N", help="Drive at most N runs per sweep."),
+        argument("--run", metavar="ID", help="Only this run."),
+        argument("--dry-run", action="store_true", help="Only list the runs that can go on."),
+        argument(
             "--no-drive", action="store_true", help="Notify a worker for each run instead of driving it here."
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--surface-orphans",
             action="store_true",
             help="Also take runs with calls in doubt: tell the model that the outcome is unknown.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--hold-all",
             action="store_true",
             help="Hold every unfinished run for staff: after restoring a backup, before any worker starts.",
-        )
+        ),
+    )
 
-    def act(self, *, watch: bool, dry_run: bool, json: bool, **options: Any) -> None:
+    def act(self, *, watch: bool, dry_run: bool, **options: Any) -> bool:
         if watch and dry_run:
             usage("--watch and --dry-run contradict each other: one keeps driving runs, one drives none.")
         if options["run"]:
@@ -70,50 +77,44 @@ class Command(AgentRunsCommand):
                 usage("--hold-all stands alone: it holds every unfinished run and drives none.")
             held = hold_all()
             held_runs = "1 run" if held == 1 else f"{held} runs"
-            self.say_json({"held": held}) if json else self.say(f"Held {held_runs} for staff.")
-            return
+            self.tell({"held": held}, f"Held {held_runs} for staff.")
+            return False
         which = {"run_id": options["run"], "limit": options["limit"]}
         if dry_run:
-            self._list(which, json=json)
-            return
+            self._list(which)
+            return False
         which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:
             if watch:
-                self._watch(which, stop, options["interval"], json=json)
-                return
+                self._watch(which, stop, options["interval"])
+                return False
             swept = sweep(**which, should_stop=stop)
-        shows_rest = json or not any(swept.as_dict().values())
+        shows_rest = self.json or not any(swept.as_dict().values())
         stands = standing(settings.DATABASE, options["run"]) if shows_rest else {}
-        self._report(swept, stands, options["run"], json=json)
-        if swept.errors:
-            raise SystemExit(WRONG)
+        self._report(swept, stands, options["run"])
+        return bool(swept.errors)
 
-    def _watch(self, which: dict[str, Any], stop: Stop, interval: float, *, json: bool) -> None:
-        if not json:
-            self.say(f"Process {os.getpid()} watches for runs that can go on.")
+    def _watch(self, which: dict[str, Any], stop: Stop, interval: float) -> None:
+        self.tell(None, f"Process {os.getpid()} watches for runs that can go on.")
         which |= {"seconds": ROUND}
         with Listener(settings.DATABASE) as bell:
-            self._attend(bell, which, stop, interval, json=json)
-        if not json:
-            self.say("Stopped.")
+            self._attend(bell, which, stop, interval)
+        self.tell(None, "Stopped.")
 
-    def _attend(
-        self, bell: Listener, which: dict[str, Any], stop: Stop, interval: float, *, json: bool
-    ) -> None:
+    def _attend(self, bell: Listener, which: dict[str, Any], stop: Stop, interval: float) -> None:
         said, polls, pause = False, False, interval / EAGER
         while not stop():
             bell.listen()
             if bell.why_deaf and not polls:
                 polls = True
-                if not json:
-                    self.say(f"{bell.why_deaf}: it looks every {interval:g} s.")
+                self.tell(None, f"{bell.why_deaf}: it looks every {interval:g} s.")
             swept = self._survive(which, stop)
             if not said and (said := self._is_drained()):
                 logger.warning("Draining pid=%s: claims no run any more", os.getpid())
-                if not json:
-                    self.say("Draining: this process claims no more runs. Stop it when the new code is up.")
+                why = "Draining: this process claims no more runs. Stop it when the new code is up."
+                self.tell(None, why)
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
-                self._report(swept, {}, which["run_id"], json=json)
+                self._report(swept, {}, which["run_id"])
             more_may_follow = swept.driven or _wait(pause, stop, bell)
             pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
 
@@ -133,14 +134,12 @@ class Command(AgentRunsCommand):
             connections.close_all()
             return Swept()
 
-    def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None, *, json: bool) -> None:
-        if json:
+    def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:
+        if self.json:
             self.say_json({**swept.as_dict(), **stands})
             return
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
-        self.say(counts or waiting.idle(stands))
-        for line in self._left(swept, stands, run_id):
-            self.say(line)
+        self.tell(None, counts or waiting.idle(stands), *self._left(swept, stands, run_id))
 
     def _left(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> list[str]:
         alias = settings.DATABASE
@@ -151,9 +150,9 @@ class Command(AgentRunsCommand):
         except (DatabaseError, InterfaceError):  # a mere report must not end a worker
             return []
 
-    def _list(self, which: dict[str, Any], *, json: bool) -> None:
+    def _list(self, which: dict[str, Any]) -> None:
         runs = candidates(**which)
-        if json:
+        if self.json:
             for run in runs:
                 self.say_json({"id": run.pk, "agent": redact(run.agent), "status": run.status})
             return
@@ -161,12 +160,11 @@ class Command(AgentRunsCommand):
             (run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50))
             for run in masked_runs(runs)
         ]
-        for line in table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]) if rows else ():
-            self.say(line)
-        if not rows:
-            self.say(waiting.idle(standing(settings.DATABASE, which["run_id"])))
-            for line in waiting.unserved(settings.DATABASE, which["run_id"]):
-                self.say(line)
+        if rows:
+            self.tell(None, *table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]))
+            return
+        alias, run_id = settings.DATABASE, which["run_id"]
+        self.tell(None, waiting.idle(standing(alias, run_id)), *waiting.unserved(alias, run_id))
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
@@ -176,10 +174,3 @@ def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
         if bell.rang(min(left, MOMENT)):
             return True
     return False
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 86_400:
-        raise ArgumentTypeError("give seconds, more than 0 and less than a day")
-    return seconds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser
 from typing import Any
 
 from agentruns import get_run, run_agent
@@ -16,7 +14,7 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.management import timeline, waiting
-from agentruns.management.base import AgentRunsCommand, usage, user_named
+from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
 from agentruns.management.terminal import escaped
 from agentruns.management.timeline import Follower
 from agentruns.models import Run
@@ -46,23 +44,23 @@ class Command(AgentRunsCommand):
         "would leave the call to a person."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("agent", metavar="AGENT", help="The agent's name.")
-        parser.add_argument("text", help="The task.")
-        parser.add_argument("--session", metavar="KEY", help="The session's key (a new one).")
-        parser.add_argument("--scope", metavar="S", help="The session's scope (that of the policy).")
-        parser.add_argument(
+    arguments = (
+        argument("agent", metavar="AGENT", help="The agent's name."),
+        argument("text", help="The task."),
+        argument("--session", metavar="KEY", help="The session's key (a new one)."),
+        argument("--scope", metavar="S", help="The session's scope (that of the policy)."),
+        argument(
             "--idempotency-key",
             metavar="K",
             help="The same key is the same run, also after it completed.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--file", action="append", default=[], metavar="PATH", help="A picture or document; repeatable."
-        )
-        parser.add_argument("--user", metavar="NAME", help="The user who owns the run.")
+        ),
+        argument("--user", metavar="NAME", help="The user who owns the run."),
+    )
 
-    def act(self, *, agent: str, text: str, json: bool, **options: Any) -> None:
+    def act(self, *, agent: str, text: str, **options: Any) -> int:
         if not text.strip():
             usage("The text is empty; say what the agent is to do.")
         actor = user_named(options["user"]) if options["user"] is not None else None
@@ -74,31 +72,30 @@ class Command(AgentRunsCommand):
         self.unknown: list[str] = []
         given: Input = [Text(text), *map(_file, options["file"])] if options["file"] else text
         try:
-            with Follower(settings.DATABASE, session, scope, self._print_json if json else self._print):
+            with Follower(settings.DATABASE, session, scope, self._print):
                 result = run_agent(found, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
-            sys.exit(BUSY)
+            return BUSY
         except KeyboardInterrupt:
             self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
-            sys.exit(INTERRUPTED)
-        self._end(result, json=json)
-        if EXIT[result.status]:
-            sys.exit(EXIT[result.status])
+            return INTERRUPTED
+        self._end(result)
+        return EXIT[result.status]
 
     def _print(self, row: Row) -> None:
+        if self.json:
+            self.say_json(timeline.as_dict(self.mask.row(row)))
+            return
         self.say(timeline.line(self.mask.row(row)))
         if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
             self.unknown.append(row.call_id)
 
-    def _print_json(self, row: Row) -> None:
-        self.say_json(timeline.as_dict(self.mask.row(row)))
-
-    def _end(self, result: RunResult, *, json: bool) -> None:
+    def _end(self, result: RunResult) -> None:
         """Print the run's status, and the steps by which a person lets it go on."""
         mask = mask_of(get_run(str(result.run_id)))
         output, error = mask.text(shown(result.output)), mask.text(result.error)
-        if json:
+        if self.json:
             texts = {"session": result.session_key, "output": output, "error": error}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
             return
@@ -112,13 +109,10 @@ class Command(AgentRunsCommand):
             self.say(f"Say what became of it: {waiting.verdict(str(result.run_id), call)}")
         if result.status == Run.Status.PAUSED:
             self.say(waiting.to_resume(get_run(str(result.run_id))))
-        if self.unknown:
-            calls, them = (
-                ("1 call", "it") if len(self.unknown) == 1 else (f"{len(self.unknown)} calls", "them")
-            )
-            self.say(
-                f"The outcome of {calls} is unknown, and the model is told so. Say what became of {them}:"
-            )
+        if many := len(self.unknown):
+            calls, them = ("1 call", "it") if many == 1 else (f"{many} calls", "them")
+            text = f"The outcome of {calls} is unknown, and the model is told so."
+            self.say(f"{text} Say what became of {them}:")
         for call in self.unknown:
             self.say(waiting.verdict(str(result.run_id), call))
         is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # why was just said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline, waiting
-from agentruns.management.base import AgentRunsCommand
+from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
 from agentruns.management.terminal import moment
 from agentruns.management.timeline import run_record
 from agentruns.models import Approval, Run
@@ -23,14 +22,14 @@ from agentruns.utils.redaction import redact, redacted
 class Command(AgentRunsCommand):
     help = "Show a run and its journal."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("run_id", metavar="ID", help="The run's id.")
-        parser.add_argument("--at", type=int, metavar="SEQ", help="The run's state after this row, as JSON.")
+    arguments = (
+        RUN_ID,
+        argument("--at", type=int, metavar="SEQ", help="The run's state after this row, as JSON."),
+    )
 
-    def act(self, *, run_id: str, json: bool, at: int | None, **options: Any) -> None:
+    def act(self, *, run_id: str, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
-        if at is None and not json:
+        if at is None and not self.json:
             self._show(run)
             return
         mask = mask_of(run)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +13,7 @@ from django.db.models import Model
 from agentruns.conf import settings
 from agentruns.journal.anchor import Compared
 from agentruns.journal.verify import Problem, check, differs, shown, stored_form, strays
-from agentruns.management.base import WRONG, AgentRunsCommand, session_named, usage
+from agentruns.management.base import AgentRunsCommand, argument, session_named, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
@@ -31,22 +29,22 @@ REFUSED = "not repaired: the journal itself is wrong, so nothing can be folded f
 class Command(AgentRunsCommand):
     help = "Check the journal and the columns folded from it; exit 1 if anything is, or stays, wrong."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--session", metavar="KEY", help="Only this session.")
-        parser.add_argument("--scope", metavar="S", help="The session's scope, if several have its key.")
-        parser.add_argument(
+    arguments = (
+        argument("--session", metavar="KEY", help="Only this session."),
+        argument("--scope", metavar="S", help="The session's scope, if several have its key."),
+        argument(
             "--repair",
             action="store_true",
             help="Rewrite folded columns from the journal and install the triggers again; "
             "journal rows and leases are never touched.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--anchors",
             metavar="FILE",
             help="Also compare the heads in this file: JSON lines of session, seq and head, as "
             "AGENTRUNS_ANCHOR was given them.",
-        )
+        ),
+    )
 
     def act(
         self,
@@ -55,10 +53,9 @@ class Command(AgentRunsCommand):
         scope: str | None,
         repair: bool,
         anchors: str | None,
-        json: bool,
         **options: Any,
-    ) -> None:
-        alias, self.json = settings.DATABASE, json
+    ) -> bool:
+        alias = settings.DATABASE
         self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
         if scope is not None and session is None:
             usage("--scope goes with --session only.")
@@ -76,8 +73,7 @@ class Command(AgentRunsCommand):
         if anchors is not None:
             self._anchors(alias, anchors, one)
         self._summary(repair)
-        if self.counts["problems"]:
-            sys.exit(WRONG)
+        return bool(self.counts["problems"])
 
     def _triggers(self, alias: str, repair: bool) -> None:
         connection = connections[alias]
@@ -86,7 +82,7 @@ class Command(AgentRunsCommand):
             triggers.install(connection)
             left = triggers.differences(connection)
             if left != wrong:
-                self._tell(INSTALLED, {"repaired": INSTALLED})
+                self.tell({"repaired": INSTALLED}, INSTALLED)
                 self.counts["repaired"] += 1
             wrong = left  # what is not ours is not ours to drop
         for what in wrong:
@@ -114,22 +110,16 @@ class Command(AgentRunsCommand):
         self.counts["bad_sessions"] += bool(found.changed or found.left)
         for problem in found.changed:
             text = _change(problem)
-            self._tell(f"Session {problem.session}: {text}", {**_names(problem), "repaired": redact(text)})
+            self.tell({**_names(problem), "repaired": redact(text)}, f"Session {problem.session}: {text}")
             self.counts["repaired"] += 1
         for problem in map(_redacted, found.left):
             self._report(problem, str(problem))
             if repair and problem.seq is not None and not problem.file:
-                self._tell(f"Session {problem.session}: {REFUSED}", {**_names(problem), "refused": REFUSED})
+                self.tell({**_names(problem), "refused": REFUSED}, f"Session {problem.session}: {REFUSED}")
 
     def _report(self, problem: Problem, text: str) -> None:
         self.counts["problems"] += 1
-        self._tell(text, {**_names(problem), "problem": redact(problem.what)})
-
-    def _tell(self, text: str, record: dict[str, Any]) -> None:
-        if self.json:
-            self.say_json(record)
-        else:
-            self.say(text)
+        self.tell({**_names(problem), "problem": redact(problem.what)}, text)
 
     def _summary(self, repair: bool) -> None:
         counts = self.counts
@@ -141,7 +131,7 @@ class Command(AgentRunsCommand):
                 f"Anchors compared: {counts['anchors']}, of pruned sessions: {counts['anchors_of_pruned']}. "
             )
         text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
-        self._tell(text, {"summary": counts})
+        self.tell({"summary": counts}, text)
 
 
 def _every(alias: str) -> Iterator[UUID]:
