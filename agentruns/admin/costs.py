@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 DAYS = 30
 MOST_DAYS = 366
+EARLIEST, LATEST = date(1970, 1, 1), date(9998, 12, 31)  # farther days have no neighbours in every zone
 RUNS = 100_000  # the newest of the days that are looked at
 LINES = 200  # of the page
 MOST_LINES = 10_000  # of the file
@@ -40,14 +42,17 @@ BY = {
     "requester": (gettext_lazy("Requester"), ["owner_name", "owner_id"]),
     "scope": (gettext_lazy("Scope"), ["scope"]),
 }
-FORMULA = "=+-@\t\r\n"  # at its beginning a spreadsheet takes a text for a formula
+# A spreadsheet takes it for a formula: at the beginning, and behind what separates cells elsewhere
+FORMULA = re.compile(r"(^|[;|\t\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\n])")
 
 
 class CostsForm(forms.Form):
     """The days, and what the figures are grouped by."""
 
     by = forms.ChoiceField(
-        label=gettext_lazy("by"), choices=[(key, label) for key, (label, _columns) in BY.items()]
+        label=gettext_lazy("by"),
+        choices=[(key, label) for key, (label, _columns) in BY.items()],
+        error_messages={"invalid_choice": gettext_lazy("Choose one of the groupings.")},
     )
     first = forms.DateField(label=gettext_lazy("from"), widget=forms.DateInput({"type": "date"}))
     last = forms.DateField(label=gettext_lazy("to"), widget=forms.DateInput({"type": "date"}))
@@ -60,8 +65,9 @@ class CostsForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """Refuse days in the wrong order, or too many."""
         given = self.cleaned_data
-        length = given["last"] - given["first"] if {"first", "last"} <= given.keys() else timedelta()
-        if not timedelta() <= length < timedelta(days=MOST_DAYS) or given.get("last") == date.max:
+        first, last = given.get("first", EARLIEST), given.get("last", LATEST)
+        is_long = len({"first", "last"} & given.keys()) == 2 and (last - first).days >= MOST_DAYS
+        if not EARLIEST <= first <= last <= LATEST or is_long:
             text = _("Choose from 1 to %(count)d days, the first one first.") % {"count": MOST_DAYS}
             raise forms.ValidationError(text)
         return given
@@ -113,8 +119,7 @@ def csv_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
 
 def safe_cell(value: object) -> str:
     """Return a text that no spreadsheet takes for a formula."""
-    text = plain(value)
-    return f"'{text}" if text.lstrip(" ")[:1] in FORMULA and text.strip(" ") else text
+    return FORMULA.sub(r"\1'", plain(value))
 
 
 def _form(admin: RunAdmin, request: HttpRequest) -> CostsForm:

@@ -27,12 +27,12 @@ from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import ONE_LINE, plain, pretty, status_word
 from agentruns.conf import settings
-from agentruns.models import Approval, Message, Review, Run
+from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
-from agentruns.utils.redaction import redact, redacted
+from agentruns.utils.redaction import is_on, redact, redacted
 
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # for people one: it may be done by now
 LATELY = timedelta(hours=24)
@@ -147,9 +147,15 @@ def _newest(runs: QuerySet[Any], which: Q) -> QuerySet[Any]:
 
 
 def _named(term: str, run: str = "") -> Q:
-    """Return the condition for runs by their session, whose requester is that of its runs."""
-    key, requester = f"{run}session__key__istartswith", f"{run}session__owner_name__istartswith"
-    return Q(**{key: term}) | Q(**{requester: term})
+    """Return the condition for runs by their session as it is shown, whose requester is that of its runs."""
+    key, requester = "key__istartswith", "owner_name__istartswith"
+    if not is_on():
+        return Q(**{f"{run}session__{key}": term}) | Q(**{f"{run}session__{requester}": term})
+    sessions = Session.objects.using(settings.DATABASE).filter(Q(**{key: term}) | Q(**{requester: term}))
+    newest = sessions.order_by("-pk").values_list("pk", "key", "owner_name")[:SEARCHED]
+    wanted = term.casefold()
+    shown = [pk for pk, *names in newest if any(redact(one).casefold().startswith(wanted) for one in names)]
+    return Q(**{f"{run}session__in": shown})
 
 
 def _beginning(term: str) -> Q | None:

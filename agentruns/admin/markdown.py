@@ -44,14 +44,16 @@ class _Renderer(RendererHTML):
 
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer)
-_MARKDOWN.enable(["table", "strikethrough"]).disable("image")
+# What is written as an entity would be neither masked nor marked: it is looked at before.
+_MARKDOWN.enable(["table", "strikethrough"]).disable(["image", "entity"])
 
 
 def _host(url: str) -> str:
     """Return the host or address that a link leads to; "" for one that is not to be followed."""
     try:
         parts = urlsplit(url)
-        place = parts.path if parts.scheme == "mailto" else parts.hostname or ""
+        is_mail = parts.scheme == "mailto" and not parts.query  # which may name others, and the words
+        place = parts.path if is_mail else parts.hostname or ""
     except ValueError:
         return ""
     return place if parts.scheme in SCHEMES else ""

@@ -73,12 +73,14 @@ def test_days_that_make_no_sense_are_refused(world: World) -> None:
     for query in (
         {"first": "x"}, {"last": "2026-99-01"}, {"by": "input"}, {"first": "2020-01-01"},
         {"first": f"{today}", "last": f"{today - timedelta(days=1)}"}, {"first": "0001-01-01"},
-        {"first": "9999-12-31", "last": "9999-12-31"},
+        {"first": "9999-12-31", "last": "9999-12-31"}, {"first": "9999-12-29", "last": "9999-12-30"},
+        {"first": "0001-01-01", "last": "0001-01-02"}, {"first": "1969-12-31", "last": "1970-01-02"},
     ):  # fmt: skip
         for where in (COSTS, CSV):
             response = browser("superuser").get(where, query)
             assert response.status_code == 400, (where, query)
             assert b"helper" not in response.content
+    assert "\u202e" not in browser("superuser").get(CSV, {"by": "\u202e"}).content.decode()
 
 
 def test_the_file_has_all_four_and_no_formula(world: World) -> None:
@@ -101,6 +103,8 @@ def test_no_cell_is_a_formula() -> None:
     for text in ("=1", "+1", "-1", "@x", "\tx", "  =1", "\n=1"):
         assert safe_cell(text).startswith("'"), repr(text)
     assert [safe_cell(text) for text in ("a=1", "", 7, "\r=1")] == ["a=1", "", "7", "[U+000D]=1"]
+    parts = {"a;=1": "a;'=1", "a\t+1": "a\t'+1", "a;b; @x": "a;b;' @x", "\uff1d1": "'\uff1d1"}
+    assert {text: safe_cell(text) for text in parts} == parts
 
 
 class Anns(Policy):

@@ -56,6 +56,9 @@ def test_links_say_where_they_lead() -> None:
     shown = html("[your bank](https://bank.example@evil.example/x?a=1) and <mailto:ben@example.com>")
     assert 'rel="noopener nofollow">your bank</a> <small>(evil.example)</small>' in shown
     assert "<small>(ben@example.com)</small>" in shown
+    more = html("[mail](mailto:ben@example.com?bcc=eve@evil.example)")
+    assert "href" not in more
+    assert "evil.example" not in more
 
 
 def test_hidden_characters_are_marked_and_masks_stay_masks() -> None:
@@ -65,6 +68,12 @@ def test_hidden_characters_are_marked_and_masks_stay_masks() -> None:
     assert shown.count('<span class="ar-char"') == 4
     assert shown.count("***") == 3
     assert "<hr" not in shown
+
+
+@pytest.mark.parametrize("entity", ["&#x202e;", "&#8238;", "&zwnj;", "&#x3164;", "&#52;"])
+def test_an_entity_is_the_text_that_was_masked_and_marked(entity: str) -> None:
+    for text in (f"pay {entity}1", f"[pay {entity}1](https://x.example)", f"|a|\n|---|\n|{entity}1|"):
+        assert f"&amp;{entity[1:]}1" in html(text)
 
 
 def test_a_long_text_is_cut_and_says_so() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.urls import reverse
 
@@ -19,7 +20,7 @@ from agentruns.models import Message, Run, triggers
 from agentruns.services.forks import fork_run
 from tests.admin.conftest import World
 from tests.admin.pages import read
-from tests.admin.people import browser
+from tests.admin.people import browser, user
 from tests.rows import change
 from tests.shop.agents import act, call, post, shop_agent
 
@@ -103,6 +104,17 @@ def test_a_fork_from_the_page(world: World) -> None:
     assert "Copied: Tool finished" in journal
     copied = read(client.get(url(fork, seq=1))).text
     assert "It is history that this run has" in copied
+
+
+def test_a_fork_is_offered_only_agents_that_one_may_start(world: World) -> None:
+    run = world.completed()
+    shop_agent("boss", {"text": "done"}, starters="directors")
+    forks = Permission.objects.filter(codename__in=["fork_run", "start_run"])
+    user("viewer").user_permissions.add(*forks)
+    page = read(browser("viewer").get(url(run, "at")))
+    assert "Fork" in page.text
+    assert "boss" not in page.text
+    assert "boss" in read(browser("superuser").get(url(run, "at"))).text
 
 
 def test_a_fork_that_is_refused_says_why_and_keeps_what_was_typed(world: World) -> None:

@@ -110,6 +110,20 @@ def test_a_note_is_masked_and_what_is_hidden_of_it_stays(world: World, reviewer:
     assert (Review.objects.get().rating, Review.objects.get().note) == (1, "to DE02-secret\u202e")
 
 
+def nameless(text: str) -> str:
+    return text.replace("viewer", "[name]")
+
+
+def test_a_name_that_is_hidden_stays(world: World, reviewer: Any, settings: Any) -> None:
+    run = world.completed()
+    review_run(run.pk, None, assignee="viewer")
+    settings.AGENTRUNS_REDACT = f"{__name__}.nameless"
+    hidden = shown(run, "viewer").forms[url(run, "review")]["assignee"]
+    assert hidden == "[name]"
+    assert send(run, rating="1", assignee=hidden).status_code == 200
+    assert (Review.objects.get().rating, Review.objects.get().assignee_name) == (1, "viewer")
+
+
 @pytest.mark.django_db(transaction=True)
 def test_it_goes_with_the_session_and_its_note_with_a_row(world: World) -> None:
     run, other = world.completed("one"), world.completed("two")

@@ -84,6 +84,19 @@ def test_a_context_too_is_found_as_it_is_shown(settings: Any, world: World) -> N
     assert not found(listed(RUNS, q="acme"), run)
 
 
+def test_no_search_finds_the_beginning_of_a_name_that_is_redacted(settings: Any, world: World) -> None:
+    approval = world.waiting("acme-4711", actor=user("viewer"))
+    for name, obj in ((RUNS, approval.run), (QUEUE, approval)):
+        for term in ("a", "acme-4", "acme-4711"):
+            assert found(listed(name, q=term), obj), term
+    settings.AGENTRUNS_REDACT = f"{__name__}.without_acme"
+    for name, obj in ((RUNS, approval.run), (QUEUE, approval)):
+        for term in ("acme", "acme-4", "acme-4711"):
+            assert not found(listed(name, q=term), obj), term
+        for term in ("[...]-47", "view"):
+            assert found(listed(name, q=term), obj), term
+
+
 def without_acme(text: str) -> str:
     return text.replace("acme", "[...]")
 

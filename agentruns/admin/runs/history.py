@@ -31,7 +31,6 @@ from agentruns.admin.runs.actions import Action, Situation, missing, refused
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
-from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import events
@@ -80,9 +79,9 @@ class ForkForm(AgainForm):
     )
     agent = forms.ChoiceField(label=gettext_lazy("Agent"), required=False)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, user: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        names = sorted({agent.name for agent in registered()})
+        names = sorted({agent.name for agent in starting.agents_of(user)})
         same: list[tuple[str, Any]] = [("", _("the same"))]
         self.fields["agent"].choices = same + [(name, plain(name)) for name in names]  # type: ignore[attr-defined]
 
@@ -174,7 +173,7 @@ def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
 
 def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Queue a run that goes on from a row of this one, and go to its page."""
-    form = ForkForm(request.POST, auto_id="fork_%s")
+    form = ForkForm(request.user, request.POST, auto_id="fork_%s")
     if not form.is_valid():
         return _fork_refused(admin, request, run, form, 400, _("Correct the form below."))
     given = form.cleaned_data
@@ -307,7 +306,8 @@ def _moment_page(
         "erase_url": _erase_url(admin, request, run, row),
         "fates": [_fate(one) for one in fates(settings.DATABASE, run, moment.state.run, row.seq)],
         "fork_url": admin.url(request, "fork", run.pk),
-        "fork_form": sent or ForkForm(initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
+        "fork_form": sent
+        or ForkForm(request.user, initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
     }
     title = _("Row %(seq)s of %(task)s") % {"seq": row.seq, "task": task_title(run)}
     return admin.render(

@@ -72,9 +72,11 @@ def review_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
     form = ReviewForm(request.POST, auto_id="review_%s")
     if not form.is_valid():
         return _refused(admin, request, run, form, 400, _("Nothing was saved. Correct the review below."))
-    given, before = {**form.cleaned_data}, _review_of(run).note
-    if given["note"] == plain(mask_for(run).said(before)):  # what was hidden of it was not seen, and stays
-        given["note"] = before
+    given, before = {**form.cleaned_data}, _review_of(run)
+    if given["note"] == plain(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
+        given["note"] = before.note
+    if given["assignee"] == plain(before.assignee_name):
+        given["assignee"] = before.assignee_name
     try:
         reviews.review_run(run.pk, request.user, **given)
     except (AgentRunsError, ValueError) as error:
