@@ -13,24 +13,18 @@ from threading import BoundedSemaphore, Lock
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models import Q
 
 from agentruns.conf import settings
 from agentruns.journal.events import Row
 from agentruns.journal.read import read_rows
-from agentruns.models import Draft, Message, Run
-from agentruns.utils.db import later, short_lock_waits
-from agentruns.utils.redaction import get_logger
-
-logger = get_logger("agentruns.api.poller")
+from agentruns.models import Message, Run
+from agentruns.services.drafts import AT_WORK, watch
 
 CONNECTIONS = 8  # of all listeners, at once
 FORGOTTEN = 10.0  # seconds after which nobody listens to a run any more
-WATCHED = 20  # seconds for which a worker stores drafts, unless somebody goes on listening
 RENEWED = 5.0  # seconds between two times that it is told so
 WAITS_FOR = {"awaiting-approval": "approval", "orphaned": "verdict", "paused": "resume"}
-AT_WORK = ("queued", "running")
 MOST = 200  # rows that are read for all; of more, each listener reads its own pages
 
 turns = BoundedSemaphore(CONNECTIONS)
@@ -142,19 +136,12 @@ class Poller:
 
     def _renew(self, run_ids: list[UUID]) -> None:
         """Let workers know that these runs are watched."""
-        now, alias = time.monotonic(), settings.DATABASE
+        now = time.monotonic()
         due = [run_id for run_id in run_ids if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]
         if not due:
             return
-        drafts = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in due]
         self._renewed.update(dict.fromkeys(due, now))
-        try:
-            with transaction.atomic(using=alias), short_lock_waits(alias):
-                Draft.objects.using(alias).bulk_create(
-                    drafts, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
-                )
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("No drafts for now, as it cannot be stored that somebody listens: %s", error)
+        watch(due)
 
 
 poller = Poller()

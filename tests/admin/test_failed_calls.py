@@ -78,7 +78,7 @@ def test_an_approval_of_the_next_call_stands_on_the_page_of_the_failed_one(world
     assert "decider, knowing of it, approved the tool's next call on" in page.text
     assert "The doubt is lifted." in page.text
     assert url(run, "resolve", call_id) not in page.forms
-    page = page_of(url(run))
+    page = page_of(url(run) + "?rows=full")
     assert "nobody has cleared it" not in page.text
     assert payloads(run, "approval_decided")[0]["settles"] == [call_id]
     assert "Settles the doubt about" in page.text

@@ -42,30 +42,27 @@ def test_nothing_acts_or_is_loaded(text: str) -> None:
     for bad in (
         "<script",
         "<img",
-        'href="javascript',
-        'href="JaVa',
-        'href="data',
-        'href="/',
+        "<a ",
         "<b ",
         "title=",
     ):
         assert bad not in shown
 
 
-def test_links_say_where_they_lead() -> None:
-    shown = html("[your bank](https://bank.example@evil.example/x?a=1) and <mailto:ben@example.com>")
-    assert 'rel="noopener nofollow">your bank</a> <small>(evil.example)</small>' in shown
-    assert "<small>(ben@example.com)</small>" in shown
-    more = html("[mail](mailto:ben@example.com?bcc=eve@evil.example)")
-    assert "href" not in more
-    assert "evil.example" not in more
+def test_links_stay_as_they_are_written() -> None:
+    source = (
+        "[your bank](https://bank.example@evil.example/x?a=1) and <mailto:ben@example.com?bcc=eve@x.example>"
+    )
+    shown = html(source)
+    assert source.replace("<", "&lt;").replace(">", "&gt;") in shown
+    assert "<a" not in shown
 
 
 def test_hidden_characters_are_marked_and_masks_stay_masks() -> None:
     shown = html("pay \u202eevil\x00 \ud800 [a\u200b](https://x.example/\u200b) ***\n\n***\n\n`***`")
     for hidden in "\u202e\u200b\x00":
         assert hidden not in shown
-    assert shown.count('<span class="ar-char"') == 4
+    assert shown.count('<span class="ar-char"') == 5  # in the address too
     assert shown.count("***") == 3
     assert "<hr" not in shown
 

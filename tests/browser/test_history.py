@@ -18,11 +18,14 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     sweep()
     page = visitor.open("/admin/agentruns/run/?q=ticket-4")
     visitor.click(page.locator("#result_list tbody th a").first)
-    visitor.wait_for("No call was started twice.")
-    decided = page.locator("li.ar-card", has=page.get_by_role("heading", name="Approved"))
+    visitor.wait_for("No two calls of this session did the same with equal arguments.")
+    assert "decider: Approved" in page.locator(".ar-line").inner_text()
+    visitor.click(page.locator("summary", has_text="Steps"))
+    decided = page.locator("li.ar-step", has_text="Approved").first
     assert "decider" in decided.inner_text()
     assert_sound(page)
 
+    visitor.click(page.locator("summary", has_text="More…"))
     visitor.click(visitor.link("Look back, or fork from a row"))
     reply = Message.objects.filter(run=approval.run, kind="assistant").order_by("seq").last()
     assert reply is not None
@@ -41,6 +44,7 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     assert_sound(page)
 
     visitor.open(approval.run)
+    visitor.click(page.locator("summary", has_text="More…"))
     visitor.click(visitor.link("Look back, or fork from a row"))
     visitor.wait_for("Fork from here")
     visitor.choose("Fork", **{"What the agent is told then": "Was it charged twice?"})
@@ -50,6 +54,7 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     assert_sound(page)
 
     visitor.open(approval.run)
+    visitor.click(page.locator("summary", has_text="More…"))
     visitor.click(page.get_by_role("link", name="Replay", exact=True))
     visitor.click(visitor.button("Replay"))
     visitor.wait_for("Each request would be the same, and each call too.")

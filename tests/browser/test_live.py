@@ -14,7 +14,7 @@ from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import Visitor, Visitors
+from tests.browser.visitor import Visitor, Visitors, path_of
 
 QUIET = 500  # milliseconds: several intervals
 
@@ -55,7 +55,7 @@ def hide(visitor: Visitor, is_hidden: bool) -> None:
 
 def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
-    page, count = visitor.open(approval.run), asked(visitor)
+    page, count = visitor.open(f"{path_of(approval.run)}?rows=full"), asked(visitor)
     payload = page.locator(".ar-card details").first
     payload.locator("summary").click()
     page.locator("h1").click()  # somewhere else
@@ -67,6 +67,7 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     rows = [int(name.removeprefix("row-")) for name in ids(page.locator(".ar-journal > li"))]
     assert rows == list(range(1, approval.run.messages.latest("seq").seq + 1))
     assert payload.get_attribute("open") is not None
+    assert page.locator(".ar-say--agent").last.inner_text().endswith("David has his answer.")
     assert page.locator(".ar-took").count() == 3  # the requests and the tool, whose rows came later
     assert page.evaluate("window.stays")
     before = count()
@@ -85,7 +86,7 @@ def test_what_somebody_types_is_left_alone_until_they_are_done(desk: Desk, visit
     page.locator("summary", has_text="Cancel the run").click()
     form.locator("[name=reason]").fill("She called it o")
     decide(approval)
-    page.locator(".ar-journal h3", has_text="Completed").wait_for()  # the rest of the page went on
+    page.locator(".ar-say", has_text="David has his answer.").wait_for()  # the rest of the page went on
     page.locator("[data-notice=held]", has_text="completed Completed. There is nothing to do.").wait_for()
     assert form.locator("[name=reason]").input_value() == "She called it o"
     assert "It waits for a person to decide:" in page.locator("#ar-now").inner_text()

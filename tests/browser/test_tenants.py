@@ -67,6 +67,7 @@ def looks_around(visitor: Visitor, tenant: str, other: str, runs: dict[str, Run]
         visitor.page.wait_for_url("**/change/**")
         assert str(cents(tenant)) in page.content()
         assert_only(visitor, tenant, other)
+    visitor.click(page.locator("summary", has_text="More…"))
     with page.expect_download() as exported:
         visitor.click(visitor.button("Export for an auditor"))
     text = Path(exported.value.path()).read_text()

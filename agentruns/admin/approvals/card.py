@@ -35,7 +35,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import outcome_words, row_card
+from agentruns.admin.runs.steps import as_text, outcome_words, returned, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import REQUIRES
@@ -45,7 +45,6 @@ from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.masking import NOTHING, Mask, masked_approvals
-from agentruns.journal.payloads import has_blocks
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import reveals
@@ -171,7 +170,7 @@ class ApprovalCard:
         if self.only_answers:
             return []
         given = self.ordered(self.face.arguments).items()
-        texts = [(name, _text(value)) for name, value in given]
+        texts = [(name, as_text(value)) for name, value in given]
         return [
             quote(name, text, LINE)
             for name, text in texts
@@ -395,10 +394,6 @@ def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
     return Quote(short.label, short.text, body("", said).text if short.left_out else "")
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else pretty(value)
-
-
 def _names(sentence: str, value: str) -> bool:
     return bool(value) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", sentence) is not None
 
@@ -408,19 +403,12 @@ def _is_request(row: Row) -> bool:
 
 
 def _returned(row: Row) -> str:
-    """Return what a call returned on one line, of an object its members."""
-    content, outcome = row.payload.get("content"), row.payload.get("outcome")
-    if has_blocks(row.payload) and isinstance(content, list):
-        content = text_of(content)
-    if isinstance(content, dict):
-        parts = [
-            f"{name} {value if isinstance(value, str) else pretty(value)}" for name, value in content.items()
-        ]
-        content = ", ".join(parts)
-    said = _text(content)
+    """Return what a call returned on one line, and that it was no success."""
+    outcome = row.payload.get("outcome")
     if outcome == "ok":
-        return said
-    return f"{outcome_words(outcome, in_doubt=row.payload.get('in_doubt', False))[0]}: {said}"
+        return returned(row)
+    words = outcome_words(outcome, in_doubt=row.payload.get("in_doubt", False))[0]
+    return f"{words}: {returned(row)}"
 
 
 def facts(approval: Approval) -> list[Fact]:
@@ -503,7 +491,7 @@ def preview(shown: Any) -> Preview | None:
     given, warned = shown.get("links"), shown.get("warnings")
     links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
     warnings = [one for one in (warned if isinstance(warned, list) else [warned]) if one not in (None, "")]
-    texts = [quote("", _text(one), LONGEST).short for one in warnings[:LINES]]
+    texts = [quote("", as_text(one), LONGEST).short for one in warnings[:LINES]]
     rest = {name: value for name, value in shown.items() if name not in _PARTS}
     changes = _changes(before, after)
     names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
@@ -526,7 +514,7 @@ def _shown(values: dict[str, Any], name: str) -> SafeString:
     value = values.get(name)
     if value is None:
         return visible("")
-    shown = body("", _text(value), LONGEST)
+    shown = body("", as_text(value), LONGEST)
     more = _("and %(count)d characters more") % {"count": shown.left_out}
     return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
 

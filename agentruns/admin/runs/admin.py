@@ -50,6 +50,7 @@ VIEWS = (
     View("pause", "runs.actions.pause_view", acts=True),
     View("cancel", "runs.actions.cancel_view", acts=True),
     View("adopt", "runs.limits.adopt_view", acts=True),
+    View("reply", "runs.chat.reply_view", acts=True),
     View("review", "runs.review.review_view", acts=True),
     View("verify", "runs.audit.verify_view", acts=True),
     View("export", "runs.audit.export_view", acts=True),

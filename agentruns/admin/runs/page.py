@@ -9,8 +9,11 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from agentruns.admin.base import READING
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
@@ -18,25 +21,27 @@ from agentruns.admin.html import (
     EMPTY,
     Body,
     Fact,
+    age,
     body,
     dated,
+    duration,
     exact,
     plain,
     pretty,
     run_badge,
     visible,
 )
-from agentruns.admin.runs import actions
+from agentruns.admin.runs import actions, chat
 from agentruns.admin.runs.actions import Situation
-from agentruns.admin.runs.list import words
+from agentruns.admin.runs.list import cost, task_title, words
 from agentruns.admin.runs.steps import RowCard, mask_for, row_card, starts
-from agentruns.admin.runs.timing import timings
+from agentruns.admin.runs.timing import Timing, timings
 from agentruns.conf import settings
 from agentruns.journal.events import Row
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows, run_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import waiting
+from agentruns.services import drafts, waiting
 from agentruns.services.transfer import MARK
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
 
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
+EARLIER = 3  # runs of the session that the page names
+STEADY = 10  # characters of a tag that the words of a reply do not change
 LARGEST = 2**63  # every seq is less: databases store no larger one
 
 
@@ -59,6 +66,7 @@ class Live:
     status: str
     is_ended: bool
     interval: str
+    draft: SafeString | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +80,26 @@ class Rows:
 
 
 def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return where the run stands, the buttons beside it, and its journal."""
-    run = situation.run
-    uncleared = waiting.uncleared(settings.DATABASE, run, mask_for(run), visible_runs(request.user))
+    """Return where the run stands, the buttons beside it, its conversation and its steps."""
+    run, alias = situation.run, settings.DATABASE
+    uncleared = waiting.uncleared(alias, run, mask_for(run), visible_runs(request.user))
     situation, shown = replace(situation, uncleared=len(uncleared)), mask_for(run).run(run)
     waits = [(wait, admin.wait_url(request, wait)) for wait in situation.waits]
-    rows = journal_rows(settings.DATABASE, run.pk, seq_of(request.GET.get("after", "")))
+    after = seq_of(request.GET.get("after", ""))
+    rows = journal_rows(alias, run.pk, after)
+    is_full = request.GET.get("rows") == "full"
+    repeated, is_whole = chat.repeated(request.user, run)
     return {
         "run_id": str(run.pk),
         "badge": run_badge(run),
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
-        "notes": [*actions.notes(situation), *starts(run)],
+        "meta": meta(run, shown),
+        "notes": [*actions.notes(situation), *starts(run, none_twice=is_whole and not repeated)],
+        "repeated": [
+            {**one, "rows": [(seq, f"{admin.url(request, 'at', key)}?seq={seq}") for seq, key in one["rows"]]}
+            for one in repeated
+        ],
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
         "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
@@ -96,12 +112,61 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "cancel": actions.cancel(situation),
         "cancel_url": admin.url(request, "cancel", run.pk),
         "cancel_form": CancelForm(auto_id="cancel_%s"),
+        **_conversation(admin, request, run, rows, after),
         "facts": facts(shown),
         "bodies": texts(shown),
         "journal": rows,
+        "is_full": is_full,
+        "steps_open": is_full or after is not None,
         "last_shown": rows.rows[-1].seq if rows.rows else 0,
         "cards": _cards(admin, request, run, rows),
     }
+
+
+def _conversation(
+    admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows, after: int | None
+) -> dict[str, Any]:
+    is_live = "seen" in request.GET
+    # An open page asks for the rows after its last one; its conversation is that of the latest.
+    spoken = journal_rows(settings.DATABASE, run.pk, None) if is_live and after is not None else rows
+    said = chat.talk(run, mask_for(run), spoken.rows, _timings(run, spoken))
+    task = body("", mask_for(run).run(run).input, chat.LONGEST) if spoken.earlier is not None else None
+    return {
+        "session_url": f"{admin.url(request, 'changelist')}?session={run.session_id}",
+        "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
+        "turns": said.turns,
+        "lines": [line for line in said.lines.values() if line.started and line.is_effect],
+        "task": task,
+        "is_latest": is_live or rows.later is None,
+        "talk": spoken,
+        "reply_form": chat.reply_form(request.user, run),
+        "reply_url": admin.url(request, "reply", run.pk),
+    }
+
+
+def meta(run: Run, shown: Run) -> dict[str, Any]:
+    """Return the facts that stand below the title of a run."""
+    steps = ngettext("%(count)d reply", "%(count)d replies", run.step) % {"count": run.step}
+    return {
+        "agent": visible(run.agent),
+        "session": visible(shown.session.key),
+        "requester": visible(run.owner_name),
+        "started": age(run.created_at),
+        "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
+        "steps": steps,
+        "cost": cost(run.usage),
+    }
+
+
+def _earlier(admin: RunAdmin, request: HttpRequest, run: Run) -> list[Run]:
+    """Return the runs of the session before this one, the last of them, each with its title."""
+    before = admin.get_queryset(request).filter(session_id=run.session_id, pk__lt=run.pk).order_by("-id")
+    found = list(before.defer("input", "output", "error")[: EARLIER + 1])
+    for one in found:
+        one.mask = mask_for(run)
+        one.words = task_title(one)
+        one.badge = run_badge(one)
+    return found[::-1]
 
 
 def facts(run: Run) -> list[Fact]:
@@ -147,28 +212,41 @@ def texts(run: Run) -> list[Body]:
 
 
 def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Return the run page without the site around it, or 204 if nothing changed since `seen`."""
+    """Return the run page without the site around it, or 204 if nothing changed since `seen`.
+
+    While a reply is written, and nothing else is new, the words of it are all that is sent.
+    """
     if request.method not in READING:
         return HttpResponseNotAllowed(READING)
-    now = live(admin, request, run)
-    if request.GET.get("seen") == now.tag:
+    now, seen = live(admin, request, run, is_watched=True), request.GET.get("seen", "")
+    if seen == now.tag:
         return HttpResponse(status=204)
+    if seen[:STEADY] == now.tag[:STEADY]:
+        context = {"live": now, "journal": {"later": None}, "last_shown": request.GET.get("after", "")}
+        return HttpResponse(render_to_string("agentruns/admin/run_words.html", context, request))
     return admin.page(request, run, base="agentruns/admin/fragment.html", live=now)
 
 
-def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
+def live(admin: RunAdmin, request: HttpRequest, run: Run, *, is_watched: bool = False) -> Live:
     """Return what an open page needs to follow the run from now on."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
-    about = canonical.dumps([str(run.pk), actions.last_seq(run), *state])
-    tag = salted_hmac("agentruns.tag", about, algorithm="sha256")  # the reason may hold what is redacted
+    draft = drafts.draft_of(run, is_watched=is_watched)
+    tag = _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6]
+    query = "?rows=full" if request.GET.get("rows") == "full" else ""
     return Live(
-        url=admin.url(request, "live", run.pk),
+        url=admin.url(request, "live", run.pk) + query,
         page=admin.url(request, "change", run.pk),
-        tag=tag.hexdigest()[:16],
+        tag=tag,
         status=run.status,
         is_ended=run.is_ended,
         interval=str(admin.live_interval),
+        draft=body("", draft).text if draft else "",
     )
+
+
+def _tag(about: Any) -> str:
+    # The reason of a run that is blocked may hold what is redacted.
+    return salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()
 
 
 def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
@@ -219,12 +297,16 @@ def _start(rows: QuerySet[Message], size: int) -> int:
     return seqs[-1] - 1 if len(seqs) == size else 0
 
 
-def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[tuple[RowCard, str]]:
+def _timings(run: Run, rows: Rows) -> dict[int, Timing]:
     earlier: list[Row] = []
     if rows.rows and rows.earlier is not None:  # what ends on this page may have begun on the one before
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
         earlier = read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
-    times = timings([*earlier, *rows.rows])
+    return timings([*earlier, *rows.rows])
+
+
+def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[tuple[RowCard, str]]:
+    times = _timings(run, rows)
     cards = [row_card(mask_for(run).row(row)) for row in rows.rows]
     for card in cards:
         card.timing = times.get(int(card.seq))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -25,6 +26,7 @@ from agentruns.journal.payloads import has_blocks, names_in
 from agentruns.models import Message, Run
 
 TEXT_LIMIT = 4_000
+BRIEF = 90  # characters beside the title of a step
 PAYLOAD_LIMIT = 20_000
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -70,6 +72,7 @@ class RowCard:
     files: list[Shown] = field(default_factory=list)
     timing: Timing | None = None
     limit: int | None = TEXT_LIMIT
+    brief: SafeString | str = ""
 
 
 def row_card(row: Row, *, whole: bool = False) -> RowCard:
@@ -96,7 +99,9 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         try:
             describe(result, row.payload)
         except (AttributeError, KeyError, TypeError, ValueError):
-            result.facts, result.bodies = [], []
+            result.facts, result.bodies, result.brief = [], [], ""
+    if not result.brief and row.kind in _TOLD_BY_FACTS and result.facts:
+        result.brief = format_html("{}", result.facts[0].value)
     if events.COPIED in row.payload:
         _as_history(result, row.payload[events.COPIED])
     return result
@@ -148,6 +153,21 @@ def _said(payload: Payload) -> Any:
     return described(left)
 
 
+def returned(row: Row) -> str:
+    """Return what a call returned on one line, of an object its members."""
+    content = row.payload.get("content")
+    if has_blocks(row.payload) and isinstance(content, list):
+        content = text_of(content)
+    if isinstance(content, dict):
+        content = ", ".join(f"{name} {as_text(value)}" for name, value in content.items())
+    return as_text(content)
+
+
+def as_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else pretty(value)
+
+
 def _who(row: Row) -> str:
     actor = row.payload.get("actor")
     if isinstance(actor, dict) and actor.get("name"):
@@ -164,8 +184,9 @@ def _add(card: RowCard, label: str, value: object, title: str = "") -> None:
 
 def _say(card: RowCard, label: str, text: object) -> None:
     if text not in (None, "", [], {}):
-        shown = text if isinstance(text, str) else pretty(text)
+        shown = as_text(text)
         card.bodies.append(body(label, shown, card.limit))
+        card.brief = card.brief or body("", " ".join(shown[: 4 * BRIEF].split()), BRIEF).text
 
 
 def _run_started(card: RowCard, payload: Payload) -> None:
@@ -201,7 +222,7 @@ def _assistant(card: RowCard, payload: Payload) -> None:
     for call in calls:
         verdict = _VERDICTS.get(call["verdict"], call["verdict"])
         label = _("%(tool)s: %(verdict)s") % {"tool": plain(call["tool"]), "verdict": verdict}
-        card.bodies.append(body(label, pretty(call["arguments"]), card.limit))
+        _say(card, label, pretty(call["arguments"]))
     _add(card, _("Stopped because"), payload.get("stop_reason"))
     _add(card, _("Model"), payload.get("model"))
     _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
@@ -220,8 +241,8 @@ def _approval_requested(card: RowCard, payload: Payload) -> None:
 
 def _approval_decided(card: RowCard, payload: Payload) -> None:
     verb = payload["verb"]
-    card.title = str(_VERBS.get(verb, (plain(verb), ""))[0])
-    card.tone = _VERBS.get(verb, ("", "plain"))[1]
+    card.title = str(VERBS.get(verb, (plain(verb), ""))[0])
+    card.tone = VERBS.get(verb, ("", "plain"))[1]
     if "arguments" in payload:
         card.title = _("Approved with edited arguments")
         _say(card, _("Edited arguments"), payload["arguments"])
@@ -289,8 +310,7 @@ def _orphan_found(card: RowCard, payload: Payload) -> None:
 
 
 def _orphan_resolved(card: RowCard, payload: Payload) -> None:
-    verdict = payload["verdict"]
-    card.title = _("Verdict: %(verdict)s") % {"verdict": _VERDICTS_GIVEN.get(verdict, plain(verdict))}
+    card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
     _add(card, _("Evidence"), payload.get("evidence"))
     _add(card, _("Through"), payload.get("channel"))
     _say(card, _("Result"), payload.get("result"))
@@ -324,20 +344,30 @@ def mask_for(run: Any) -> Mask:
     return mask
 
 
-def starts(run: Run) -> list[str]:
-    """Return in words how often a tool was started: the answer to "was it done twice?"."""
+def starts(run: Run, *, none_twice: bool) -> list[str]:
+    """Return in words how often a tool was started, and with `none_twice` that none was twice the same."""
     rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
     times = Counter(rows.values_list("call_id", flat=True))
     if not times:
         return []
-    total = times.total()
+    total, again = times.total(), sum(count > 1 for count in times.values())
     text = ngettext("A tool was started %(count)d time.", "Tools were started %(count)d times.", total)
-    again = sum(count > 1 for count in times.values())
-    twice = ngettext(
-        "%(count)d call was started more than once.", "%(count)d calls were started more than once.", again
-    )
-    more = twice % {"count": again} if again else _("No call was started twice.")
-    return [f"{text % {'count': total}} {more}"]
+    said = [text % {"count": total}]
+    if again:
+        twice = ngettext(
+            "%(count)d call was started more than once.",
+            "%(count)d calls were started more than once.",
+            again,
+        )
+        said.append(twice % {"count": again})
+    if none_twice:
+        said.append(_("No two calls of this session did the same with equal arguments."))
+    return [" ".join(said)]
+
+
+def verdict_words(verdict: Any) -> str:
+    """Return what a person said became of a call."""
+    return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
 
 
 def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
@@ -353,7 +383,7 @@ _VERDICTS = {
     "ask": gettext_lazy("asks a person"),
     "refuse": gettext_lazy("refused"),
 }
-_VERBS: dict[str, tuple[Any, str]] = {
+VERBS: dict[str, tuple[Any, str]] = {
     "approve": (gettext_lazy("Approved"), "good"),
     "deny": (gettext_lazy("Denied"), "bad"),
     "answer": (gettext_lazy("Answered instead of run"), "good"),
@@ -379,6 +409,17 @@ _VERDICTS_GIVEN = {
     "not_occurred": gettext_lazy("it did not happen"),
     "unknown": gettext_lazy("unknown"),
 }
+# Steps that say in one line what their first fact does; the others' facts are ids, tokens and keys.
+_TOLD_BY_FACTS = (
+    events.APPROVAL_REQUESTED,
+    events.APPROVAL_DECIDED,
+    events.APPROVAL_VOIDED,
+    events.ORPHAN_FOUND,
+    events.ORPHAN_RESOLVED,
+    events.RUN_PAUSED,
+    events.RUN_CANCEL_REQUESTED,
+    events.RUN_CANCELLED,
+)
 _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.RUN_STARTED: _run_started,
     events.USER: _user,

@@ -9,7 +9,7 @@ const NOTED = 3; // failures in a row
 const box = document.getElementById("ar-live");
 const waits = Number(box.dataset.interval);
 const held = new Map(); // parts that are new and wait until nobody uses the old ones
-let delay = waits;
+let delay = Math.min(waits, 500); // the first look asks the worker for the words it writes
 let failures = 0;
 let timer = 0;
 let asking = false;
@@ -89,7 +89,7 @@ function take(fresh) {
     else held.set(name, element);
   }
   const words = fresh.getElementById("ar-now")?.textContent.replace(/\s+/g, " ").trim();
-  box.querySelector("[data-words]").textContent = words;
+  if (words) box.querySelector("[data-words]").textContent = words; // else only the reply has grown
   settle();
   if (news.dataset.status !== box.dataset.status) box.querySelector("[data-said]").textContent = words;
   box.dataset.status = news.dataset.status;
@@ -109,7 +109,7 @@ async function ask() {
     notice("out", true);
   } else if (answer.status === 200) {
     take(new DOMParser().parseFromString(await answer.text(), "text/html"));
-    delay = waits;
+    delay = part("draft")?.textContent.trim() ? waits / 4 : waits;
   } else if (answer.status === 204) {
     delay = Math.min(delay * 1.2, Math.max(SLOWEST, waits));
   } else {

@@ -1,0 +1,324 @@
+"""The conversation of a run: what people and the agent said, and each call as one line in plain words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from agentruns.admin.base import status_of
+from agentruns.admin.forms import TypedField, area
+from agentruns.admin.html import Body, body, plain, visible
+from agentruns.admin.markdown import markdown
+from agentruns.admin.runs.steps import (
+    VERBS,
+    Shown,
+    as_text,
+    outcome_words,
+    returned,
+    shown_files,
+    verdict_words,
+)
+from agentruns.admin.runs.timing import Timing
+from agentruns.agents.agent import get_agent
+from agentruns.conf import settings
+from agentruns.exceptions import AgentRunsError, UnknownAgentError
+from agentruns.journal import events
+from agentruns.journal.events import Row
+from agentruns.journal.fold import text_of
+from agentruns.journal.masking import Mask
+from agentruns.journal.policy import is_narrowed, visible_runs
+from agentruns.models import Message, Run
+from agentruns.services import permissions, starting
+from agentruns.tools import Tool
+from agentruns.tools.card import one_line
+from agentruns.utils.bounds import TEXT_LENGTH
+from agentruns.utils.db import always_rollback
+from agentruns.utils.ids import uuid7
+
+if TYPE_CHECKING:
+    from agentruns.admin.runs.admin import RunAdmin
+
+LONGEST = 4_000  # characters of what somebody said
+RESULT = 1_000  # characters of what a tool returned
+SHORT = 60  # characters of an argument that stands beside others on a line
+LATEST = 2_000  # starts of a session that are compared
+SAFE = "safe_to_retry"
+NOTES: dict[str, Any] = {
+    events.RUN_PAUSED: gettext_lazy("Paused"),
+    events.RUN_RESUMED: gettext_lazy("Resumed"),
+    events.RUN_CANCELLED: gettext_lazy("Cancelled"),
+    events.RUN_ADOPTED: gettext_lazy("Another definition adopted"),
+    events.MODEL_FAILED: gettext_lazy("The model failed"),
+    events.RUN_FAILED: gettext_lazy("Failed"),
+}
+
+
+@dataclass
+class Line:
+    """One call: what it does, where it stands, who had a say in it, its arguments and its result."""
+
+    tool: str
+    title: SafeString
+    is_named: bool  # the title is the tool's own sentence, and not made of its name
+    given: dict[str, Any]
+    state: str = ""
+    tone: str = "plain"
+    took: str = ""
+    says: list[str] = field(default_factory=list)
+    result: Body | None = None
+    files: list[Shown] = field(default_factory=list)
+    doubt: str = ""  # the id of a call that is, or was, in doubt
+    started: int = 0  # the row
+    is_effect: bool = False
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The arguments as text, but for those that the title names."""
+        texts = {name: as_text(value) for name, value in self.given.items()}
+        return {name: text for name, text in texts.items() if text.strip() and text not in self.title}
+
+    @property
+    def short(self) -> SafeString | str:
+        """The arguments that fit beside a title that does not speak of them."""
+        if self.is_named:
+            return ""
+        beside = ", ".join(text for text in self.texts.values() if not _is_long(text))
+        return visible(beside) if len(beside) <= 2 * SHORT else ""
+
+    @property
+    def bodies(self) -> list[Body]:
+        """The arguments that do not, and the result."""
+        below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
+        found = [body(name.replace("_", " "), text, LONGEST) for name, text in below.items()]
+        return [*found, self.result] if self.result is not None else found
+
+    @property
+    def is_letter(self) -> bool:
+        """True if an argument has several lines."""
+        return any("\n" in text.strip() for text in self.texts.values())
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > SHORT or "\n" in text
+
+
+@dataclass(slots=True)
+class Turn:
+    """The words of one person or the agent at a time, and the calls they ask for; a note has no text."""
+
+    who: SafeString | str
+    side: str
+    seq: int
+    text: Body | None = None
+    note: str = ""
+    lines: list[Line] = field(default_factory=list)
+    files: list[Shown] = field(default_factory=list)
+
+
+class Talk:
+    """The turns of rows that are masked already; a call is found by its id when more becomes known of it."""
+
+    def __init__(self, run: Run, mask: Mask, times: dict[int, Timing]) -> None:
+        self.run, self.mask, self.times = run, mask, times
+        self.turns: list[Turn] = []
+        self.lines: dict[str, Line] = {}
+        self.tools = _tools(run)
+
+    def add(self, row: Row, raw: Row) -> None:
+        """Take one row; one of newer code, or an odd one, is left to the steps."""
+        try:
+            self._add(row, raw)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return
+
+    def _add(self, row: Row, raw: Row) -> None:
+        payload, line = row.payload, self.lines.get(row.call_id)
+        if row.kind == events.USER:
+            self._person(row)
+        elif row.kind == events.ASSISTANT:
+            self._agent(row, raw)
+        elif row.kind in NOTES:
+            error = payload.get("error") or {}
+            why = error.get("text") or payload.get("reason") or ""
+            note = f"{NOTES[row.kind]}: {one_line(plain(why))}" if why else str(NOTES[row.kind])
+            self.turns.append(Turn("", "bad" if error else "note", row.seq, note=note))
+        elif line is None:
+            return
+        elif row.kind == events.APPROVAL_REQUESTED:
+            line.title, line.is_named = visible(payload["title"]), True
+            line.state, line.tone = _("waits for a decision"), "waits"
+        elif row.kind == events.APPROVAL_DECIDED:
+            line.says.append(_said(row, str(VERBS.get(payload["verb"], (plain(payload["verb"]),))[0])))
+            if "arguments" in payload:
+                line.says[-1] = _said(row, _("Edited and approved"))
+                line.given = payload["arguments"]
+            line.state, line.tone = "", "plain"
+        elif row.kind == events.TOOL_STARTED:
+            line.state, line.started = _("is at work"), row.seq
+            line.is_effect = payload.get("declares") != SAFE
+        elif row.kind == events.ORPHAN_FOUND:
+            line.says.append(_("In doubt: %(evidence)s") % {"evidence": plain(payload.get("evidence", ""))})
+            line.state, line.tone, line.doubt = _("in doubt"), "bad", row.call_id
+        elif row.kind == events.ORPHAN_RESOLVED:
+            line.says.append(_said(row, verdict_words(payload["verdict"]), payload.get("evidence")))
+        elif row.kind == events.TOOL_RESULT:
+            self._result(line, row)
+
+    def _person(self, row: Row) -> None:
+        payload = row.payload
+        if payload.get("reason") == events.OUTPUT_INVALID:
+            note = _("The answer was not of the required form, and was sent back.")
+            self.turns.append(Turn("", "note", row.seq, note=note))
+            return
+        who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("Request")
+        said = body("", text_of(payload["content"]), LONGEST)
+        self.turns.append(Turn(visible(who), "person", row.seq, said, files=shown_files(payload)))
+
+    def _agent(self, row: Row, raw: Row) -> None:
+        text = text_of(row.payload["content"])
+        said = markdown("", text, LONGEST) if text.strip() else None
+        is_same = bool(self.turns) and self.turns[-1].side == "agent"
+        turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, said)
+        given = {call["id"]: call["arguments"] for call in raw.payload["calls"]}
+        for call in row.payload["calls"]:
+            described = self._described(call, given.get(call["id"]) or {})
+            title = visible(described or plain(call["tool"]).replace("_", " "))
+            line = Line(plain(call["tool"]), title, bool(described), call["arguments"])
+            self.lines[call["id"]] = line
+            turn.lines.append(line)
+        self.turns.append(turn)
+
+    def _described(self, call: dict[str, Any], given: dict[str, Any]) -> str:
+        """Return the tool's own sentence about a call that no person was asked about; "" without one."""
+        tool = self.tools.get(call["tool"])
+        if tool is None or tool.describe is None or call["verdict"] != "run":
+            return ""
+        return self.mask.text(tool.title(given)) or ""
+
+    def _result(self, line: Line, row: Row) -> None:
+        outcome, in_doubt = row.payload.get("outcome"), row.payload.get("in_doubt", False)
+        words, line.tone = outcome_words(outcome, in_doubt=in_doubt)
+        line.state = "" if outcome == "ok" else words
+        if row.payload.get("reconciled"):
+            line.says.append(_("The outside system says so, asked by the call's key."))
+        timing = self.times.get(row.seq)
+        line.took = timing.took if timing is not None else ""
+        if row.payload.get("edited"):
+            line.given = row.payload["edited"]
+        line.result, line.files = body(_("Result"), returned(row), RESULT), shown_files(row.payload)
+        if outcome == "error" and not in_doubt:  # refused, or rolled back
+            line.is_effect = False
+
+
+def _said(row: Row, what: str, why: Any = "") -> str:
+    """Return "maria: it happened, 21:25. Why"."""
+    who = (row.payload.get("actor") or {}).get("name") or _("the program")
+    why = why or row.payload.get("reason") or ""
+    said = f"{plain(who)}: {what}"
+    return f"{said}. {one_line(plain(why))}" if why else said
+
+
+def _tools(run: Run) -> dict[str, Tool]:
+    try:
+        agent = get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return {}
+    return agent.tools if agent.definition_hash == run.definition_id else {}
+
+
+def talk(run: Run, mask: Mask, rows: Iterable[Row], times: dict[int, Timing]) -> Talk:
+    """Return the conversation of a run's rows."""
+    found = Talk(run, mask, times)
+    with always_rollback():  # what describes a call is the project's code
+        for row in rows:
+            found.add(mask.row(row), row)
+    return found
+
+
+def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool]:
+    """Return the calls of a run that ran more than once in its session with equal arguments.
+
+    And whether all of the session was looked at. A tool that declares that it may be repeated is left out.
+    """
+    rows = Message.objects.using(settings.DATABASE).own()
+    rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
+    seen = visible_runs(user)
+    if is_narrowed(seen):
+        rows = rows.filter(run__in=seen)
+    found: dict[tuple[str, str], dict[str, tuple[int, UUID]]] = defaultdict(dict)
+    columns = ("tool_name", "call_id", "seq", "run_id", "facts")
+    starts = list(rows.order_by("-seq").values_list(*columns)[:LATEST])
+    for tool, call, seq, run_id, facts in starts:
+        if facts.get("digest") and facts.get("declares") != SAFE:
+            found[tool, facts["digest"]].setdefault(call, (seq, run_id))
+    several = {key: calls for key, calls in found.items() if len(calls) > 1}
+    undone = _undone(run, {call for calls in several.values() for call in calls}) if several else set()
+    kept = [
+        (tool, sorted(place for call, place in calls.items() if call not in undone))
+        for (tool, _digest), calls in several.items()
+    ]
+    twice = [
+        {"tool": plain(tool), "count": len(places), "rows": places}
+        for tool, places in kept
+        if len(places) > 1 and any(run_id == run.pk for _seq, run_id in places)
+    ]
+    return twice, len(starts) < LATEST and not is_narrowed(seen)
+
+
+def _undone(run: Run, calls: set[str]) -> set[str]:
+    """Return those calls that did nothing: refused, rolled back, or by a person's verdict."""
+    rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=calls)
+    rows = rows.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
+    return {
+        call
+        for call, facts in rows.values_list("call_id", "facts")
+        if facts.get("verdict") == "not_occurred"
+        or (facts.get("outcome") == "error" and not facts.get("in_doubt"))
+    }
+
+
+class ReplyForm(forms.Form):
+    """The next message to the agent; the key makes a double click one message."""
+
+    key = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    text = TypedField(label=gettext_lazy("Reply to this agent"), max_length=TEXT_LENGTH, widget=area(2))
+
+
+def reply_form(user: Any, run: Run) -> ReplyForm | None:
+    """Return the form of a reply, or None where the user may not write to the agent."""
+    if run.session.imported_at or not permissions.may(user, "message", run):
+        return None
+    if run.agent not in {agent.name for agent in starting.agents_of(user)}:
+        return None
+    return ReplyForm(initial={"key": str(uuid7())}, auto_id="reply_%s")
+
+
+def reply_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Send a message into the run's session, and go to the run that reads it."""
+    form = ReplyForm(request.POST, auto_id="reply_%s")
+    if not form.is_valid():
+        refusal = _("Nothing was sent. Write what the agent is to be told.")
+        return admin.page(request, run, status=400, refusal=refusal, reply_form=form)
+    given = form.cleaned_data
+    try:
+        reader, is_new = starting.send_message(
+            request.user, run.session, given["text"], run.agent, idempotency_key=given["key"]
+        )
+    except (AgentRunsError, ValueError) as error:
+        text = _("Nothing was sent. %(why)s") % {"why": plain(error)}
+        return admin.page(request, run, status=status_of(error), refusal=text, reply_form=form)
+    if is_new:
+        admin.log_change(request, reader, _("Wrote to the agent from the console."))
+    admin.message_user(request, _("Sent. The agent reads it next."), messages.SUCCESS)
+    return admin.back(request, reader)

@@ -1,0 +1,45 @@
+"""The reply that is being written: who reads it lets its worker know, which stores it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, transaction
+
+from agentruns.conf import settings
+from agentruns.models import Draft, Run
+from agentruns.utils import clock
+from agentruns.utils.db import later, short_lock_waits
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.drafts")
+
+WATCHED = 20  # seconds for which a worker stores drafts, unless somebody goes on reading
+AT_WORK = ("queued", "running")
+
+
+def watch(run_ids: Iterable[UUID]) -> None:
+    """Let workers know that somebody reads what these runs write; where that cannot be, there is no draft."""
+    alias = settings.DATABASE
+    found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
+    try:
+        with transaction.atomic(using=alias), short_lock_waits(alias):
+            Draft.objects.using(alias).bulk_create(
+                found, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
+            )
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("No drafts for now, as it cannot be stored that somebody listens: %s", error)
+
+
+def draft_of(run: Run, *, is_watched: bool) -> str:
+    """Return what is written so far of a run's next reply, and with `is_watched` ask for more of it."""
+    if run.status not in AT_WORK:
+        return ""
+    draft = Draft.objects.using(settings.DATABASE).filter(pk=run.pk).first()
+    soon = clock.now(settings.DATABASE) + timedelta(seconds=WATCHED / 2)
+    if is_watched and (draft is None or draft.watched_until < soon):
+        watch([run.pk])
+    is_its = draft is not None and (draft.epoch, draft.step) == (run.lease_epoch, run.step)
+    return draft.text if draft is not None and is_its else ""

@@ -1,0 +1,184 @@
+"""The conversation of a run: readable as people talk, honest about what ran twice, and gone on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from agentruns import approve, run_agent
+from agentruns.engine.leases import claim
+from agentruns.models import Draft, Run
+from agentruns.services.control import resolve_orphan
+from agentruns.services.sweep import sweep
+from agentruns.tools import tool
+from tests.admin.conftest import World, secretive
+from tests.admin.pages import Page, read, snapshot, url
+from tests.admin.people import browser, user
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+TWICE = "ran 2 times with equal arguments"
+
+
+def page(run: Run, role: str = "superuser", query: str = "") -> Page:
+    return read(browser(role).get(url(run) + query))
+
+
+def text(run: Run, query: str = "") -> str:
+    return " ".join(page(run, query=query).text.split())
+
+
+def ran(name: str, *turns: Any, session: str = "s1", **options: Any) -> Run:
+    return Run.objects.get(
+        pk=run_agent(shop_agent(name, *turns, **options), f"task of {name}", session).run_id
+    )
+
+
+@tool(describe=lambda args: f"Mail to {args['to']}")
+def send_mail(to: str, body: str) -> str:
+    """Send a mail."""
+    return "sent"
+
+
+@tool
+def refuses(cents: int) -> str:
+    """Refuse."""
+    raise ValueError("nothing was paid")
+
+
+def test_equal_calls_of_a_session_are_said_in_red_with_their_rows() -> None:
+    first = ran("once", {"tools": [call("post", text="hello"), call("lookup", number="A1")]})
+    assert TWICE not in text(first)
+    assert "No two calls of this session did the same with equal arguments." in text(first)
+    second = ran("again", {"tools": [call("post", text="hello"), call("lookup", number="A1")]})
+    starts = [
+        (row.run_id, row.seq)
+        for row in first.session.messages.filter(kind="tool_started", tool_name="post").order_by("seq")
+    ]
+    for run in (first, second):
+        shown = page(run)
+        assert f"post {TWICE}" in shown.text
+        assert f"lookup {TWICE}" not in shown.text, "it may be repeated"
+        assert "did the same with equal arguments" not in shown.text
+        for key, seq in starts:
+            assert f"/admin/agentruns/run/{key}/at/?seq={seq}" in shown.links
+    assert TWICE not in text(ran("other", {"tools": [call("post", text="another")]}))
+    assert TWICE not in text(ran("elsewhere", {"tools": [call("post", text="hello")]}, session="s2"))
+
+
+def test_a_call_that_did_nothing_did_nothing_twice() -> None:
+    turn = {"tools": [call("refuses", cents=5)]}
+    assert TWICE not in text(ran("refused", turn, turn, tools=[refuses]))
+
+
+def test_the_conversation_comes_first_and_reads_as_people_write() -> None:
+    mail = call(
+        "send_mail", to="ben@example.com", body="Hello Ben,\n\nyour money is on its way.\n" + "x" * 400
+    )
+    run = ran("mailer", {"text": "I **write** to him.", "tools": [mail, call("post", text="noted")]}, tools=[
+        send_mail, *shop_agent("any").tools.values(),
+    ])  # fmt: skip
+    shown = page(run)
+    place = 0
+    order = ("Conversation", "task of mailer", "I write to him.", "Mail to ben@example.com", "read it")
+    for words in (*order, "Hello Ben,", "post noted", "What it did"):
+        place = shown.text.index(words, place)
+    assert "<strong>write</strong>" in shown.html
+    assert "Hello Ben,\n\nyour money is on its way.\n" + "x" * 400 in shown.text
+    assert shown.text.index("post noted") < shown.text.index("Steps, and what each took")
+
+
+def test_who_decided_and_what_a_person_said_became_of_it(world: World) -> None:
+    approval = world.waiting()
+    assert "waits for a decision" in text(approval.run)
+    approve(approval.pk, user("decider"), reason="He is right.")
+    sweep()
+    assert "decider: Approved. He is right." in text(approval.run)
+    doubt = world.orphaned()
+    (call_id,) = doubt.pending_calls
+    assert "In doubt: MemoryError inside the handler." in text(doubt)
+    resolve_orphan(doubt.pk, call_id, "occurred", user("superuser"), evidence="it is on the statement")
+    assert "superuser: it happened. it is on the statement" in text(doubt)
+
+
+def test_what_is_sensitive_is_masked(world: World) -> None:
+    run = world.waiting("secret", tools=[secretive]).run
+    for query in ("", "?rows=full"):
+        assert "DE02-secret" not in page(run, query=query).html
+
+
+def test_a_reply_goes_on_in_the_session(world: World) -> None:
+    run = world.completed()
+    form = page(run).forms[url(run, "reply")]
+    client = browser("superuser")
+    for _click in range(2):
+        shown = read(client.post(url(run, "reply"), {**form, "text": "and now?"}, follow=True))
+    reader = Run.objects.exclude(pk=run.pk).get()
+    assert (reader.session_id, reader.agent, reader.input) == (run.session_id, run.agent, "and now?")
+    assert "Earlier in this session" in shown.text
+    assert url(run) in shown.links
+    form = page(reader).forms[url(reader, "reply")]
+    client.post(url(reader, "reply"), {**form, "text": "quickly"})
+    assert Run.objects.count() == 2, "the open run reads it"
+    assert reader.messages.filter(kind="user").count() == 2
+
+
+def test_a_reply_that_cannot_be_sent_keeps_what_was_typed(world: World) -> None:
+    run, before = world.completed(), snapshot()
+    form = page(run).forms[url(run, "reply")]
+    empty = browser("superuser").post(url(run, "reply"), {**form, "text": ""})
+    assert (empty.status_code, "Nothing was sent." in read(empty).text) == (400, True)
+    Run.objects.filter(pk=run.pk).update(agent="gone")
+    refused = browser("superuser").post(url(run, "reply"), {**form, "text": "hello?"})
+    shown = read(refused)
+    assert (refused.status_code, shown.forms[url(run, "reply")]["text"]) == (409, "hello?")
+    Run.objects.filter(pk=run.pk).update(agent=run.agent)
+    assert snapshot() == before
+
+
+def test_who_may_not_write_has_no_box(world: World) -> None:
+    shop_agent("completed-closed", {"text": "x"}, starters=None)
+    run = world.completed("closed")
+    shop_agent("completed-closed", {"text": "x"}, starters=None, version="2")
+    assert url(run, "reply") not in page(run, "viewer").forms
+    before = snapshot()
+    assert browser("viewer").post(url(run, "reply"), {"key": "k", "text": "x"}).status_code in (403, 409)
+    assert snapshot() == before
+
+
+def test_the_words_of_a_reply_are_sent_as_they_are_written(world: World) -> None:
+    run, client = world.queued(), browser("superuser")
+    page(run)
+    assert not Draft.objects.exists(), "to open a page asks nobody to store anything"
+    assert claim("default", run.pk)
+    run.refresh_from_db()
+    first = client.get(url(run, "live"), {"after": 2}).content.decode()
+    draft = Draft.objects.get()
+    assert draft.watched_until > timezone.now()
+    seen = first.partition('data-seen="')[2].partition('"')[0]
+    assert client.get(url(run, "live"), {"after": 2, "seen": seen}).status_code == 204
+    Draft.objects.update(epoch=run.lease_epoch, step=run.step, text="I look <b>it</b> up\u202e")
+    grown = client.get(url(run, "live"), {"after": 2, "seen": seen})
+    words = read(grown)
+    assert "I look <b>it</b> up" in words.text
+    assert 'data-part="talk"' not in words.html, "nothing else is new"
+    assert "I look <b>it</b> up" in page(run).text
+    Draft.objects.update(epoch=run.lease_epoch + 1)
+    assert "I look" not in page(run).text, "of a worker that has lost the run"
+
+
+def test_a_long_run_costs_as_many_queries_as_a_short_one(world: World) -> None:
+    counts = []
+    for number in (3, 120):
+        turns = [{"tools": [call("post", text=f"{number}-{one}")]} for one in range(number)]
+        run = ran(f"long-{number}", *turns, session=f"s{number}", max_steps=200)
+        with CaptureQueriesContext(connection) as queries:
+            shown = page(run)
+        counts.append(len(queries))
+    assert counts[1] <= counts[0] + 3, "the steps before the page, and whether there are any"
+    assert "task of long-120" in shown.text
+    assert "Earlier in this run" in shown.text
