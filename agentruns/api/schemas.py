@@ -35,8 +35,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
 from agentruns.services import starting, waiting
-from agentruns.services.requests import checked_time
 from agentruns.services.sessions import checked_context
+from agentruns.services.submit import checked_time
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper

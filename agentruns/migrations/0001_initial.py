@@ -5,7 +5,6 @@ from django.conf import settings
 from django.db import migrations, models
 
 import agentruns.models.fields
-import agentruns.models.indexes
 import agentruns.models.querysets
 import agentruns.utils.ids
 
@@ -746,11 +745,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="session",
-            index=agentruns.models.indexes.PrefixIndex(fields=["key"], name="agentruns_key_begins"),
+            index=agentruns.models.fields.PrefixIndex(fields=["key"], name="agentruns_key_begins"),
         ),
         migrations.AddIndex(
             model_name="session",
-            index=agentruns.models.indexes.PrefixIndex(
+            index=agentruns.models.fields.PrefixIndex(
                 fields=["owner_name"], name="agentruns_requester_begins"
             ),
         ),

@@ -1,15 +1,7 @@
 from agentruns.models.approval import Approval
-from agentruns.models.context import ContextValue
-from agentruns.models.control import Control
-from agentruns.models.definition import Definition
-from agentruns.models.draft import Draft
-from agentruns.models.fence import CommitFence
-from agentruns.models.idempotency import IdempotencyRecord
+from agentruns.models.bookkeeping import CommitFence, Control, IdempotencyRecord, Notification, StartCount
 from agentruns.models.message import Message
-from agentruns.models.notification import Notification
-from agentruns.models.quota import StartCount
-from agentruns.models.review import Review
-from agentruns.models.run import Run
+from agentruns.models.run import ContextValue, Definition, Draft, Review, Run
 from agentruns.models.session import Session
 from agentruns.models.token import ApiToken, SessionBearer
 from agentruns.models.tombstone import PrunedKey, Tombstone

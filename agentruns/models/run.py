@@ -1,15 +1,37 @@
+"""Runs, their definitions, and what hangs on a run beside its journal."""
+
 from __future__ import annotations
+
+from typing import Any
 
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.definition import Definition
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.bounds import NAME_LENGTH, is_name, said
 from agentruns.utils.ids import uuid7
+
+MOST_VALUES = 16  # of one run's context
+SENSITIVE = ("sensitive", "sensitive_results")  # of a tool in a definition
+
+
+class Definition(models.Model):
+    """An agent as a run was started with it: model, parameters, instructions, tool schemas and policies."""
+
+    hash = models.CharField(_("hash"), max_length=64, primary_key=True)
+    body = CanonicalField(_("body"))
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+
+    class Meta:
+        verbose_name = _("definition")
+        verbose_name_plural = _("definitions")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.hash[:12]
 
 
 class Run(models.Model):
@@ -138,3 +160,75 @@ class Run(models.Model):
     def is_ended(self) -> bool:
         """Return whether the run has reached a terminal status."""
         return self.status in self.ENDED
+
+
+class ContextValue(models.Model):
+    """A top-level value of a run's context, for search and filters: made with the run, erased with it."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="context_values")
+    key = models.CharField(max_length=NAME_LENGTH)
+    value = models.CharField(max_length=NAME_LENGTH)
+
+    class Meta:
+        default_permissions = ()
+        indexes = [models.Index(fields=["value", "key", "run"], name="agentruns_context_value")]
+
+    def __str__(self) -> str:
+        return self.key
+
+    @classmethod
+    def of(cls, run: Run, definition: dict[str, Any]) -> list[ContextValue]:
+        """Return the values of a run that may be found: short ones, of names that no tool calls sensitive."""
+        tools = definition.get("tools", {}).values() if run.context else ()
+        hidden = {name for tool in tools for kind in SENSITIVE for name in tool.get(kind) or ()}
+        texts = {name: said(value) for name, value in run.context.items() if name not in hidden}
+        found = [(name, text) for name, text in texts.items() if text and is_name(name)]
+        return [cls(run_id=run.pk, key=name, value=text) for name, text in found[:MOST_VALUES]]
+
+
+class Draft(models.Model):
+    """The text of a reply while it is written, for who watches the run: no part of the journal.
+
+    Event streams make the row and renew `watched_until`; the worker stores the text, as it may be shown. It
+    counts while `epoch` and `step` are the run's own: no zombie's, and of no reply that the journal has.
+    """
+
+    run = models.OneToOneField(
+        Run, primary_key=True, on_delete=models.CASCADE, db_constraint=False, related_name="draft"
+    )
+    watched_until = models.DateTimeField()
+    epoch = models.BigIntegerField(default=0)
+    step = models.PositiveIntegerField(default=0)
+    text = EscapedTextField(default="")
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"draft of {self.pk}"
+
+
+class Review(models.Model):
+    """The opinion of people on a run, and who sees to it: no part of the journal, deleted with the run."""
+
+    class Rating(models.IntegerChoices):
+        BAD = -1, _("bad")
+        NONE = 0, _("not rated")
+        GOOD = 1, _("good")
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="review")
+    rating = models.SmallIntegerField(choices=Rating.choices, default=Rating.NONE)
+    note = EscapedTextField(default="")
+    assignee = user_key(None, "agentruns_assigned")
+    assignee_name = PersonNameField(max_length=NAME_LENGTH, default="")
+    author = user_key(None, "agentruns_reviews")
+    author_name = PersonNameField(max_length=NAME_LENGTH, default="")
+    created_at = models.DateTimeField(default=now, editable=False)
+    updated_at = models.DateTimeField(default=now, editable=False)
+
+    class Meta:
+        default_permissions = ()
+        indexes = [models.Index(fields=["rating"], name="agentruns_review_rating")]
+
+    def __str__(self) -> str:
+        return str(self.pk)

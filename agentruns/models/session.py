@@ -3,8 +3,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import EscapedTextField, PersonNameField, now, user_key
-from agentruns.models.indexes import PrefixIndex
+from agentruns.models.fields import EscapedTextField, PersonNameField, PrefixIndex, now, user_key
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.ids import secret, uuid7
 from agentruns.utils.json import GENESIS

@@ -19,9 +19,8 @@ from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.rendering import put_away, rendered, renders
-from agentruns.services.requests import RunRequest
 from agentruns.services.sessions import Owner
-from agentruns.services.submit import store_definition
+from agentruns.services.submit import RunRequest, store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock

@@ -28,9 +28,8 @@ from agentruns.services import api_tokens, permissions
 from agentruns.services.control import agent_again
 from agentruns.services.quotas import count_start, start_limit
 from agentruns.services.rendering import kept, put_away, rendered, renders
-from agentruns.services.requests import RunRequest, first_row, user_row
 from agentruns.services.sessions import Owner, checked_context, title_of
-from agentruns.services.submit import refuse_pruned, store_definition, submit
+from agentruns.services.submit import RunRequest, first_row, refuse_pruned, store_definition, submit, user_row
 from agentruns.services.write import find_run, lock_session, require_task
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction

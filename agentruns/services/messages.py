@@ -24,9 +24,8 @@ from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
 from agentruns.services.quotas import count_start, start_limit
-from agentruns.services.requests import RunRequest, read_input, user_row
 from agentruns.services.sessions import Owner, checked_context, no_session, place, require_writable
-from agentruns.services.submit import submit, taken
+from agentruns.services.submit import RunRequest, read_input, submit, taken, user_row
 from agentruns.services.write import find_run
 from agentruns.utils import json as canonical
 from agentruns.utils.db import reading

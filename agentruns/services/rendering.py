@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import DatabaseError, connections
@@ -20,9 +20,11 @@ from agentruns.journal.connection import mend_connection
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
-from agentruns.services.requests import RunRequest
 from agentruns.tools import RunContext
 from agentruns.utils.redaction import get_logger
+
+if TYPE_CHECKING:
+    from agentruns.services.submit import RunRequest
 
 logger = get_logger("agentruns.rendering")
 

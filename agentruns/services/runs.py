@@ -31,13 +31,9 @@ from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
 from agentruns.services.rendering import rendered
-from agentruns.services.requests import RunRequest, checked_time, request_for, write_start
-from agentruns.services.submit import submit
+from agentruns.services.submit import RunRequest, checked_time, request_for, submit, write_start
 from agentruns.services.write import find_run, write
-from agentruns.utils.db import (
-    readable,
-    reading,
-)
+from agentruns.utils.db import readable, reading
 from agentruns.utils.ids import secret, uuid7
 
 

@@ -15,10 +15,14 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, get_agent, registered
 from agentruns.agents.content import Input
-from agentruns.exceptions import PermissionDeniedError, UnknownAgentError
+from agentruns.conf import settings
+from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError, UnknownAgentError
+from agentruns.journal import events
 from agentruns.journal.policy import ANYONE, ask
-from agentruns.models import Run, Session, SessionBearer
-from agentruns.services import forks, messages, permissions, runs, visitors
+from agentruns.models import Message, Run, Session, SessionBearer
+from agentruns.models.token import VISITOR
+from agentruns.services import forks, messages, permissions, runs
+from agentruns.services.api_tokens import visited
 from agentruns.services.control import agent_again
 from agentruns.services.sessions import Owner
 from agentruns.services.write import find_run
@@ -46,13 +50,20 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """Return the run of a user's task, and whether this started it. Raises as `start_run`."""
+    """Return the run of a user's task, and whether this started it. Raises as `start_run`.
+
+    A visitor's is in their own session and of the agent of its last run, and has no context that a user got
+    for themself.
+    """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:
             raise PermissionDeniedError(
                 _("A visitor starts runs in their own session only, now and without a context.")
             )
-        return visitors.start_run(user, agent, text, session, idempotency_key)
+        own, last = _conversation(user, session, agent)
+        key = user.key(idempotency_key) if idempotency_key else None
+        context = _visitors_context(own, last)
+        return runs.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
     found = startable(user, _agent(user, agent))
     owner, scope = _acts_for(user, behalf)
     context = permissions.context_of(user, found, behalf.context or {})
@@ -75,15 +86,21 @@ def send_message(
     else's open run takes the permission for messages; to start the next one there takes that to act for
     others, which a token may lack (`acts_for`), and an owner who is active.
     """
+    last: Run | None
     if isinstance(user, SessionBearer):
-        return visitors.send_message(user, text, session.key, agent, idempotency_key)
-    last = messages.last_run(session, idempotency_key, user)
-    found = startable(user, _agent(user, agent or (last.agent if last else "")))
-    given: dict[str, Any] = {"actor": user, "owner": Owner.of_session(session), "key": idempotency_key}
+        session, last = _conversation(user, session.key, agent)
+        found, key = get_agent(last.agent), user.key(idempotency_key) if idempotency_key else None
+    else:
+        last, key = messages.last_run(session, idempotency_key, user), idempotency_key
+        found = startable(user, _agent(user, agent or (last.agent if last else "")))
+    given: dict[str, Any] = {"actor": user, "owner": Owner.of_session(session), "key": key}
     try:
-        _require_owner(user, session, acts_for=acts_for)
-        if last is not None:
-            given["context"] = permissions.context_again(user, found, last, session.owner_id)
+        if last is not None and isinstance(user, SessionBearer):
+            given["context"] = _visitors_context(session, last)
+        else:
+            _require_owner(user, session, acts_for=acts_for)
+            if last is not None:
+                given["context"] = permissions.context_again(user, found, last, session.owner_id)
     except PermissionDeniedError as error:  # in the way of a start only
         given["refusal"] = str(error)
     return messages.send(session, text, agent=found, **given)
@@ -193,3 +210,36 @@ def _require_owner(user: Any, session: Session, *, acts_for: bool) -> None:
 def _not_for_others(user: Any) -> str:
     text = _("%(name)s may not start runs for others or in this scope: %(permission)s is missing.")
     return text % {"name": user.get_username(), "permission": "agentruns.act_for"}
+
+
+def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
+    """Return the context of a visitor's run: what the owner has now, else the last that was no user's."""
+    owner = None if own.owner_id is None else permissions.active_user(own.owner_id)
+    if owner is None and own.owner_id is not None:
+        raise PermissionDeniedError(_("The user of this session is not active."))
+    if owner is not None:
+        given = permissions.context_again(owner, get_agent(last.agent), last, own.owner_id)
+        return dict(last.context if given is None else given)
+    if not permissions.narrows("context"):
+        return dict(last.context)
+    begun = Message.objects.using(settings.DATABASE).filter(session_id=own.pk, kind=events.RUN_STARTED)
+    for run_id, facts in begun.order_by("-seq").values_list("run_id", "facts").iterator():
+        starter = (facts.get("actor") or events.PROGRAM)["id"]
+        if not starter or starter.startswith(VISITOR):
+            return dict(find_run(run_id).context)
+    return {}
+
+
+def _conversation(bearer: SessionBearer, session: str | None, agent: str | None) -> tuple[Session, Run]:
+    """Return the visitor's session and its last run."""
+    own = visited(bearer)
+    if session is not None and session != own.key:
+        raise SessionAccessDeniedError(f"There is no session {session!r}.")
+    last = messages.last_run(own)
+    if last is None:
+        raise PermissionDeniedError(_("The session has no run yet, and the program starts the first one."))
+    if agent is not None and agent != last.agent:
+        raise PermissionDeniedError(
+            _("A visitor goes on with the agent of the session, %(agent)s.") % {"agent": last.agent}
+        )
+    return own, last

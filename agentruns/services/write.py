@@ -70,11 +70,33 @@ def write(
     """
     alias = settings.DATABASE
     tried: list[str] = []
+
+    def action() -> Run:
+        run = find_run(run_id)
+        require_no_record(run.session)
+        if not lock_session(alias, run.session_id):
+            find_run(run_id)  # raises: it was pruned just now
+        if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
+            return run  # the commit went through, only its acknowledgement was lost
+        store = DatabaseStore(alias)
+        state = store.load(run.session_id, run.pk)
+        epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
+        run = find_run(run_id)
+        batch = Batch(state, epoch)
+        batch.release = bool(epoch)
+        change(run, batch)
+        if batch.rows:
+            tried.append(batch.rows[0].hash)
+            store.append(batch, guard=guard, closed=closed)
+        elif epoch:
+            raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
+        if batch.state.run.status == "active":
+            notify_on_commit(alias, run.pk)
+        return find_run(run_id)
+
     with bound(run_id):
         try:
-            return in_transaction(
-                alias, lambda: _write(alias, run_id, change, takes_lease, by_force, guard, closed, tried)
-            )
+            return in_transaction(alias, action)
         except JournalLockedError as error:
             raise JournalLockedError(f"Run {run_id}: {error}", run_id=str(run_id)) from error
 
@@ -85,36 +107,3 @@ def lock_session(alias: str, session_id: UUID) -> bool:
     By an UPDATE, which locks on every database; SELECT does not.
     """
     return Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq")) == 1
-
-
-def _write(
-    alias: str,
-    run_id: UUID,
-    change: Change,
-    takes_lease: bool,
-    by_force: Callable[[RunState], bool],
-    guard: Q | None,
-    closed: bool,
-    tried: list[str],
-) -> Run:
-    run = find_run(run_id)
-    require_no_record(run.session)
-    if not lock_session(alias, run.session_id):
-        find_run(run_id)  # raises: it was pruned just now
-    if Message.objects.using(alias).filter(session_id=run.session_id, hash__in=tried).exists():
-        return run  # the commit went through, only its acknowledgement was lost
-    store = DatabaseStore(alias)
-    state = store.load(run.session_id, run.pk)
-    epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
-    run = find_run(run_id)
-    batch = Batch(state, epoch)
-    batch.release = bool(epoch)
-    change(run, batch)
-    if batch.rows:
-        tried.append(batch.rows[0].hash)
-        store.append(batch, guard=guard, closed=closed)
-    elif epoch:
-        raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
-    if batch.state.run.status == "active":
-        notify_on_commit(alias, run.pk)
-    return find_run(run_id)

@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     Mutant(
         "content: what the provider would refuse is refused before",
-        (Edit("services/requests.py", "    attachments.require_taken(", "    list("),),
+        (Edit("services/submit.py", "    attachments.require_taken(", "    list("),),
         ("db/test_content.py::test_bad_input_starts_nothing",),
     ),
     Mutant(
@@ -78,7 +78,7 @@ MUTANTS = [
         "content: the same task under a key that was given up",
         (
             Edit(
-                "services/requests.py",
+                "services/submit.py",
                 "(run.input == self.text or self._was(run.input))",
                 "run.input == self.text",
             ),

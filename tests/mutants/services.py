@@ -271,7 +271,7 @@ SHOWN = [
     ),
     Mutant(
         "contexts: what a tool calls sensitive is not kept",
-        (Edit("models/context.py", "if name not in hidden}", "}"),),
+        (Edit("models/run.py", "if name not in hidden}", "}"),),
         ("db/test_context_values.py::test_what_a_tool_calls_sensitive_is_not_kept",),
     ),
     Mutant(
@@ -473,7 +473,7 @@ SENT = [
     ),
     Mutant(
         "messages: whose words an ended run has not read is a requester of the next one",
-        (Edit("services/requests.py", "*filter(None, unread))", "*())"),),
+        (Edit(SUBMIT, "*filter(None, unread))", "*())"),),
         ("api/test_messages.py::test_whose_words_the_next_run_reads_is_its_requester",),
     ),
     Mutant(
@@ -498,12 +498,12 @@ SENT = [
     ),
     Mutant(
         "visitors: they have no user's context",
-        (Edit("services/visitors.py", "if not starter or starter.startswith(VISITOR):", "if True:"),),
+        (Edit(STARTING, "if not starter or starter.startswith(VISITOR):", "if True:"),),
         ("api/test_contexts.py::test_a_visitor_borrows_no_rank",),
     ),
     Mutant(
         "visitors: they write for no owner who is gone",
-        (Edit("services/visitors.py", "if owner is None and own.owner_id is not None:", "if False:"),),
+        (Edit(STARTING, "if owner is None and own.owner_id is not None:", "if False:"),),
         ("api/test_contexts.py::test_a_visitor_of_a_users_session_has_what_the_user_has",),
     ),
     Mutant(

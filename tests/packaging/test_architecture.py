@@ -63,7 +63,6 @@ def test_doors_start_runs_by_the_service_that_asks_who_may() -> None:
         "agentruns.services.submit",
         "agentruns.services.messages",
         "agentruns.services.forks",
-        "agentruns.services.visitors",
     }
     starting = {
         "start_run",

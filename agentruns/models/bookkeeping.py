@@ -1,0 +1,115 @@
+"""Tables beside runs: stamps, counts of starts, answered requests, the fence, the outbox."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from agentruns.models.fields import now, user_key
+from agentruns.models.querysets import ControlQuerySet
+from agentruns.models.run import Run
+from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.ids import uuid7
+
+
+class Control(models.Model):
+    """A timestamp by the database clock: each sweeper's last pass, and the last request to drain."""
+
+    DRAINING = "draining"
+
+    name = models.CharField(_("name"), max_length=100, primary_key=True)
+    seen_at = models.DateTimeField(_("seen at"))
+
+    objects = ControlQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("control")
+        verbose_name_plural = _("controls")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class StartCount(models.Model):
+    """The runs that one user started in the hour since `since`; a row for each user with a quota."""
+
+    # As text and no foreign key: users may live in another database.
+    user_id = models.CharField(primary_key=True, max_length=NAME_LENGTH)
+    since = models.DateTimeField()
+    count = models.PositiveIntegerField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.user_id
+
+
+class IdempotencyRecord(models.Model):
+    """A request with an idempotency key that was done; the same again is not.
+
+    Written in the same transaction as the request's effect, so that one exists exactly if the other does.
+    """
+
+    owner = user_key(_("owner"), "agentruns_idempotency_records", null=False)
+    key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH)
+    fingerprint = models.CharField(_("fingerprint of the request"), max_length=64)
+    status = models.PositiveIntegerField(_("status"), default=0)
+    run_id = models.UUIDField(_("run"), null=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False, db_index=True)
+
+    class Meta:
+        verbose_name = _("idempotency record")
+        verbose_name_plural = _("idempotency records")
+        default_permissions = ("view",)
+        constraints = [models.UniqueConstraint(fields=["owner", "key"], name="agentruns_answer_key")]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class CommitFence(models.Model):
+    """A row that points at nothing: while it stands, the database refuses to commit the transaction it is in.
+
+    A transactional handler works behind one, so that only the journal can commit, together with the result.
+    Its foreign key is checked at the COMMIT, as Django declares all of them. The table is always empty.
+    """
+
+    nothing = models.ForeignKey("self", on_delete=models.DO_NOTHING, related_name="+", db_index=False)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"fence {self.pk}"
+
+
+class Notification(models.Model):
+    """One event for one notifier: written with the event itself, kept until it is delivered."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    event = models.CharField(_("event"), max_length=40)
+    # Deleted with its run: a pruned run needs no announcement.
+    run = models.ForeignKey(
+        Run, verbose_name=_("run"), on_delete=models.CASCADE, related_name="notifications"
+    )
+    approval_id = models.UUIDField(_("approval"), null=True)
+    notifier = models.TextField(_("notifier"))
+    created_at = models.DateTimeField(_("created at"))
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    not_before = models.DateTimeField(_("not before"), null=True)
+    sent_at = models.DateTimeField(_("sent at"), null=True)
+
+    class Meta:
+        verbose_name = _("notification")
+        verbose_name_plural = _("notifications")
+        default_permissions = ("view",)
+        indexes = [
+            # Partial: the sweep asks only about the few unsent rows.
+            models.Index(fields=["notifier", "id"], condition=Q(sent_at=None), name="agentruns_unsent"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.event} {self.id}"
