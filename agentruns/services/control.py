@@ -142,7 +142,7 @@ def _rendered(run: Run, actor: Any) -> dict[str, Any]:
         session=run.session.key,
         scope=run.scope,
         actor=actor,
-        owner=Owner(run.owner_id, run.owner_name),
+        owner=Owner.of_row(run),
         context=run.context,
         run_id=run.pk,
     )

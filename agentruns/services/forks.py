@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -29,7 +29,15 @@ from agentruns.services.control import agent_again
 from agentruns.services.quotas import count_start, start_limit
 from agentruns.services.rendering import kept, put_away, rendered, renders
 from agentruns.services.sessions import Owner, checked_context, title_of
-from agentruns.services.submit import RunRequest, first_row, refuse_pruned, store_definition, submit, user_row
+from agentruns.services.submit import (
+    RunRequest,
+    first_row,
+    new_session,
+    refuse_pruned,
+    store_definition,
+    submit,
+    user_row,
+)
 from agentruns.services.write import find_run, lock_session, require_task
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
@@ -89,28 +97,30 @@ def get_or_fork(
     if text is not None and not text.strip():
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
     rows, whose = rows_until(settings.DATABASE, origin, at), Owner.of(actor if owner is None else owner)
-    fork = _Fork(
-        origin=origin,
+    session_id, run_id = uuid7(), uuid7()
+    suffix = f" (fork {run_id.hex[-8:]})"
+    request = RunRequest(
         agent=get_agent(agent) if agent is not None else agent_again(origin),
-        rows=rows,
-        task=task_of(rows) if text is None else text,
-        text=text,
-        actor=actor,
-        owner=_owner_of(origin) if whose.id is None else whose,
+        text=task_of(rows) if text is None else text,
+        session=session or origin.session.key[: NAME_LENGTH - len(suffix)] + suffix,
+        names_session=bool(session),
         scope=origin.scope if scope is None else scope,
-        given=None if context is None else checked_context(context),
-        run_id=uuid7(),
+        actor=actor,
+        owner=Owner.of_row(origin) if whose.id is None else whose,
+        context=origin.context if context is None else checked_context(context),
         key=idempotency_key or "",
-        session=session or "",
+        session_id=session_id,
+        run_id=run_id,
     )
-    name = session or _session_key(origin, fork.run_id)
-    for what, value in (("session", name), ("scope", fork.scope), ("idempotency key", fork.key)):
+    named = {"session": request.session, "scope": request.scope, "idempotency key": request.key}
+    for what, value in named.items():
         check_name(what, value)
+    fork = _Fork(origin, rows, request, has_text=text is not None, has_context=context is not None)
     with permissions.discreet(actor):
-        fork.render(name)
-        fork.put_away(settings.DATABASE)
-        run = in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork, name))
-    return run, run.pk == fork.run_id
+        fork.render()
+        fork.put_away(settings.DATABASE, session_id)
+        run = in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork))
+    return run, run.pk == run_id
 
 
 def run_again(
@@ -139,7 +149,7 @@ def run_again(
         session=run.session.key,
         scope=run.session.scope,
         actor=actor,
-        owner=_owner_of(run),
+        owner=Owner.of_row(run),
         context=run.context if context is None else checked_context(context),
         key=idempotency_key or "",
         again=run,
@@ -224,33 +234,19 @@ def _home(alias: str, run: Run, at: int) -> Run | None:
     return found
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Fork:
     """The part of a journal to be forked, read before the transaction: of its rows only content may go."""
 
     origin: Run
-    agent: Agent
     rows: list[Row]
-    task: str  # its `text`, or what was asked last before the cut
-    text: str | None
-    actor: Any
-    owner: Owner
-    scope: str
-    given: dict[str, Any] | None  # the context of the fork, unless it is its origin's
-    run_id: UUID
-    key: str
-    session: str  # "" where the caller named none
-    session_id: UUID = field(default_factory=uuid7)
-    stored: dict[str, Any] = field(default_factory=dict)  # what the `user` row holds of a long text
-    rendered: dict[str, Any] = field(default_factory=dict)  # members of its first row
+    request: RunRequest  # without a text of its own, its task is what was asked last before the cut
+    has_text: bool
+    has_context: bool  # else it is its origin's
 
     @property
     def at(self) -> int:
         return self.rows[-1].seq
-
-    @property
-    def context(self) -> dict[str, Any]:
-        return self.origin.context if self.given is None else self.given
 
     @property
     def mine(self) -> RunState:
@@ -261,91 +257,72 @@ class _Fork:
                 state.apply(row)
         return state
 
-    def request(self, name: str) -> RunRequest:
-        """Return the request of its run, in the session of that name."""
-        return RunRequest(
-            agent=self.agent,
-            text=self.task,
-            session=name,
-            scope=self.scope,
-            actor=self.actor,
-            owner=self.owner,
-            context=self.context,
-            key=self.key,
-            run_id=self.run_id,
-            rendered=self.rendered,
-        )
-
-    def render(self, name: str) -> None:
+    def render(self) -> None:
         """Keep what the same agent's functions made for the origin, unless it was erased; make the rest."""
-        if not renders(self.agent) or _made_before(settings.DATABASE, self) is not None:
+        agent = self.request.agent
+        if not renders(agent) or _made_before(settings.DATABASE, self) is not None:
             return
         gone = any(row.is_erased and row.kind in NAMING and row.run_id == self.origin.pk for row in self.rows)
-        if self.agent.name == self.origin.agent and not gone:
+        made: dict[str, Any] = {}
+        if agent.name == self.origin.agent and not gone:
             mine = self.mine
-            self.rendered = kept(self.agent, mine, definition_body(settings.DATABASE, mine.definition))
-        self.rendered = rendered(self.request(name), origin=self.origin).rendered
+            made = kept(agent, mine, definition_body(settings.DATABASE, mine.definition))
+        self.request = rendered(replace(self.request, rendered=made), origin=self.origin)
 
-    def put_away(self, alias: str) -> None:
+    def put_away(self, alias: str, session_id: UUID) -> None:
         """Store long texts in files before any transaction; inside the caller's they stay in their rows."""
-        self.rendered = put_away(self.rendered, self.session_id)
-        if self.text and payloads.may_be_large(self.text) and not connections[alias].in_atomic_block:
-            self.stored = payloads.put(f"{self.session_id}/input", self.text)
+        text, stored = self.request.text, None
+        if self.has_text and payloads.may_be_large(text) and not connections[alias].in_atomic_block:
+            stored = payloads.put(f"{session_id}/input", text)
+        self.request = replace(
+            self.request, stored=stored, rendered=put_away(self.request.rendered, session_id)
+        )
 
     def read_again(self, alias: str) -> None:
         """Take up what was erased since it was read; raises RunStateError if the task was."""
         self.origin = find_run(self.origin.pk)
         gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
         if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
-            if self.rendered or self.given:  # it may repeat what was erased
+            if self.request.rendered or (self.has_context and self.request.context):  # may repeat it
                 raise SessionBusyError(
                     _("Rows of run %(run)s were erased just now; try again.") % {"run": self.origin.pk}
                 )
             self.rows = rows_until(alias, self.origin, self.at)
-        if self.text is None:
+        if not self.has_context:
+            self.request = replace(self.request, context=self.origin.context)
+        if not self.has_text:
             require_task(self.origin, self.rows)
 
 
-def _owner_of(run: Run) -> Owner:
-    return Owner(run.owner_id, run.owner_name)
-
-
-def _session_key(origin: Run, run_id: UUID) -> str:
-    """Return a session key that begins with the origin's."""
-    suffix = f" (fork {run_id.hex[-8:]})"
-    return origin.session.key[: NAME_LENGTH - len(suffix)] + suffix
-
-
-def _write(alias: str, fork: _Fork, name: str) -> Run:
+def _write(alias: str, fork: _Fork) -> Run:
     found = _made_before(alias, fork)
     if found is not None:
         return found
     # Pruned meanwhile it would leave a fork whose files are deleted as nobody's.
     lock_session(alias, fork.origin.session_id)
     fork.read_again(alias)
-    session = Session(
-        id=fork.session_id, scope=fork.scope, key=name, title=title_of(fork.task), **fork.owner.columns()
-    )
+    request, agent = fork.request, fork.request.agent
+    session = new_session(request)
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     if not Session.objects.using(alias).filter(pk=session.pk).exists():
-        raise SessionBusyError(f"There is a session {name!r} already; a fork needs a new one.")
-    api_tokens.require_requester(fork.agent, session)
-    count_start(alias, fork.actor, start_limit(fork.actor, fork.agent))
-    store_definition(alias, fork.agent)
+        raise SessionBusyError(f"There is a session {session.key!r} already; a fork needs a new one.")
+    api_tokens.require_requester(agent, session)
+    count_start(alias, request.actor, start_limit(request.actor, agent))
+    store_definition(alias, agent)
     run = Run(
-        id=fork.run_id,
+        id=request.run_id,
         session_id=session.pk,
-        scope=fork.scope,
-        agent=fork.agent.name,
-        version=fork.agent.version,
-        definition_id=fork.agent.definition_hash,
-        idempotency_key=fork.key,
-        input=fork.task,
-        title=title_of(fork.task),
-        context=fork.context,
+        scope=request.scope,
+        agent=agent.name,
+        version=agent.version,
+        definition_id=agent.definition_hash,
+        idempotency_key=request.key,
+        input=request.text,
+        title=title_of(request.text),
+        context=request.context,
         origin_id=fork.origin.pk,
         origin_seq=fork.at,
-        **fork.owner.columns(),
+        **request.owner.columns(),
     )
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
@@ -353,39 +330,40 @@ def _write(alias: str, fork: _Fork, name: str) -> Run:
         Session.objects.using(alias).filter(pk=session.pk).delete()
         found = _made_before(alias, fork)
         if found is None:
-            raise SessionBusyError(f"Idempotency key {fork.key!r} was taken by another run; try again.")
+            raise SessionBusyError(f"Idempotency key {request.key!r} was taken by another run; try again.")
         return found
-    ContextValue.objects.using(alias).bulk_create(ContextValue.of(run, fork.agent.definition()))
-    _append(DatabaseStore(alias), SessionState(session.pk, run.pk, session.secret), fork, name)
+    ContextValue.objects.using(alias).bulk_create(ContextValue.of(run, agent.definition()))
+    _append(DatabaseStore(alias), SessionState(session.pk, run.pk, session.secret), fork)
     notify_on_commit(alias, run.pk)
     return find_run(run.pk)
 
 
 def _made_before(alias: str, fork: _Fork) -> Run | None:
     """Return the fork that this call made already (acknowledgement lost), or that its key stands for."""
-    runs = Run.objects.using(alias).select_related("session")
-    found = runs.filter(pk=fork.run_id).first()
-    if found is None and fork.key:
-        same = runs.filter(owner_id=fork.owner.id, scope=fork.scope, idempotency_key=fork.key)
+    runs, request = Run.objects.using(alias).select_related("session"), fork.request
+    found = runs.filter(pk=request.run_id).first()
+    if found is None and request.key:
+        same = runs.filter(owner_id=request.owner.id, scope=request.scope, idempotency_key=request.key)
         found = same.first()
         if found is None:
-            refuse_pruned(alias, fork.key, fork.owner.id, fork.scope)
+            refuse_pruned(alias, request.key, request.owner.id, request.scope)
     if found is None:
         return None
+    task = (request.agent.name, request.text, request.context)
     if (found.origin_id, found.origin_seq) != (fork.origin.pk, fork.at):
         what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
-    elif (found.agent, found.input, found.context) != (fork.agent.name, fork.task, fork.context):
+    elif (found.agent, found.input, found.context) != task:
         what = "a fork at that row with another agent, text or context"
-    elif fork.session not in ("", found.session.key):
-        what = f"a fork in session {found.session.key!r}, not in {fork.session!r}"
+    elif request.names_session and request.session != found.session.key:
+        what = f"a fork in session {found.session.key!r}, not in {request.session!r}"
     else:
         return found
     raise RunStateError(
-        f"Idempotency key {fork.key!r} belongs to run {found.pk}, {what}. Use a new key.", str(found.pk)
+        f"Idempotency key {request.key!r} belongs to run {found.pk}, {what}. Use a new key.", str(found.pk)
     )
 
 
-def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -> None:
+def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
     past = RunState(fork.origin.pk)  # of all the rows, whosever they are: only its calls mean something
     for start in range(0, len(fork.rows), CHUNK):
         batch = Batch(state)
@@ -398,12 +376,12 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork, name: str) -
         _settle(batch, fate, fork)
     said = state.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
-    if not asks and fork.text is None:
+    if not asks and not fork.has_text:
         raise RunStateError(
             _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
             % {"run": fork.origin.pk, "seq": fork.at}
         )
-    _start(batch, fork, name)
+    _start(batch, fork)
     store.append(batch)
 
 
@@ -432,10 +410,10 @@ def _settle(batch: Batch, fate: Fate, fork: _Fork) -> None:
     batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
 
 
-def _start(batch: Batch, fork: _Fork, name: str) -> None:
-    origin, mine = fork.origin, fork.mine
-    begun = first_row(fork.request(name))
-    begun["requesters"] = requester_ids(fork.owner.id, getattr(fork.actor, "pk", None), origin=origin)
+def _start(batch: Batch, fork: _Fork) -> None:
+    origin, mine, request = fork.origin, fork.mine, fork.request
+    begun = first_row(request)
+    begun["requesters"] = requester_ids(request.owner.id, getattr(request.actor, "pk", None), origin=origin)
     begun["origin"] = {
         "run": str(origin.pk),
         "seq": fork.at,
@@ -443,5 +421,5 @@ def _start(batch: Batch, fork: _Fork, name: str) -> None:
         "steps": mine.inherited + mine.step,
     }
     batch.add(events.RUN_STARTED, begun)
-    if fork.text is not None:
-        batch.add(events.USER, user_row(fork.text, fork.stored))
+    if fork.has_text:
+        batch.add(events.USER, user_row(request.text, request.stored or {}))

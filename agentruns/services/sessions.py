@@ -11,7 +11,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import AmbiguousSessionError, PermissionDeniedError, SessionAccessDeniedError
 from agentruns.journal import events
 from agentruns.journal.policy import current
-from agentruns.models import Session
+from agentruns.models import Run, Session
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, check_name, is_deeper, is_name
 
@@ -35,9 +35,9 @@ class Owner(NamedTuple):
         return cls(user.pk, user.get_username())
 
     @classmethod
-    def of_session(cls, session: Session | str) -> Owner:
-        """Return the owner of a session that its visitor writes in."""
-        return cls(session.owner_id, session.owner_name) if isinstance(session, Session) else cls()
+    def of_row(cls, row: Session | Run | str) -> Owner:
+        """Return the owner of a session or run; nobody for a session that is only named."""
+        return cls() if isinstance(row, str) else cls(row.owner_id, row.owner_name)
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a session or run of this owner."""

@@ -93,7 +93,7 @@ def send_message(
     else:
         last, key = messages.last_run(session, idempotency_key, user), idempotency_key
         found = startable(user, _agent(user, agent or (last.agent if last else "")))
-    given: dict[str, Any] = {"actor": user, "owner": Owner.of_session(session), "key": key}
+    given: dict[str, Any] = {"actor": user, "owner": Owner.of_row(session), "key": key}
     try:
         if last is not None and isinstance(user, SessionBearer):
             given["context"] = _visitors_context(session, last)

@@ -109,7 +109,7 @@ def request_for(
         session=name,
         scope=scope,
         actor=actor,
-        owner=Owner.of_session(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
+        owner=Owner.of_row(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
         context=checked_context(context),
         key=idempotency_key or "",
     )
@@ -192,7 +192,7 @@ def _unlocked(alias: str, request: RunRequest, owner: str, limit: int | None) ->
             stack.enter_context(transaction.atomic(using=alias))
             stack.enter_context(short_lock_waits(alias))
         try:
-            return _begin(alias, _new_session(request), request, owner, limit)
+            return _begin(alias, new_session(request), request, owner, limit)
         except JournalConflictError:
             if not is_one:
                 raise
@@ -243,7 +243,7 @@ def _submit(
         run = Run.objects.using(alias).select_related("session").filter(pk=request.run_id).first()
     session = None if run else _session(alias, request, locks=locks)
     if session is not None or request.join is not None:
-        session = session or _new_session(request)
+        session = session or new_session(request)
         run = run or _unfinished(alias, session, request)
     if run is not None:
         if run.status == Run.Status.QUEUED:
@@ -265,7 +265,7 @@ def _submit(
     if renders(request.agent) and not request.rendered:  # what was there in its place has ended just now
         raise taken(request)
     owner = "" if owner and locks and leases.is_draining(alias) else owner
-    return _begin(alias, session or _new_session(request), request, owner, limit)
+    return _begin(alias, session or new_session(request), request, owner, limit)
 
 
 def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit: int | None) -> Submission:
@@ -457,7 +457,8 @@ def _has_pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
     return tombstones.none() if request.session_id is None else tombstones.filter(pk=request.session_id)
 
 
-def _new_session(request: RunRequest) -> Session:
+def new_session(request: RunRequest) -> Session:
+    """Return the session that a request has to make."""
     return Session(
         id=request.session_id or uuid7(),
         scope=request.scope,

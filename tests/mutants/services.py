@@ -570,7 +570,7 @@ MADE = [
     ),
     Mutant(
         "rendering: a fork keeps what was made for its origin",
-        (Edit("services/forks.py", "self.rendered = kept(", "kept("),),
+        (Edit("services/forks.py", "made = kept(", "kept("),),
         (f"{RENDERING}a_fork_keeps_them_and_a_run_of_the_task_again_does_not",),
     ),
     Mutant(
