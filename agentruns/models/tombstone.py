@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import hashlib
-
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, now, user_key
+from agentruns.utils import json as canonical
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
@@ -56,4 +55,4 @@ class PrunedKey(models.Model):
 
 def forgotten(key: str) -> str:
     """Return the hash that replaces a key to be forgotten, and still recognises it."""
-    return key if key.startswith(FORGOTTEN) else FORGOTTEN + hashlib.sha256(key.encode()).hexdigest()
+    return key if key.startswith(FORGOTTEN) else FORGOTTEN + canonical.sha256(key)

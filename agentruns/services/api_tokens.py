@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import re
-import secrets
 import string
 from collections.abc import Iterable
 from datetime import timedelta
@@ -17,6 +16,7 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
+from django.utils.crypto import get_random_string
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent
@@ -33,6 +33,7 @@ from agentruns.services import permissions
 from agentruns.services.write import require_no_record
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
+from agentruns.utils import json as canonical
 from agentruns.utils.bounds import check_name
 from agentruns.utils.db import later
 from agentruns.utils.redaction import get_logger
@@ -45,7 +46,7 @@ USED_EVERY = 60  # seconds between two notes that a token is in use
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
 _TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9]{{{_SECRET + _CHECKSUM}}}")
-_NOBODYS = sha256(b"").hexdigest()  # compared with where there is no such prefix, so that it costs the same
+_NOBODYS = canonical.sha256("")  # compared with where there is no such prefix, so that it costs the same
 VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 
 
@@ -81,8 +82,8 @@ def create_token(
 
 def new_text() -> str:
     """Return the text of a new token: `ar_`, a prefix that finds it, a secret, the checksum of all that."""
-    prefix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _place in range(_PREFIX))
-    begun = f"ar_{prefix}_" + "".join(secrets.choice(_LETTERS) for _place in range(_SECRET))
+    prefix = get_random_string(_PREFIX, string.ascii_lowercase + string.digits)
+    begun = f"ar_{prefix}_{get_random_string(_SECRET, _LETTERS)}"
     return begun + _checksum(begun)
 
 
@@ -91,7 +92,7 @@ def store(text: str, lifetime: timedelta, **columns: Any) -> ApiToken:
     ends = clock.now(settings.DATABASE) + lifetime
     tokens = ApiToken.objects.using(settings.DATABASE)
     prefix = text[: len("ar_") + _PREFIX]
-    return tokens.create(prefix=prefix, digest=_digest(text), expires_at=ends, **columns)
+    return tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
 
 
 def authenticate(text: str) -> ApiToken | None:
@@ -107,14 +108,16 @@ def authenticate(text: str) -> ApiToken | None:
     tokens = ApiToken.objects.using(settings.DATABASE)
     found = tokens.annotate(is_due=ExpressionWrapper(due, BooleanField()))
     token = found.filter(VALID, prefix=shape[1]).first()
-    is_right = hmac.compare_digest(token.digest if token else _NOBODYS, _digest(text))
+    is_right = hmac.compare_digest(token.digest if token else _NOBODYS, canonical.sha256(text))
     if token is None or not is_right:
         return None
     owner = owners([token]).get(token.owner_id)
     if token.session_id is None and not _is_same_owner(token, owner, text):
         return None
     if token.is_due:
-        _note_use(token.pk, due)
+        used = tokens.filter(due, pk=token.pk)
+        # After the request's transaction: the row would else be locked, or refused, for every other request.
+        transaction.on_commit(lambda: used.update(last_used_at=Now()), using=settings.DATABASE, robust=True)
     return _of(token, owner)
 
 
@@ -259,17 +262,7 @@ def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})
 
 
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
-
-
 def _of(token: ApiToken, owner: Any) -> ApiToken:
     # Past the descriptor: it asks the journal's database for users, and refuses those of another one.
     ApiToken._meta.get_field("owner").set_cached_value(token, owner)
     return token
-
-
-def _note_use(token_id: UUID, due: Q) -> None:
-    tokens = ApiToken.objects.using(settings.DATABASE).filter(due, pk=token_id)
-    # After the request's transaction: the row would else be locked, or refused, for every other request.
-    transaction.on_commit(lambda: tokens.update(last_used_at=Now()), using=settings.DATABASE, robust=True)

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -111,20 +112,19 @@ def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run
     With the reply go its text and the arguments of its other calls: they are one content.
     """
     run = find_run(run_id)
-    _finish(
-        _erase(run.session_id, lambda row: row.run_id == run.pk and _is_of(row, call_id), actor, reason, run)
-    )
+
+    def chosen(row: Row) -> bool:
+        asks = row.kind == events.ASSISTANT and any(call["id"] == call_id for call in row.payload["calls"])
+        return asks or row.call_id == call_id
+
+    _finish(_erase(run.session_id, chosen, actor, reason, run))
     return find_run(run_id)
 
 
 def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
     """Do what `erase_payload` does, or only find out with `dry_run`, and return what goes."""
     run = find_run(run_id)
-
-    def chosen(row: Row) -> bool:
-        return row.seq == seq and row.run_id == run.pk
-
-    return _finish(_erase(run.session_id, chosen, actor, reason, run, dry_run=dry_run))
+    return _finish(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
 
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
@@ -171,20 +171,10 @@ def _may_go(row: Row) -> bool:
     return row.kind != events.PAYLOAD_ERASED
 
 
-def _is_of(row: Row, call_id: str) -> bool:
-    asks = row.kind == events.ASSISTANT and any(call["id"] == call_id for call in row.payload["calls"])
-    return asks or row.call_id == call_id
-
-
 def _erase(
-    session_id: UUID,
-    chosen: Chosen,
-    actor: Any,
-    reason: str,
-    run: Run | None,
-    *,
-    dry_run: bool = False,
+    session_id: UUID, chosen: Chosen, actor: Any, reason: str, run: Run | None, *, dry_run: bool = False
 ) -> Erased:
+    """Erase the chosen rows of a session, of one `run` if that is given."""
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
     alias = settings.DATABASE
@@ -205,7 +195,8 @@ class _Erasure:
     ) -> None:
         self.alias, self.actor = alias, actor
         journals = {pk: _verified_rows(alias, pk) for pk in sorted(family)}
-        places = {(session_id, row.seq) for row in journals[session_id] if chosen(row)}
+        mine = [row for row in journals[session_id] if run is None or row.run_id == run.pk]
+        places = {(session_id, row.seq) for row in mine if chosen(row)}
         if run is not None and not places:
             raise RunStateError(_("Run %(run)s has no such row or call.") % {"run": run.pk})
         found = _repeating(journals, places)
@@ -254,10 +245,7 @@ class _Erasure:
         for session_id, rows in self.gone.items():
             self._destroy(session_id, rows, reason)
         for session_id in self.rows:
-            projection = _Projection(self.alias, session_id, self.rows[session_id])
-            erased.approvals += projection.rewrite()
-            erased.answers += delete_answers_of(self.alias, projection.session, projection.runs())
-            clear_admin_log(self.alias, projection.run_ids, projection.approvals)
+            self._project(session_id, erased)
 
         def delete() -> None:
             erased.files = delete_files(self.files)
@@ -282,6 +270,53 @@ class _Erasure:
                         payload["file"] = " ".join(names)
                     batch.add(events.PAYLOAD_ERASED, payload)
                 store.append(batch, closed=True)  # and folds the run's columns anew
+
+    def _project(self, session_id: UUID, erased: Erased) -> None:
+        """Rewrite what was made of a session's rows from what is left of these."""
+        session = Session.objects.using(self.alias).get(pk=session_id)
+        history = History(session)
+        problem = history.read(self.alias)
+        if problem is not None:
+            raise JournalConflictError(str(problem))
+        left, calls = session_rows(self.alias, session_id), set[str]()
+        for row in self.rows[session_id]:
+            asked = row.payload["calls"] if row.kind == events.ASSISTANT else ()
+            calls |= {row.call_id, *(call["id"] for call in asked)}
+        run_ids = {row.run_id for row in self.rows[session_id]}
+        runs = Run.objects.using(self.alias).filter(pk__in=run_ids)
+        _rewrite_runs(self.alias, session_id, runs, left)
+        requests = {row.call_id for row in left if row.kind == events.APPROVAL_REQUESTED and row.is_erased}
+        approvals: set[UUID] = set()
+        for call in (call for its in history.calls.values() for call in its.values() if call.id in calls):
+            if (card := call.approval) is None:
+                continue
+            columns: dict[str, Any] = {"arguments": call.arguments, "digest": card.digest}
+            columns |= {"title": card.title, "reason": card.reason}
+            columns |= {"why": ERASED, "same_call": ""} if call.id in requests else {}
+            if Approval.objects.using(self.alias).filter(pk=card.id).update(**columns) != 1:
+                raise JournalConflictError(f"Approval {card.id} is not there.")
+            approvals.add(card.id)
+        erased.approvals += len(approvals)
+        erased.answers += delete_answers_of(self.alias, session, runs)
+        clear_admin_log(self.alias, run_ids, approvals)
+
+
+def _rewrite_runs(alias: str, session_id: UUID, runs: QuerySet[Run], left: list[Row]) -> None:
+    """Rewrite these runs and their session, of which some rows were erased."""
+    tasks = {run_id: row for run_id, row in tasks_of(left).items() if row.is_erased}
+    runs.update(blocked_reason="")
+    runs.filter(pk__in=tasks).update(input=ERASED, title=ERASED)
+    started = [row for row in left if row.kind == events.RUN_STARTED]
+    without = runs.filter(pk__in=[row.run_id for row in started if row.is_erased])
+    without.update(context={})
+    ContextValue.objects.using(alias).filter(run__in=without).delete()
+    # Nobody can tell whether a note repeats what was erased.
+    Review.objects.using(alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
+    session = Session.objects.using(alias).filter(pk=session_id)
+    session.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
+    first = next((row.run_id for row in started if events.COPIED not in row.payload), None)
+    if first in tasks:
+        session.exclude(title="").update(title=ERASED)
 
 
 def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
@@ -359,7 +394,9 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
     digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
     for row in rows:
         payload, call = row.payload, row.call_id
-        held: set[Value] = {("content", row.content_hash), *_files_of(row)}
+        held: set[Value] = {("content", row.content_hash)}
+        if payloads.has_blocks(payload):
+            held |= {("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, payload)}
         match row.kind:
             case events.RUN_STARTED | events.RUN_ADOPTED:
                 origin = payload.get("origin") or {}
@@ -399,11 +436,6 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
         yield row, held
 
 
-def _files_of(row: Row) -> Iterator[Value]:
-    if payloads.has_blocks(row.payload):
-        yield from (("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload))
-
-
 def _of_start(payload: dict[str, Any]) -> Iterator[Value]:
     if payload.get("context"):
         yield "context", canonical.dumps(payload["context"])
@@ -418,59 +450,3 @@ def _of_result(row: Row, digest: tuple[str, ...]) -> Iterator[Value]:
         yield "asked", row.call_id
     if row.attempt == 0 and row.payload["outcome"] == "denied":  # perhaps for an earlier denial's reason
         yield "denied", *digest
-
-
-class _Projection:
-    """Columns made of a session's rows, to be rewritten from what is left of these."""
-
-    def __init__(self, alias: str, session_id: UUID, rows: list[Row]) -> None:
-        self.alias = alias
-        self.session = Session.objects.using(alias).get(pk=session_id)
-        self.history = History(self.session)
-        problem = self.history.read(alias)
-        if problem is not None:
-            raise JournalConflictError(str(problem))
-        self.rows = session_rows(alias, session_id)
-        self.run_ids = {row.run_id for row in rows}
-        self.calls = {row.call_id for row in rows}
-        for row in rows:
-            if row.kind == events.ASSISTANT:
-                self.calls |= {call["id"] for call in row.payload["calls"]}
-        self.approvals: set[UUID] = set()
-
-    def runs(self) -> Any:
-        """Return the runs that had a row erased."""
-        return Run.objects.using(self.alias).filter(pk__in=self.run_ids)
-
-    def rewrite(self) -> int:
-        """Rewrite runs, session and approvals; return the number of approvals."""
-        tasks = {run_id: row for run_id, row in tasks_of(self.rows).items() if row.is_erased}
-        self.runs().update(blocked_reason="")
-        self.runs().filter(pk__in=tasks).update(input=ERASED, title=ERASED)
-        started = [row for row in self.rows if row.kind == events.RUN_STARTED]
-        without = self.runs().filter(pk__in=[row.run_id for row in started if row.is_erased])
-        without.update(context={})
-        ContextValue.objects.using(self.alias).filter(run__in=without).delete()
-        # Nobody can tell whether a note repeats what was erased.
-        Review.objects.using(self.alias).filter(run__in=self.runs()).exclude(note="").update(note=ERASED)
-        session = Session.objects.using(self.alias).filter(pk=self.session.pk)
-        session.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
-        if any(
-            row.run_id in tasks for row in [one for one in started if events.COPIED not in one.payload][:1]
-        ):
-            session.exclude(title="").update(title=ERASED)
-        asked = {row.call_id for row in self.rows if row.kind == events.APPROVAL_REQUESTED and row.is_erased}
-        for calls in self.history.calls.values():
-            for call in calls.values():
-                if call.id in self.calls and call.approval is not None:
-                    columns = {"why": ERASED, "same_call": ""} if call.id in asked else {}
-                    self._rewrite(call.approval.id, {
-                        "arguments": call.arguments, "title": call.approval.title,
-                        "digest": call.approval.digest, "reason": call.approval.reason, **columns,
-                    })  # fmt: skip
-        return len(self.approvals)
-
-    def _rewrite(self, approval_id: UUID, columns: dict[str, Any]) -> None:
-        self.approvals.add(approval_id)
-        if Approval.objects.using(self.alias).filter(pk=approval_id).update(**columns) != 1:
-            raise JournalConflictError(f"Approval {approval_id} is not there.")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -97,7 +98,13 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         for session_id in page:
             if enough():
                 break
-            _prune_due(alias, session_id, cutoff, pruned, traces)
+            try:
+                mine = _committed(alias, partial(_prune, alias, session_id, cutoff, traces))
+            except RunStateError as error:
+                pruned.refused.append(str(error))
+                continue
+            for name in ("sessions", "runs", "rows", "approvals", "notifications"):
+                setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
         pruned.files += delete_files(traces.files)
         traces.files.clear()
         if enough():
@@ -189,16 +196,6 @@ def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
         yield list(dict.fromkeys(session_id for _, _, session_id in page))
         at, pk, _ = page[-1]
         page = list(runs.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
-
-
-def _prune_due(alias: str, session_id: UUID, cutoff: datetime, pruned: Pruned, traces: _Traces) -> None:
-    try:
-        mine = _committed(alias, lambda: _prune(alias, session_id, cutoff, traces))
-    except RunStateError as error:
-        pruned.refused.append(str(error))
-    else:
-        for name in ("sessions", "runs", "rows", "approvals", "notifications"):
-            setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
 
 
 def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
@@ -333,11 +330,8 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
     unused = Definition.objects.using(alias).filter(~Exists(runs), pk__in=hashes)
     for name in list(unused.values_list("pk", flat=True)):
-        if (
-            not _texts(Message.objects.using(alias), "facts")
-            .filter(kind__in=NAMING, text__contains=name)
-            .exists()
-        ):
+        naming = _texts(Message.objects.using(alias).filter(kind__in=NAMING), "facts")
+        if not naming.filter(text__contains=name).exists():
             this = unused.filter(pk=name)
             pruned.definitions += in_transaction(alias, this.delete)[0]
 

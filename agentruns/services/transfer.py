@@ -53,10 +53,7 @@ FORMAT, VERSION = "agentruns-export", 3
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
 # Of a line, as the row has them.
-PLAIN = (
-    "seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash",
-    "facts_salt", "content_hash",
-)  # fmt: skip
+PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = "import_run"
 MARK = " (imported)"  # after the name of who decided elsewhere
 SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
@@ -221,19 +218,11 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
 
 def _line(row: Row, parts: Parts, mask: Mask, true_values: bool) -> dict[str, Any]:
     line: dict[str, Any] = {
-        "seq": row.seq,
+        **{name: getattr(row, name) for name in PLAIN},
         "run": str(row.run_id),
-        "kind": row.kind,
-        "call_id": row.call_id,
-        "tool_name": row.tool_name,
-        "attempt": row.attempt,
-        "epoch": row.epoch,
         "created_at": events.timestamp(row.created_at),
         "consumes": str(row.consumes) if row.consumes else None,
         "facts_hash": commitment(row.facts_salt, parts.facts),
-        "content_hash": row.content_hash,
-        "prev_hash": row.prev_hash,
-        "hash": row.hash,
     }
     shown = parts if true_values else _readable(row, parts, mask)
     salts = (row.facts_salt, row.content_salt)
@@ -404,6 +393,7 @@ class _Export:
                 raise RunStateError("Its text is not canonical, so nothing could be stored with its hash.")
         row = Row(
             **{name: line[name] for name in PLAIN},
+            facts_salt=line["facts_salt"],
             content_salt=line.get("content_salt"),
             run_id=UUID(line["run"]),
             payload={},
@@ -432,12 +422,11 @@ class _Export:
         """Yield each file that a row points at, with those of its parts that are there."""
         for row in self.rows:
             for stored in payloads.files(row.run_id, row.seq, row.payload):
-                yield stored, self._read_back(self._parts.get((row.seq, stored.name), []))
+                yield stored, map(self._read_back, self._parts.get((row.seq, stored.name), []))
 
-    def _read_back(self, parts: list[tuple[int, int]]) -> Iterator[bytes]:
-        for place, length in parts:
-            self._files.seek(place)
-            yield self._files.read(length)
+    def _read_back(self, part: tuple[int, int]) -> bytes:
+        self._files.seek(part[0])
+        return self._files.read(part[1])
 
 
 def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -> Run:
@@ -458,9 +447,6 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     ContextValue.objects.using(alias).bulk_create(
         value for run in runs for value in ContextValue.of(run, found.definitions[run.definition_id])
     )
-    # They were made with the present time.
-    for run_id, (first, last) in _times(found).items():
-        Run.objects.using(alias).filter(pk=run_id).update(created_at=first, updated_at=last)
     Message.objects.using(alias).bulk_create(
         (_message(session.pk, *pair) for pair in zip(found.rows, found.parts, strict=True)), batch_size=CHUNK
     )
@@ -523,8 +509,10 @@ def _refuse_known(alias: str, found: _Export) -> None:
 def _runs(found: _Export) -> Iterator[Run]:
     owner = None
     for run_id, state in found.history.states.items():
-        mine = [row for row in found.rows if row.run_id == run_id and events.COPIED not in row.payload]
-        started = next(row for row in mine if row.kind == events.RUN_STARTED)
+        mine = [row for row in found.rows if row.run_id == run_id]
+        started = next(
+            row for row in mine if row.kind == events.RUN_STARTED and events.COPIED not in row.payload
+        )
         payload: events.RunStarted = started.payload
         origin, actor = payload.get("origin"), payload.get("actor")
         if owner is None:  # a session belongs to the person for whom it was begun
@@ -548,16 +536,10 @@ def _runs(found: _Export) -> Iterator[Run]:
             context=state.context,
             origin_id=UUID(origin["run"]) if origin else None,
             origin_seq=origin.get("seq") if origin else None,
+            created_at=mine[0].created_at,
+            updated_at=mine[-1].created_at,
             **columns,
         )
-
-
-def _times(found: _Export) -> dict[UUID, tuple[datetime, datetime]]:
-    times: dict[UUID, tuple[datetime, datetime]] = {}
-    for row in found.rows:
-        first, _ = times.get(row.run_id, (row.created_at, row.created_at))
-        times[row.run_id] = first, row.created_at
-    return times
 
 
 def _approvals(found: _Export) -> Iterator[Approval]:

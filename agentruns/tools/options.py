@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Literal, TypedDict
 
 from agentruns.tools.refusals import Refusal, mistake
@@ -73,57 +74,48 @@ class Options:
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
         """Raise TypeError for an option of the wrong kind, or for two that contradict each other."""
-        self._check_kinds(name)
-        self._check_gate(name)
-        unknown = sorted(set(self.sensitive) - set(parameters))
-        if unknown:
-            raise TypeError(f"Tool {name!r}: sensitive names {', '.join(unknown)}, which it does not take.")
-        self._check_contradictions(name, is_async=is_async)
+        wrong = chain(self._kinds(), self._gate(), self._names(parameters), self._contradictions(is_async))
+        if first := next(wrong, ""):
+            raise TypeError(f"Tool {name!r}: {first}")
 
-    def _check_kinds(self, name: str) -> None:
+    def _kinds(self) -> Iterator[str]:
         for flag in ("safe_to_retry", "transactional", "parallel"):
             if not isinstance(getattr(self, flag), bool):
-                raise TypeError(f"Tool {name!r}: {flag} must be True or False, not {getattr(self, flag)!r}.")
+                yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
         for hook in ("describe", "preview", "reconcile"):
             value = getattr(self, hook)
             if value is not None and not callable(value):
-                raise TypeError(f"Tool {name!r}: {hook} must be a function, not {value!r}.")
+                yield f"{hook} must be a function, not {value!r}."
         for refusal in self.refuses:
             if wrong := mistake(refusal):
-                raise TypeError(f"Tool {name!r}: refuses names what it cannot: {wrong}.")
-        timeout = self.timeout
-        if timeout is not None and not 0 < timeout <= _LONGEST.total_seconds():  # false for NaN
-            raise TypeError(
-                f"Tool {name!r}: timeout must be positive and at most ten years, not {timeout!r}."
-            )
+                yield f"refuses names what it cannot: {wrong}."
+        if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
+            yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
 
-    def _check_gate(self, name: str) -> None:
-        asks = self.requires_approval
+    def _gate(self) -> Iterator[str]:
+        asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
         if not isinstance(asks, bool) and not callable(asks):
-            raise TypeError(f"Tool {name!r}: requires_approval must be a bool or a function, not {asks!r}.")
-        who = self.approvers
+            yield f"requires_approval must be a bool or a function, not {asks!r}."
         if who is not None and not (isinstance(who, str) and who.strip() and who.isprintable()):
-            raise TypeError(f"Tool {name!r}: approvers must be a permission or a group name, not {who!r}.")
-        if who == REQUESTER and self.approvals != 1:
-            raise TypeError(f"Tool {name!r}: approvers='requester' is one person; leave approvals at 1.")
+            yield f"approvers must be a permission or a group name, not {who!r}."
+        if who == REQUESTER and count != 1:
+            yield "approvers='requester' is one person; leave approvals at 1."
         if who is not None and len(who) > NAME_LENGTH:
-            raise TypeError(f"Tool {name!r}: approvers must be at most {NAME_LENGTH} characters long.")
-        count = self.approvals
+            yield f"approvers must be at most {NAME_LENGTH} characters long."
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_APPROVALS:
-            raise TypeError(
-                f"Tool {name!r}: approvals must be a whole number from 1 to {MAX_APPROVALS}, not {count!r}."
-            )
-        lifetime = self.expires_in
+            yield f"approvals must be a whole number from 1 to {MAX_APPROVALS}, not {count!r}."
         if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
-            raise TypeError(f"Tool {name!r}: expires_in must be a positive timedelta, not {lifetime!r}.")
+            yield f"expires_in must be a positive timedelta, not {lifetime!r}."
         if lifetime is not None and lifetime > _LONGEST:
-            raise TypeError(
-                f"Tool {name!r}: expires_in is more than ten years; leave it out to wait for ever."
-            )
+            yield "expires_in is more than ten years; leave it out to wait for ever."
         if self.risk not in ("low", "normal", "high"):
-            raise TypeError(f"Tool {name!r}: risk must be 'low', 'normal' or 'high', not {self.risk!r}.")
+            yield f"risk must be 'low', 'normal' or 'high', not {self.risk!r}."
 
-    def _check_contradictions(self, name: str, *, is_async: bool) -> None:
+    def _names(self, parameters: Iterable[str]) -> Iterator[str]:
+        if unknown := sorted({*self.sensitive} - {*parameters}):
+            yield f"sensitive names {', '.join(unknown)}, which it does not take."
+
+    def _contradictions(self, is_async: bool) -> Iterator[str]:
         forbidden = {
             "an async function": is_async,
             "parallel": self.parallel,
@@ -133,19 +125,18 @@ class Options:
         }
         for other, declared in forbidden.items():
             if self.transactional and declared:
-                raise TypeError(
-                    f"Tool {name!r}: transactional and {other} contradict each other. A transactional "
-                    "handler commits with its result in one transaction of one thread, or not at all."
+                yield (
+                    f"transactional and {other} contradict each other. A transactional handler commits with "
+                    "its result in one transaction of one thread, or not at all."
                 )
         if self.safe_to_retry and self.reconcile is not None:
-            raise TypeError(
-                f"Tool {name!r}: safe_to_retry and reconcile contradict each other. A call that is safe to "
-                "repeat is repeated without asking whether it happened."
+            yield (
+                "safe_to_retry and reconcile contradict each other. A call that is safe to repeat is "
+                "repeated without asking whether it happened."
             )
         if self.parallel and not self.safe_to_retry:
-            raise TypeError(
-                f"Tool {name!r}: parallel requires safe_to_retry. Calls that run together can all be in "
-                "doubt after a crash."
+            yield (
+                "parallel requires safe_to_retry. Calls that run together can all be in doubt after a crash."
             )
 
 

@@ -84,9 +84,7 @@ class _Walk:
             return float.__float__(value)
         if isinstance(value, bytes | bytearray | memoryview):
             return _decode(bytes(value))
-        if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
-            return self.container(value, depth)
-        return self.other(value, depth)
+        return self.holder(value, depth)
 
     def integer(self, value: int) -> Any:
         # Python refuses to print very large numbers in decimal, hex has no limit.
@@ -95,17 +93,23 @@ class _Walk:
             return hex(value)
         return value
 
-    def container(self, value: Any, depth: int) -> Any:
+    def holder(self, value: Any, depth: int) -> Any:
+        """Convert a container, or an object of any other type, unless it holds itself."""
+        is_container = isinstance(value, Mapping | list | tuple | set | frozenset | deque)
+        if isinstance(value, Iterator) and not is_container:
+            return self.text(value)  # consuming it would run more of the handler's code
         if id(value) in self.inside:
             self.stringified = True
             return "<circular reference>"
-        if depth >= MAX_RESULT_DEPTH:
+        if is_container and depth >= MAX_RESULT_DEPTH:
             return self.text(value)
         self.inside.add(id(value))
         try:
             if isinstance(value, Mapping):
                 return self.mapping(value, depth)
-            return [self.convert(item, depth + 1) for item in value]
+            if is_container:
+                return [self.convert(item, depth + 1) for item in value]
+            return self.convert(self.foreign(value), depth + 1)
         finally:
             self.inside.discard(id(value))
 
@@ -126,18 +130,6 @@ class _Walk:
         if plain is None or isinstance(plain, bool):
             return {None: "null", True: "true", False: "false"}[plain]
         return str(plain)
-
-    def other(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Iterator):
-            return self.text(value)  # consuming it would run more of the handler's code
-        if id(value) in self.inside:
-            self.stringified = True
-            return "<circular reference>"
-        self.inside.add(id(value))
-        try:
-            return self.convert(self.foreign(value), depth + 1)
-        finally:
-            self.inside.discard(id(value))
 
     def foreign(self, value: Any) -> Any:
         """Return dates, decimals, models, dataclasses ... as pydantic writes them in JSON."""
