@@ -131,8 +131,10 @@ def answer(
                 _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
                 % {"tool": call.tool, "name": actor.get_username()}
             )
-        if pending.only_answers and not takes_text(call.arguments):
-            _require_choice(choices_of(call.arguments), text)
+        choices = choices_of(call.arguments)
+        if pending.only_answers and not takes_text(call.arguments) and text not in choices:
+            named = one_line(", ".join(map(repr, choices)))
+            raise ApprovalStateError(_("The question takes only one of its choices: %s.") % named)
         payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
@@ -230,12 +232,6 @@ def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
     return approval
 
 
-def _require_choice(choices: list[str], text: str) -> None:
-    if text not in choices:
-        named = ", ".join(map(repr, choices))
-        raise ApprovalStateError(_("The question takes only one of its choices: %s.") % one_line(named))
-
-
 def _lapsed(approval: Approval) -> dict[str, str]:
     """Return who approved and may not do so any more; asked before the transaction, as it is users' code."""
     given = permissions.givers([approval]).get(approval.pk, [])
@@ -265,7 +261,15 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     call = batch.state.run.calls.get(approval.call_id)
     pending = call.approval if call is not None else None
     if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
-        _refuse_decided(find_approval(approval.pk))
+        now = find_approval(approval.pk)
+        if now.status != Approval.Status.PENDING:
+            by = now.decided_by_name or _("nobody")
+            when = readable(now.decided_at) if now.decided_at else _("when its run ended")
+            text = _(
+                "Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed."
+            )
+            facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
+            raise ApprovalStateError(text % facts)
     if batch.state.run.ended or batch.state.run.cancel_requested:
         raise ApprovalStateError(
             _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
@@ -281,17 +285,6 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
             % {"id": approval.pk, "when": readable(pending.expires_at)}
         )
     return call, pending
-
-
-def _refuse_decided(approval: Approval) -> None:
-    if approval.status == Approval.Status.PENDING:
-        return
-    by = approval.decided_by_name or _("nobody")
-    when = readable(approval.decided_at) if approval.decided_at else _("when its run ended")
-    raise ApprovalStateError(
-        _("Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed.")
-        % {"id": approval.pk, "status": approval.get_status_display(), "name": by, "when": when}
-    )
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -181,7 +181,8 @@ def resolve_orphan(
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
-        tool = _surfaced_tool(batch, call_id)
+        doubts = batch.state.doubts.items()  # of calls that were surfaced and have no clearing verdict
+        tool = next((tool for tool, calls in doubts if calls.get(call_id) == run.pk), None)
         held = call is not None and call.is_open and call.orphan == "held"
         if not held and tool is None:
             raise RunStateError(
@@ -206,14 +207,6 @@ def resolve_orphan(
 
     held_now = run.status == Run.Status.ORPHANED
     return write(run.pk, change, takes_lease=held_now, closed=not held_now)
-
-
-def _surfaced_tool(batch: Batch, call_id: str) -> str | None:
-    """Return the tool of a call in doubt that was surfaced to the model and has no clearing verdict."""
-    for tool, calls in batch.state.doubts.items():
-        if calls.get(call_id) == batch.state.run.run_id:
-            return tool
-    return None
 
 
 def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:

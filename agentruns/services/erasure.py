@@ -394,9 +394,7 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
     digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
     for row in rows:
         payload, call = row.payload, row.call_id
-        held: set[Value] = {("content", row.content_hash)}
-        if payloads.has_blocks(payload):
-            held |= {("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, payload)}
+        held: set[Value] = {("content", row.content_hash), *_files_of(row)}
         match row.kind:
             case events.RUN_STARTED | events.RUN_ADOPTED:
                 origin = payload.get("origin") or {}
@@ -434,6 +432,11 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
             case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:
                 held.add(("cancelled", row.run_id))
         yield row, held
+
+
+def _files_of(row: Row) -> Iterator[Value]:
+    if payloads.has_blocks(row.payload):
+        yield from (("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload))
 
 
 def _of_start(payload: dict[str, Any]) -> Iterator[Value]:

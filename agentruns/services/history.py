@@ -293,22 +293,16 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
 
 
 def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
-    try:
+    with suppress(UnknownAgentError):
         return get_agent(run.agent, version)
-    except UnknownAgentError:
-        pass
     try:
         agent = get_agent(run.agent)
     except UnknownAgentError:
-        report.notes.append(
-            _("Agent %(agent)s is not registered here; only the journal was looked at.")
-            % {"agent": repr(run.agent)}
-        )
+        text = _("Agent %(agent)s is not registered here; only the journal was looked at.")
+        report.notes.append(text % {"agent": repr(run.agent)})
         return None
-    report.notes.append(
-        _("Version %(old)s is not registered any more; compared with %(new)s.")
-        % {"old": version, "new": agent.version}
-    )
+    text = _("Version %(old)s is not registered any more; compared with %(new)s.")
+    report.notes.append(text % {"old": version, "new": agent.version})
     return agent
 
 

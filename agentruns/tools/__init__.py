@@ -1,12 +1,9 @@
 """Tools: functions the model may call, declared with the effects they have."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from agentruns.tools.base import InvalidArguments, Tool
 from agentruns.tools.context import NotOccurred, Occurred, RunContext, ToolContext, ToolOutput, Unknown
 from agentruns.tools.decorator import tool
+from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.refusals import http_refusal
 from agentruns.tools.results import to_jsonable
 
@@ -25,16 +22,3 @@ __all__ = [
     "to_jsonable",
     "tool",
 ]
-
-if TYPE_CHECKING:
-    from agentruns.tools.questions import ask_human as ask_human
-    from agentruns.tools.questions import question_to as question_to
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Import what asks people when it is asked for: making a tool takes a tenth of a project's start."""
-        if name not in ("ask_human", "question_to"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from agentruns.tools import questions
-
-        return getattr(questions, name)

@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "content: what repeats a picture is erased with it",
-        (Edit("services/erasure.py", "        if payloads.has_blocks(payload):\n", "        if False:\n"),),
+        (Edit("services/erasure.py", ", *_files_of(row)}", "}"),),
         ("db/test_content.py::test_erasing_a_picture_takes_every_row_that_repeats_it",),
     ),
     Mutant(
