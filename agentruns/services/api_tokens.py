@@ -180,10 +180,8 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
         sessions.bulk_create([Session(**where)], ignore_conflicts=True)
         session = sessions.get(**where)
         if session.owner_id is not None:  # who may have taken the key first, to read what a visitor writes
-            raise SessionAccessDeniedError(
-                _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
-                % {"session": session.key}
-            )
+            why = _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
+            raise SessionAccessDeniedError(why % {"session": session.key})
     require_no_record(session)
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
     of_session.filter(expires_at__lte=Now()).delete()  # a chat asks for one at each page
@@ -210,14 +208,12 @@ def require_requester(agent: Agent, session: Session) -> None:
     if not asking or session.owner_id is not None:
         return
     if not ApiToken.objects.using(settings.DATABASE).filter(VALID, session_id=session.pk).exists():
-        raise RunStateError(
-            _(
-                "Agent %(agent)s has calls that the requester confirms (%(tools)s), and session %(session)r "
-                "has neither an owner nor a session token: nobody could. Start it for a user, or make a "
-                "token with agentruns.session_token first."
-            )
-            % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key}
+        text = _(
+            "Agent %(agent)s has calls that the requester confirms (%(tools)s), and session %(session)r "
+            "has neither an owner nor a session token: nobody could. Start it for a user, or make a "
+            "token with agentruns.session_token first."
         )
+        raise RunStateError(text % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key})
 
 
 def revoke(token_id: UUID | str, actor: Any) -> bool:

@@ -66,13 +66,11 @@ def approve(
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.only_answers:
-            raise ApprovalStateError(
-                _(
-                    "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
-                    "Answer it, or deny it with a reason."
-                )
-                % {"id": approval_id, "tool": call.tool}
+            text = _(
+                "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
+                "Answer it, or deny it with a reason."
             )
+            raise ApprovalStateError(text % {"id": approval_id, "tool": call.tool})
         void(batch, call, lost)
         payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
@@ -127,10 +125,8 @@ def answer(
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
-            raise PermissionDeniedError(
-                _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
-                % {"tool": call.tool, "name": actor.get_username()}
-            )
+            why = _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
+            raise PermissionDeniedError(why % {"tool": call.tool, "name": actor.get_username()})
         choices = choices_of(call.arguments)
         if pending.only_answers and not takes_text(call.arguments) and text not in choices:
             named = one_line(", ".join(map(repr, choices)))
@@ -161,14 +157,11 @@ def extend(
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.expires_at is None:
-            raise ApprovalStateError(
-                _("Approval %(id)s never expires; there is nothing to extend.") % {"id": approval_id}
-            )
+            text = _("Approval %(id)s never expires; there is nothing to extend.")
+            raise ApprovalStateError(text % {"id": approval_id})
         if seen is not None and seen != pending.expires_at:
-            raise ApprovalStateError(
-                _("Approval %(id)s was given more time already: it expires at %(when)s.")
-                % {"id": approval_id, "when": readable(pending.expires_at)}
-            )
+            text = _("Approval %(id)s was given more time already: it expires at %(when)s.")
+            raise ApprovalStateError(text % {"id": approval_id, "when": readable(pending.expires_at)})
         later = {
             "from": events.timestamp(pending.expires_at),
             "expires_at": events.timestamp(pending.expires_at + by),
@@ -242,13 +235,11 @@ def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
         call, pending = _pending(approval, run, batch)
         if pending.digest != digest and (digest is not None or call.edited):
-            raise ApprovalStateError(
-                _(
-                    "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
-                    "Look at it again and decide on what it says now."
-                )
-                % {"id": approval.pk, "now": pending.digest, "seen": digest}
+            text = _(
+                "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
+                "Look at it again and decide on what it says now."
             )
+            raise ApprovalStateError(text % {"id": approval.pk, "now": pending.digest, "seen": digest})
         add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
@@ -271,19 +262,15 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
             facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
             raise ApprovalStateError(text % facts)
     if batch.state.run.ended or batch.state.run.cancel_requested:
-        raise ApprovalStateError(
-            _("Run %(run)s is being cancelled or has ended; there is nothing to decide.") % {"run": run.pk}
-        )
+        text = _("Run %(run)s is being cancelled or has ended; there is nothing to decide.")
+        raise ApprovalStateError(text % {"run": run.pk})
     if call is None or pending is None:
-        raise ApprovalStateError(
-            _("Approval %(id)s is not about a call of the run's last reply.") % {"id": approval.pk}
-        )
+        text = _("Approval %(id)s is not about a call of the run's last reply.")
+        raise ApprovalStateError(text % {"id": approval.pk})
     expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
     if pending.expires_at is not None and expired.exists():
-        raise ApprovalStateError(
-            _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-            % {"id": approval.pk, "when": readable(pending.expires_at)}
-        )
+        text = _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+        raise ApprovalStateError(text % {"id": approval.pk, "when": readable(pending.expires_at)})
     return call, pending
 
 
@@ -314,17 +301,14 @@ def _effective(approval: Approval, arguments: dict[str, Any]) -> tuple[Tool, dic
     run = approval.run
     tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
     if tool is None:
-        raise ApprovalStateError(
-            _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
-            % {"tool": approval.tool_name}
-        )
+        text = _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
+        raise ApprovalStateError(text % {"tool": approval.tool_name})
     try:
         return tool, tool.effective(arguments)
     except InvalidArguments as error:
         why = Secrets([arguments.get(name) for name in tool.sensitive]).hide(str(error), short=True)
-        raise ApprovalStateError(
-            _("The edited arguments do not fit %(tool)s: %(why)s") % {"tool": tool.name, "why": why}
-        ) from error
+        text = _("The edited arguments do not fit %(tool)s: %(why)s")
+        raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
@@ -333,21 +317,17 @@ def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
     for name, value in edited.items():
         given = call.arguments.get(name)
         if value in (MASK, shown.get(name)) and value != given != shown.get(name):
-            raise ApprovalStateError(
-                _(
-                    "The edited %(name)s is only the mask of the real value. "
-                    "Give the value, or leave it as it is."
-                )
-                % {"name": name}
+            text = _(
+                "The edited %(name)s is only the mask of the real value. "
+                "Give the value, or leave it as it is."
             )
+            raise ApprovalStateError(text % {"name": name})
         if carries_mask(value, name, call.arguments):
-            raise ApprovalStateError(
-                _(
-                    "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
-                    "Give the value, or leave it as it is."
-                )
-                % {"name": name}
+            text = _(
+                "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
+                "Give the value, or leave it as it is."
             )
+            raise ApprovalStateError(text % {"name": name})
 
 
 def _record(batch: Batch, call: Call, actor: Any, reason: str, channel: str, payload: dict[str, Any]) -> None:

@@ -113,14 +113,11 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         _require_unfinished(run, _("given another definition"))
         agent = agent_again(run)
         if not batch.epoch:
-            raise RunStateError(
-                _("Run %(run)s is live in another process; pause it first.") % {"run": run.pk}
-            )
+            text = _("Run %(run)s is live in another process; pause it first.")
+            raise RunStateError(text % {"run": run.pk})
         if agent.definition_hash == run.definition_id:
-            raise RunStateError(
-                _("Run %(run)s has this definition of %(agent)s already.")
-                % {"run": run.pk, "agent": repr(agent.name)}
-            )
+            text = _("Run %(run)s has this definition of %(agent)s already.")
+            raise RunStateError(text % {"run": run.pk, "agent": repr(agent.name)})
         store_definition(settings.DATABASE, agent)
         both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both, **made})
@@ -185,14 +182,11 @@ def resolve_orphan(
         tool = next((tool for tool, calls in doubts if calls.get(call_id) == run.pk), None)
         held = call is not None and call.is_open and call.orphan == "held"
         if not held and tool is None:
-            raise RunStateError(
-                _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
-                % {"call": call_id, "run": run.pk}
-            )
+            text = _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
+            raise RunStateError(text % {"call": call_id, "run": run.pk})
         if held and not run.is_ended and not batch.epoch:
-            raise RunStateError(
-                _("Run %(run)s is live in another process; wait until it holds the call.") % {"run": run.pk}
-            )
+            text = _("Run %(run)s is live in another process; wait until it holds the call.")
+            raise RunStateError(text % {"run": run.pk})
         payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
         if held and call is not None:
             _refuse_against_evidence(run, call, verdict)
@@ -216,21 +210,17 @@ def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
     late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call.id)
     for row in late:
         if not row.payload.get("never_entered") and not row.payload.get("is_error"):
-            raise RunStateError(
-                _(
-                    "Call %(call)s returned after its worker lost the run (seq %(seq)s), so it did happen. "
-                    "Give the verdict 'occurred' with that result."
-                )
-                % {"call": call.id, "seq": row.seq}
+            text = _(
+                "Call %(call)s returned after its worker lost the run (seq %(seq)s), so it did happen. "
+                "Give the verdict 'occurred' with that result."
             )
+            raise RunStateError(text % {"call": call.id, "seq": row.seq})
 
 
 def _require_unfinished(run: Run, what: str) -> None:
     if run.is_ended:
-        raise RunStateError(
-            _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
-            % {"run": run.pk, "status": run.get_status_display(), "what": what}
-        )
+        text = _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
+        raise RunStateError(text % {"run": run.pk, "status": run.get_status_display(), "what": what})
 
 
 def _who(actor: Any, reason: str) -> dict[str, Any]:

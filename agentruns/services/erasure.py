@@ -206,9 +206,8 @@ class _Erasure:
         }
         self.gone = {pk: its for pk, rows in self.rows.items() if (its := [*filter(_has_content, rows)])}
         if run is not None and not self.gone and not any(row.is_erased for row in self.rows[session_id]):
-            raise RunStateError(
-                _("The row of run %(run)s says nothing that can be erased.") % {"run": run.pk}
-            )
+            text = _("The row of run %(run)s says nothing that can be erased.")
+            raise RunStateError(text % {"run": run.pk})
         erasures = [(pk, row.payload) for pk in journals for row in journals[pk] if not _may_go(row)]
         before = {(pk, payload["seq"]): payload for pk, payload in erasures}
         self.files = {
@@ -228,13 +227,11 @@ class _Erasure:
             permissions.require(self.actor, "erase", run)
         hindrance = Run.objects.using(self.alias).unfinished().filter(session_id__in=[*self.rows]).first()
         if hindrance is not None:
-            raise RunStateError(
-                _(
-                    "Run %(run)s (%(status)s) reads what is to be erased, and could repeat it. Cancel it, or "
-                    "wait for its end; nothing was erased."
-                )
-                % {"run": hindrance.pk, "status": hindrance.get_status_display()}
+            text = _(
+                "Run %(run)s (%(status)s) reads what is to be erased, and could repeat it. Cancel it, or "
+                "wait for its end; nothing was erased."
             )
+            raise RunStateError(text % {"run": hindrance.pk, "status": hindrance.get_status_display()})
         erased = Erased(sessions=len(self.gone), files=len(self.files))
         erased.rows = [(row.run_id, row.seq, row.kind) for rows in self.gone.values() for row in rows]
         return erased
@@ -356,10 +353,8 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
             return session_rows(alias, session_id)
         if sessions.filter(head=session.head).exists():  # else it was written to while it was read
             break
-    raise JournalUnreadableError(
-        _("%(problem)s Nothing was erased: what repeats a value cannot be told from a damaged journal.")
-        % {"problem": problem}
-    )
+    text = _("%(problem)s Nothing was erased: what repeats a value cannot be told from a damaged journal.")
+    raise JournalUnreadableError(text % {"problem": problem})
 
 
 def _has_content(row: Row) -> bool:

@@ -139,10 +139,8 @@ def run_again(
     run = find_run(run_id)
     permissions.require(actor, "fork", run)
     if not run.is_ended:
-        raise RunStateError(
-            _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
-            % {"run": run.pk, "status": run.get_status_display()}
-        )
+        text = _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
+        raise RunStateError(text % {"run": run.pk, "status": run.get_status_display()})
     request = RunRequest(
         agent=agent_again(run),
         text=run.input,
@@ -284,9 +282,8 @@ class _Fork:
         gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
         if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
             if self.request.rendered or (self.has_context and self.request.context):  # may repeat it
-                raise SessionBusyError(
-                    _("Rows of run %(run)s were erased just now; try again.") % {"run": self.origin.pk}
-                )
+                text = _("Rows of run %(run)s were erased just now; try again.")
+                raise SessionBusyError(text % {"run": self.origin.pk})
             self.rows = rows_until(alias, self.origin, self.at)
         if not self.has_context:
             self.request = replace(self.request, context=self.origin.context)
@@ -377,10 +374,8 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
     said = state.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and not fork.has_text:
-        raise RunStateError(
-            _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
-            % {"run": fork.origin.pk, "seq": fork.at}
-        )
+        text = _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
+        raise RunStateError(text % {"run": fork.origin.pk, "seq": fork.at})
     _start(batch, fork)
     store.append(batch)
 

@@ -213,10 +213,8 @@ def replay_run(
 def _require_whole(run: Run, rows: list[Row]) -> None:
     gone = [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]
     if gone:
-        raise RunStateError(
-            _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
-            % {"run": run.pk, "rows": ", ".join(gone)}
-        )
+        text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
+        raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
 
 
 @dataclass(slots=True)

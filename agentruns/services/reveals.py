@@ -36,13 +36,11 @@ def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> No
     """
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
-        raise PermissionDeniedError(
-            _(
-                "What is sensitive of %(name)s %(id)s is not shown to you: the permission "
-                "agentruns.reveal_arguments is missing, or the project's policy refuses it."
-            )
-            % {"name": name, "id": pk}
+        text = _(
+            "What is sensitive of %(name)s %(id)s is not shown to you: the permission "
+            "agentruns.reveal_arguments is missing, or the project's policy refuses it."
         )
+        raise PermissionDeniedError(text % {"name": name, "id": pk})
     run_id: UUID = shown.run_id if isinstance(shown, Approval) else shown.pk
     who = getattr(user, "pk", user)
     logger.info("Revealed %s=%s run=%s %s to user=%s door=%s", name, pk, run_id, what, who, door)

@@ -53,11 +53,8 @@ def review_run(
     else:
         is_done = bool(reviews.filter(pk=run.pk, updated_at=seen).update(**columns))
     if not is_done:
-        raise RunStateError(
-            _("Somebody else changed the review of run %(run)s meanwhile. Look at it again.")
-            % {"run": run.pk},
-            str(run.pk),
-        )
+        text = _("Somebody else changed the review of run %(run)s meanwhile. Look at it again.")
+        raise RunStateError(text % {"run": run.pk}, str(run.pk))
     return reviews.get(pk=run.pk)
 
 

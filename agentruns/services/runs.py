@@ -244,10 +244,8 @@ def _go_on(
 def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> None:
     state = batch.state.run
     if run.is_ended:
-        raise RunStateError(
-            _("Run %(run)s has ended (%(status)s); it cannot be resumed. Start a new run for a new task.")
-            % {"run": run.pk, "status": run.get_status_display()}
-        )
+        text = _("Run %(run)s has ended (%(status)s); it cannot be resumed. Start a new run for a new task.")
+        raise RunStateError(text % {"run": run.pk, "status": run.get_status_display()})
     if not batch.epoch:
         _refuse_live(run)
     # A run whose journal could not be read was paused without a row.
@@ -267,14 +265,12 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
 def _refuse_live(run: Run) -> None:
     if run.status != Run.Status.RUNNING or run.lease_expires_at is None:
         return
+    text = _(
+        "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
+        "that process died, the run can be taken over then."
+    )
     raise SessionBusyError(
-        _(
-            "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
-            "that process died, the run can be taken over then."
-        )
-        % {"run": run.pk, "time": readable(run.lease_expires_at)},
-        str(run.pk),
-        run.lease_expires_at,
+        text % {"run": run.pk, "time": readable(run.lease_expires_at)}, str(run.pk), run.lease_expires_at
     )
 
 

@@ -171,10 +171,8 @@ def _agent(user: Any, name: str) -> Agent:
         return get_agent(name)
     except UnknownAgentError:
         names = ", ".join(dict.fromkeys(agent.name for agent in agents_of(user))) or _("none")
-        raise UnknownAgentError(
-            _("There is no agent %(name)r in this process. You may start: %(names)s.")
-            % {"name": name, "names": names}
-        ) from None
+        text = _("There is no agent %(name)r in this process. You may start: %(names)s.")
+        raise UnknownAgentError(text % {"name": name, "names": names}) from None
 
 
 def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
@@ -239,7 +237,6 @@ def _conversation(bearer: SessionBearer, session: str | None, agent: str | None)
     if last is None:
         raise PermissionDeniedError(_("The session has no run yet, and the program starts the first one."))
     if agent is not None and agent != last.agent:
-        raise PermissionDeniedError(
-            _("A visitor goes on with the agent of the session, %(agent)s.") % {"agent": last.agent}
-        )
+        text = _("A visitor goes on with the agent of the session, %(agent)s.")
+        raise PermissionDeniedError(text % {"agent": last.agent})
     return own, last

@@ -103,9 +103,8 @@ def find_content(run: Run, seq: int) -> Content:
         stored = payloads.of(run.pk, seq, content or {})
         if stored is not None:
             return Content(stored, mask_of(run).guards_file(tool), run)
-    raise DurableRunNotFoundError(
-        _("Run %(run)s has no row %(seq)s whose content is stored in a file.") % {"run": run.pk, "seq": seq}
-    )
+    text = _("Run %(run)s has no row %(seq)s whose content is stored in a file.")
+    raise DurableRunNotFoundError(text % {"run": run.pk, "seq": seq})
 
 
 def find_file(run: Run, sha256: str) -> Content:

@@ -35,13 +35,11 @@ def find_run(run_id: UUID | str) -> Run:
 def require_no_record(session: Session) -> None:
     """Raise RunStateError for a session that was imported: nothing is ever added to it."""
     if session.imported_at is not None:
-        raise RunStateError(
-            _(
-                "Session %(session)r was imported (%(when)s): it is a record, to be read, verified, replayed "
-                "and forked. To go on from one of its runs, fork it."
-            )
-            % {"session": session.key, "when": readable(session.imported_at)}
+        text = _(
+            "Session %(session)r was imported (%(when)s): it is a record, to be read, verified, replayed "
+            "and forked. To go on from one of its runs, fork it."
         )
+        raise RunStateError(text % {"session": session.key, "when": readable(session.imported_at)})
 
 
 def require_task(run: Run, rows: Iterable[Row]) -> None:
