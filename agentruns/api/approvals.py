@@ -37,7 +37,7 @@ from agentruns.journal.policy import visible_approvals
 from agentruns.models import ApiToken, Approval, SessionBearer
 from agentruns.models.querysets import PENDING
 from agentruns.services import approvals as services
-from agentruns.services import permissions, reveals
+from agentruns.services import permissions
 from agentruns.tools.options import REQUESTER
 
 
@@ -64,7 +64,7 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
     approval = find_approval(user, approval_id)
     if not reveal:
         return ApprovalOut.of(approval)
-    reveals.reveal(user, approval, door=channel_of(request))
+    permissions.reveal(user, approval, door=channel_of(request))
     return ApprovalOut.revealed(approval)
 
 

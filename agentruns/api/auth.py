@@ -159,7 +159,7 @@ def channel_of(request: HttpRequest) -> str:
 def require_password(request: HttpRequest, approval: Approval) -> None:
     """Raise Problem (403) where a call of high risk takes a fresh password; a token cannot give one."""
     is_token = isinstance(getattr(request, "auth", None), ApiToken)
-    if services.reauth.is_needed(request, approval, has_session=not is_token):
+    if services.permissions.needs_password(request, approval, has_session=not is_token):
         raise Problem.named(
             "reauthentication-needed",
             "The risk of this call is high. Approve it in the console, which asks for your password, or give "

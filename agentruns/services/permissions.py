@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth import authenticate, get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
@@ -27,7 +27,7 @@ from agentruns.exceptions import (
     RunStateError,
     SessionBusyError,
 )
-from agentruns.journal import events
+from agentruns.journal import events, masking
 from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.policy import (
     ACTIONS,
@@ -43,7 +43,11 @@ from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.parts import HAS
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
+from agentruns.utils.redaction import get_logger
 
+logger = get_logger("agentruns.reveals")
+
+CONFIRMED_AT = "agentruns_password_at"  # in Django's session
 GIVEN = ("pk", "run_id", "call_id", "approved_count")
 BUSY_UNSEEN = gettext_lazy("The session has an unfinished run that you may not see. Use another session.")
 KEY_UNSEEN = gettext_lazy(
@@ -263,3 +267,56 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
             given.append(str((facts.get("actor") or events.PROGRAM)["id"]))
         given[:] = [key for key in given if key not in facts.get("voided", ())]
     return found
+
+
+def may_reveal(user: Any, shown: Approval | Run) -> bool:
+    """Tell whether a user may see what is sensitive of an approval, or of a run's part that no card shows."""
+    if is_program(user):
+        return True
+    if not is_somebody(user):  # nor a visitor, whom a rule of a project may not tell from the owner
+        return False
+    try:
+        return bool(current().can_reveal(user, shown))
+    except Exception:
+        with masking.veiling(shown) as is_known:
+            logger.error("The policy failed: nothing is revealed to user=%s", user.pk, exc_info=is_known)
+        return False
+
+
+def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
+    """Log that a user is shown what is sensitive; raises PermissionDeniedError for who may not see it.
+
+    `what` names the part that is shown: a call or a row.
+    """
+    name, pk = shown._meta.model_name, shown.pk
+    if not may_reveal(user, shown):
+        text = _(
+            "What is sensitive of %(name)s %(id)s is not shown to you: the permission "
+            "agentruns.reveal_arguments is missing, or the project's policy refuses it."
+        )
+        raise PermissionDeniedError(text % {"name": name, "id": pk})
+    run_id: UUID = shown.run_id if isinstance(shown, Approval) else shown.pk
+    who = getattr(user, "pk", user)
+    logger.info("Revealed %s=%s run=%s %s to user=%s door=%s", name, pk, run_id, what, who, door)
+
+
+def needs_password(request: Any, approval: Approval, *, has_session: bool = True) -> bool:
+    """Tell whether a person has to give their password before they approve a call with a high risk.
+
+    `has_session` is False for a request with a token: the session that a cookie may name is then not its own.
+    """
+    seconds = settings.REAUTH_SECONDS
+    if seconds is None or approval.risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):
+        return False
+    given_at = request.session.get(CONFIRMED_AT) if has_session else None
+    return given_at is None or clock.now(settings.DATABASE).timestamp() - given_at > seconds
+
+
+def confirm_password(request: Any, password: str) -> bool:
+    """Remember that the password of the request's user was given now; return False if it is another."""
+    name = {get_user_model().USERNAME_FIELD: request.user.get_username()}
+    user = authenticate(request, password=password, **name)
+    if user is None or user.pk != request.user.pk:
+        return False
+    request.session[CONFIRMED_AT] = clock.now(settings.DATABASE).timestamp()
+    return True

@@ -38,7 +38,7 @@ from agentruns.journal.verify import History, check
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
 from agentruns.models.fields import check_columns
 from agentruns.models.parts import commitment, split
-from agentruns.services import permissions, reveals
+from agentruns.services import permissions
 from agentruns.services.retention import delete_files
 from agentruns.services.sessions import title_of
 from agentruns.services.submit import refuse_pruned
@@ -131,7 +131,7 @@ def read_content(content: Content, actor: Any, door: str = "service") -> Iterato
     Raises PermissionDeniedError, and PayloadError if the file is missing or was altered.
     """
     if content.guarded:
-        reveals.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
+        permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)
     return payloads.chunks(content.stored)
 

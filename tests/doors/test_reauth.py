@@ -11,7 +11,7 @@ from django.test import Client
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.models import Approval, Message
 from agentruns.services.api_tokens import create_token
-from agentruns.services.reauth import KEY
+from agentruns.services.permissions import CONFIRMED_AT
 from agentruns.utils import clock
 from tests.admin.pages import read, url
 from tests.api.http import Api, make_user
@@ -66,7 +66,7 @@ def decided() -> int:
 def age(client: Client, seconds: float) -> None:
     """Let the password have been given so long ago."""
     session = client.session
-    session[KEY] = (clock.now("default") - timedelta(seconds=seconds)).timestamp()
+    session[CONFIRMED_AT] = (clock.now("default") - timedelta(seconds=seconds)).timestamp()
     session.save()
 
 

@@ -313,7 +313,7 @@ SHOWN = [
     ),
     Mutant(
         "reveals: no rule about users is asked about a visitor",
-        (Edit("services/reveals.py", "if not policy.is_somebody(user):", "if not user.is_active:"),),
+        (Edit(PERMISSIONS, "if not is_somebody(user):", "if not user.is_active:"),),
         (VISITED,),
     ),
     Mutant(

@@ -146,7 +146,7 @@ class ApprovalList(LeanChangeList):
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
     """Show the sensitive arguments to a user who may see them, once, and log it."""
-    if not services.reveals.may_reveal(request.user, approval):
+    if not services.permissions.may_reveal(request.user, approval):
         raise PermissionDenied
     return model_admin.page(request, approval, revealed=True)
 
@@ -297,10 +297,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
             "run_id": str(obj.run_id),
             "run_url": self.other_page(request, Run, obj.run_id),
             "run_badge": run_badge(obj.run),
-            "wants_password": one.pending and services.reauth.is_needed(request, obj),
+            "wants_password": one.pending and services.permissions.needs_password(request, obj),
         }
         if revealed:
-            services.reveals.reveal(request.user, obj, door=CHANNEL)
+            services.permissions.reveal(request.user, obj, door=CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
         values = pages.card.shown(one)
         values["flags"] = [

@@ -22,7 +22,7 @@ from agentruns.admin.forms import NoteForm
 from agentruns.admin.html import plain, risk_badge, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
-from agentruns.services import reauth
+from agentruns.services import permissions
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
@@ -163,7 +163,7 @@ def _ask(
         "total": _total(cards),
         "said": cards[0].said if cards else None,
     }
-    needed = "approve" in verbs and any(reauth.is_needed(request, one) for one in approvals)
+    needed = "approve" in verbs and any(permissions.needs_password(request, one) for one in approvals)
     return _show(admin, request, lines, title=title, wants_password=needed, **{**form, **context})
 
 

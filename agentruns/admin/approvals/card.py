@@ -47,7 +47,7 @@ from agentruns.journal.fold import text_of
 from agentruns.journal.masking import NOTHING, Mask, masked_approvals
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
-from agentruns.services import reveals
+from agentruns.services import permissions
 from agentruns.tools import Tool
 from agentruns.tools.card import MASK, one_line
 from agentruns.tools.options import REQUESTER
@@ -361,7 +361,7 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "history": [row_card(one.mask.row(row), whole=True) for row in history],
         "facts": facts(approval),
         "masked": bool(one.masked_names),
-        "may_reveal": reveals.may_reveal(one.around.user, approval),
+        "may_reveal": permissions.may_reveal(one.around.user, approval),
         "revealed": one.revealed,
     }
 

@@ -25,7 +25,7 @@ from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionD
 from agentruns.journal import events
 from agentruns.journal.conversation import EDITED
 from agentruns.models import Approval, Message
-from agentruns.services import reauth, reveals
+from agentruns.services import permissions
 from agentruns.services.approvals import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
 from agentruns.tools.questions import choices_of
@@ -46,7 +46,7 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
     form: Form | None
     revealed = False
     if verb == "edit":
-        revealed = "revealed" in request.POST and reveals.may_reveal(request.user, approval)
+        revealed = "revealed" in request.POST and permissions.may_reveal(request.user, approval)
         [one] = admin.cards(request, [approval], revealed=revealed)
         form = one.edit_form(request.POST)
     else:
@@ -83,12 +83,12 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
 
 def no_password(request: HttpRequest, approvals: Iterable[Approval]) -> str:
     """Return why these are not approved before the user's password is given with the request, or ""."""
-    if not any(reauth.is_needed(request, approval) for approval in approvals):
+    if not any(permissions.needs_password(request, approval) for approval in approvals):
         return ""
     password = request.POST.get("password", "")
     if not password:
         return _("Nothing was decided. The risk is high: give your password, too.")
-    if not reauth.confirm(request, password):
+    if not permissions.confirm_password(request, password):
         return _("Nothing was decided. That is not your password.")
     return ""
 

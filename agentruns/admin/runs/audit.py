@@ -28,7 +28,7 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, Permissi
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.services import reveals
+from agentruns.services import permissions
 from agentruns.services.transfer import (
     Content,
     download,
@@ -120,7 +120,7 @@ def _content_view(
     seq = content.stored.seq
     if content.guarded and request.method != "POST":
         return _content_page(admin, request, run, seq, content)
-    if content.guarded and not reveals.may_reveal(request.user, run):
+    if content.guarded and not permissions.may_reveal(request.user, run):
         raise PermissionDenied
     try:
         chunks = read_content(content, request.user, door=CHANNEL)
@@ -235,7 +235,7 @@ def _content_page(
         "content_url": request.get_full_path(),
         "facts": _facts(content) if content else [],
         "guarded": content is not None and content.guarded,
-        "may_reveal": reveals.may_reveal(request.user, run),
+        "may_reveal": permissions.may_reveal(request.user, run),
         "refusal": refusal,
     }
     title, template = _("The content of row %d") % seq, "agentruns/admin/content.html"

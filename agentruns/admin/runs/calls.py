@@ -45,7 +45,7 @@ from agentruns.journal.masking import NOTHING, Mask
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, reveals, waiting
+from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK, call_text
@@ -130,10 +130,10 @@ def reveal_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
     shown = _shown_by(run, call_id)
-    if not reveals.may_reveal(request.user, shown):
+    if not permissions.may_reveal(request.user, shown):
         raise PermissionDenied
     found = _history(run, call_id, revealed=True)
-    reveals.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
+    permissions.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
     admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
     return _call_page(admin, request, run, found)
 
@@ -436,7 +436,7 @@ def _call_page(
         "told": [_told(admin, request, run, row) for row in found.all(events.TOOL_RESULT)],
         "arguments": arguments(found.call.arguments),
         "masked": MASK in found.call.arguments.values(),
-        "may_reveal": reveals.may_reveal(request.user, _shown_by(run, found.call.id)),
+        "may_reveal": permissions.may_reveal(request.user, _shown_by(run, found.call.id)),
         "reveal_url": admin.url(request, "reveal", run.pk, found.call.id),
         "late": [_late(admin, request, found, row) for row in found.all(events.LATE_RESULT)],
         "keys": facts[:2],
