@@ -16,9 +16,10 @@ from django.db import DatabaseError, InterfaceError, connection, connections, tr
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
-from agentruns.agents.agent import isolated_registry, register, registered
+from agentruns.agents.agent import register, registered
 from agentruns.models import triggers
 from tests import effects as ledger
+from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
 
 # Child processes start twice as fast from compiled modules.

@@ -6,8 +6,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -277,20 +276,6 @@ def registered() -> list[Agent]:
 def autodiscover() -> None:
     """Import agents.py of every installed app."""
     autodiscover_modules("agents")
-
-
-@contextmanager
-def isolated_registry() -> Iterator[None]:
-    """Give a test its own empty registry, and restore the old one afterwards."""
-    with _lock:
-        before = dict(_registry)
-        _registry.clear()
-    try:
-        yield
-    finally:
-        with _lock:
-            _registry.clear()
-            _registry.update(before)
 
 
 def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from agentruns.journal import events, payloads
 from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import requester_ids
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, RunState
+from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, call_rows, definition_body, read_rows, reply_before, rows_until
 from agentruns.journal.store import Batch, DatabaseStore, SessionState
 from agentruns.models import ContextValue, Message, Run, Session
@@ -249,11 +249,7 @@ class _Fork:
     @property
     def mine(self) -> RunState:
         """The origin as of the cut."""
-        state = RunState(self.origin.pk)
-        for row in self.rows:
-            if row.run_id == self.origin.pk:
-                state.apply(row)
-        return state
+        return fold(self.origin.pk, self.rows)
 
     def render(self) -> None:
         """Keep what the same agent's functions made for the origin, unless it was erased; make the rest."""

@@ -70,14 +70,6 @@ class Pruned:
     copies: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Traces:
-    """Files and definitions of pruned sessions, to be deleted unless another session needs them."""
-
-    files: set[str] = field(default_factory=set)
-    definitions: set[str] = field(default_factory=set)
-
-
 def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
     """Delete the sessions whose runs all ended, the last of them more than `days` days ago, oldest first.
 
@@ -87,7 +79,8 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
-    alias, pruned, traces = settings.DATABASE, Pruned(), _Traces()
+    alias, pruned = settings.DATABASE, Pruned()
+    files, definitions = set[str](), set[str]()  # that go, unless another session needs them
     _require_no_transaction(alias)
     cutoff = database_now(alias) - timedelta(days=days)
 
@@ -99,18 +92,18 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
             if enough():
                 break
             try:
-                mine = _committed(alias, partial(_prune, alias, session_id, cutoff, traces))
+                mine = _committed(alias, partial(_prune, alias, session_id, cutoff, files, definitions))
             except RunStateError as error:
                 pruned.refused.append(str(error))
                 continue
             for name in ("sessions", "runs", "rows", "approvals", "notifications"):
                 setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
-        pruned.files += delete_files(traces.files)
-        traces.files.clear()
+        pruned.files += delete_files(files)
+        files.clear()
         if enough():
             break
     _delete_answers(alias, cutoff, pruned, should_stop)
-    _delete_definitions(alias, traces.definitions, pruned)
+    _delete_definitions(alias, definitions, pruned)
     pruned.files += delete_old_files(should_stop)
     return pruned
 
@@ -131,7 +124,7 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     session, if a run of it has not ended, or if the project's own rows refer to it; AmbiguousSessionError if
     no `scope` is given and several have, or had, the key; NotDurableError inside a transaction.
     """
-    alias, traces = settings.DATABASE, _Traces()
+    alias, files, definitions = settings.DATABASE, set[str](), set[str]()
     _require_no_transaction(alias)
     if scope is None:
         scope = _scope_of(alias, key)
@@ -140,7 +133,7 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     def action() -> Pruned:
         sessions = Session.objects.using(alias).filter(scope=scope, key=key)
         session_id = sessions.values_list("pk", flat=True).first()
-        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, traces)
+        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, files, definitions)
         for pk, was in list(tombstones.values_list("pk", "key")) if forget_key else ():
             Tombstone.objects.using(alias).filter(pk=pk).update(key=forgotten(was))
         return pruned
@@ -149,8 +142,8 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     session_ids = list(tombstones.values_list("pk", flat=True))
     if not session_ids:
         raise RunStateError(f"There is no session {key!r}, and none was pruned.")
-    pruned.files = delete_files(traces.files | files_of_sessions(session_ids))
-    _delete_definitions(alias, traces.definitions, pruned)
+    pruned.files = delete_files(files | files_of_sessions(session_ids))
+    _delete_definitions(alias, definitions, pruned)
     logger.info("Erased session=%s runs=%s rows=%s", session_ids, pruned.runs, pruned.rows)
     return pruned
 
@@ -205,10 +198,13 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
         raise RunStateError(f"The database lets nobody delete the session: {error}") from error
 
 
-def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Traces) -> Pruned:
+def _prune(
+    alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
+) -> Pruned:
     """Delete one session in the open transaction, unless it is gone or has had a run since the cut-off.
 
-    Without a cut-off the session is erased, and a run that has not ended is an error.
+    Without a cut-off the session is erased, and a run that has not ended is an error. Adds the files and
+    definitions that its rows name to these.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
@@ -223,8 +219,8 @@ def _prune(alias: str, session_id: UUID, cutoff: datetime | None, traces: _Trace
             "nothing was deleted."
         )
     _bury(alias, session, runs)
-    traces.files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
-    traces.definitions |= definitions_of(alias, session.pk)
+    files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
+    definitions |= definitions_of(alias, session.pk)
     pruned = Pruned(sessions=1)
     try:
         if cutoff is None:

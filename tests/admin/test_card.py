@@ -25,7 +25,6 @@ from agentruns import (
 )
 from agentruns.admin.approvals.card import Preview, preview
 from agentruns.admin.forms import ValueField
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Message
@@ -36,6 +35,7 @@ from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import act, call, refund, shop_agent
 from tests.shop.models import Order
 

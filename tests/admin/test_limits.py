@@ -11,7 +11,7 @@ import pytest
 
 from agentruns import Agent, run_agent, start_run
 from agentruns.admin.runs.limits import judgement, meters
-from agentruns.agents.agent import get_agent, isolated_registry
+from agentruns.agents.agent import get_agent
 from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import claim
 from agentruns.journal.fold import RunState
@@ -22,6 +22,7 @@ from agentruns.testing import DatabaseClock
 from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -174,7 +174,7 @@ def test_a_wrong_digest_is_a_conflict(staff: Api, pending: Pending) -> None:
 
 
 def test_an_edit_of_an_agent_that_is_not_served_here(staff: Api, pending: Pending) -> None:
-    from agentruns.agents.agent import isolated_registry
+    from tests.registry import isolated_registry
 
     approval = pending()
     with isolated_registry():

@@ -17,7 +17,6 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import (
     ApprovalStateError,
     DurableConfigMismatchError,
@@ -38,6 +37,7 @@ from agentruns.testing import ScriptedModel, check_messages
 from agentruns.tools import Tool
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

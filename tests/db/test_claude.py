@@ -12,7 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 from agentruns import Agent, Document, Image, Text, approve, resume_run, run_agent
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Message, Run
 from agentruns.providers.anthropic import AnthropicModel
@@ -22,6 +21,7 @@ from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.pictures import BIG, NOTE, PDF, PNG, photograph
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,13 +7,13 @@ from uuid import UUID
 import pytest
 
 from agentruns import adopt_definition, resume_run, run_agent, start_run, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.engine.leases import Lease, claim
 from agentruns.exceptions import DurableConfigMismatchError, PermissionDeniedError, RunStateError
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from tests.db.helpers import kill, outcomes, payloads, the_run, user
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

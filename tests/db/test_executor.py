@@ -9,7 +9,6 @@ import pytest
 from pydantic import AfterValidator
 
 from agentruns import ToolContext, answer, approve, deny, run_agent, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
@@ -18,6 +17,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

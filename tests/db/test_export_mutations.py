@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from agentruns import adopt_definition, export_run, resume_run, run_agent, start_run, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.verify import problems
 from agentruns.models import Definition, Run, Session
@@ -26,6 +25,7 @@ from tests.db.helpers import the_run
 from tests.db.test_imports import forget_everything, sealed
 from tests.effects import Effects
 from tests.files import folder
+from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

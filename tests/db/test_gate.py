@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 
 from agentruns import ToolContext, approve, pause_run, resume_run, run_agent, start_run, tool
-from agentruns.agents.agent import Agent, isolated_registry
+from agentruns.agents.agent import Agent
 from agentruns.exceptions import DurableConfigMismatchError, JournalConflictError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -19,6 +19,7 @@ from tests.api.http import Api, make_user
 from tests.db.dying import die_at
 from tests.db.helpers import names, outcomes, run_turns, the_run
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, act, call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentruns import ToolContext, adopt_definition, approve, deny, run_agent, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import SessionBusyError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -18,6 +17,7 @@ from tests.api.http import Api, make_user
 from tests.db.helpers import names, outcomes, run_turns, the_run
 from tests.db.racing import at_once
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,6 @@ import pytest
 from django.db import OperationalError
 
 from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_run, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease, claim
 from agentruns.engine.worker import advance
@@ -39,6 +38,7 @@ from tests.db.racing import (
     order,
 )
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
 from tests.shop.agents import TOOLS, act, call, shop_agent
 from tests.statements import statement_wrapper

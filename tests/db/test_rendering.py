@@ -23,7 +23,7 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents.agent import definition_difference, isolated_registry
+from agentruns.agents.agent import definition_difference
 from agentruns.exceptions import RenderingError, SessionBusyError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session
@@ -32,6 +32,7 @@ from agentruns.services.transfer import export_run
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import payloads
 from tests.files import folder
+from tests.registry import isolated_registry
 from tests.shop.agents import call, lookup, post, refund
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -22,7 +22,6 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import NotDurableError, RunStateError
 from agentruns.models import Message, Run, triggers
 from agentruns.providers.base import ProviderError
@@ -31,6 +30,7 @@ from agentruns.testing import ScriptedModel
 from tests.commands.running import run as command
 from tests.db.helpers import the_run
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.rows import change
 from tests.shop.agents import TOOLS, call, shop_agent
 

@@ -15,7 +15,6 @@ from django.db.models.functions import Now
 from django.test import override_settings
 
 from agentruns import cancel_run, fork_run, replay_run, run_again, run_agent, start_run, state_at
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError, SessionBusyError
 from agentruns.journal import payloads
 from agentruns.journal.masking import mask_of
@@ -43,6 +42,7 @@ from tests.db.helpers import user
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.files import MEGABYTE, fetch, fetch_secretly, fetched, folder, row_of, stored_in
+from tests.registry import isolated_registry
 from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

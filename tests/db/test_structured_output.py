@@ -8,7 +8,6 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from agentruns import Agent, cancel_run, pause_run, resume_run, run_agent
-from agentruns.agents.agent import isolated_registry
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.testing import (
@@ -21,6 +20,7 @@ from agentruns.testing import (
 from tests.commands.running import run as command
 from tests.db.helpers import payloads, the_run
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

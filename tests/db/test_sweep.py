@@ -13,7 +13,6 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Message, Run, triggers
 from agentruns.services.runs import result_of
@@ -22,6 +21,7 @@ from tests.commands.running import run as command
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.db.test_doubt import wire
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.rows import columns
 from tests.shop.agents import call, shop_agent
 

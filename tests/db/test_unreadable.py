@@ -180,7 +180,7 @@ def test_an_error_that_ends_each_attempt_is_the_reason(
 
 
 def test_a_definition_that_cannot_be_read_stops_no_other_run(effects: Effects) -> None:
-    from agentruns.agents.agent import isolated_registry
+    from tests.registry import isolated_registry
 
     with isolated_registry():
         gone = start_run(shop_agent("changed", max_steps=3), "do it", "s1", idempotency_key="k")

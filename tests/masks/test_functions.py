@@ -10,12 +10,12 @@ import pytest
 from django.test import Client
 
 from agentruns import Agent, RunContext, approve, run_agent, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.tools import InvalidArguments
 from tests.api.http import make_user
+from tests.registry import isolated_registry
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

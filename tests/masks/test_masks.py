@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import agentruns
 from agentruns import Agent, approve, run_agent, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.api import router
 from agentruns.journal import masking
 from agentruns.models import Approval, Run
@@ -24,6 +23,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.api.http import Api, make_user
 from tests.masks.exits import EXITS, SILENT_COMMANDS, SILENT_PATHS, SILENT_VIEWS
+from tests.registry import isolated_registry
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)

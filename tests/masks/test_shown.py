@@ -19,11 +19,11 @@ from django.urls import reverse
 
 from agentruns import Agent, run_agent, tool
 from agentruns.admin.forms import AnswerForm
-from agentruns.agents.agent import isolated_registry
 from agentruns.models import Approval, Run
 from agentruns.testing import ScriptedModel
 from agentruns.utils.bounds import TEXT_LENGTH
 from tests.api.http import Api, make_user
+from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

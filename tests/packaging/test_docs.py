@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import agentruns
-from agentruns.agents.agent import isolated_registry
+from tests.registry import isolated_registry
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentruns import ToolContext, ask_human, export_run, fork_run, replay_run, run_again, start_run, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import RunStateError
 from agentruns.journal.store import load
 from agentruns.journal.verify import problems
@@ -30,6 +29,7 @@ from tests.properties.faults import CALLS, clear, scripts, surviving
 from tests.properties.machine import OLD_TOOLS
 from tests.properties.test_fold import CLICKS, DEATHS, click, deaths
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 

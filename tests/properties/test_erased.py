@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentruns import run_agent, start_run
-from agentruns.agents.agent import isolated_registry
 from agentruns.journal import read
 from agentruns.journal.fold import fold
 from agentruns.journal.store import SessionState
@@ -20,6 +19,7 @@ from agentruns.testing import check_messages
 from tests.properties.faults import clear, surviving
 from tests.properties.test_fold import CLICKS, NUMBER, TURNS, click
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 

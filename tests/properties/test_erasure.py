@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentruns import erase_payload, fork_run, start_run
-from agentruns.agents.agent import isolated_registry
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session
 from agentruns.services.control import cancel_run
@@ -20,6 +19,7 @@ from tests.db.test_erasure import everywhere
 from tests.properties.faults import clear, surviving
 from tests.properties.test_fold import CLICKS, NUMBER, TURNS, click
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 

@@ -20,7 +20,6 @@ from agentruns import (
     run_agent,
     start_run,
 )
-from agentruns.agents.agent import isolated_registry
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
@@ -39,6 +38,7 @@ from tests.properties.faults import (
     surviving,
 )
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 

@@ -39,7 +39,6 @@ from agentruns import (
     send_message,
     start_run,
 )
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Run
 from agentruns.services.control import ORPHAN_VERDICTS
@@ -62,6 +61,7 @@ from tests.properties.faults import (
 )
 from tests.properties.machine import GO_ON, NEW_TOOLS, OLD_TOOLS, View, World, check
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 

@@ -23,7 +23,6 @@ from agentruns import (
     start_run,
     tool,
 )
-from agentruns.agents.agent import isolated_registry
 from agentruns.journal import events
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
@@ -34,6 +33,7 @@ from tests.effects import Effects
 from tests.properties.faults import surviving
 from tests.properties.test_fold import DEATHS, deaths
 from tests.rebuild import examples
+from tests.registry import isolated_registry
 from tests.shop.agents import call
 
 __all__ = ["deaths"]  # a fixture

@@ -18,7 +18,6 @@ from agentruns.agents.agent import (
     autodiscover,
     definition_difference,
     get_agent,
-    isolated_registry,
     register,
     registered,
 )
@@ -26,6 +25,7 @@ from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.scripted import ScriptedModel
 from agentruns.tools import tool
 from agentruns.utils import json as canonical
+from tests.registry import isolated_registry
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 
-from agentruns.agents.agent import Agent, isolated_registry
+from agentruns.agents.agent import Agent
 from agentruns.checks.agents import check_agents, check_approvers
 from agentruns.tools import Tool
 from tests.db.helpers import user
+from tests.registry import isolated_registry
 from tests.shop.agents import refund as anybodys
 from tests.shop.agents import shop_agent
 from tests.unit.test_checks import ids, refund, wire

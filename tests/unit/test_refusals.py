@@ -11,10 +11,10 @@ import pytest
 from django.test import override_settings
 
 from agentruns import Agent, ToolContext, ToolRefused, http_refusal, tool
-from agentruns.agents.agent import isolated_registry
 from agentruns.checks.settings import check_refusals
 from agentruns.tools import InvalidArguments
 from agentruns.tools.refusals import is_refusal
+from tests.registry import isolated_registry
 
 # 409 can be the conflict with an earlier copy of the same request, which is at work.
 ANSWERS = {

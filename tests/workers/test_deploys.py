@@ -14,11 +14,11 @@ import pytest
 from django.db import connection
 
 from agentruns import adopt_definition, approve, start_run
-from agentruns.agents.agent import isolated_registry
 from agentruns.models import Approval, Run
 from tests.commands import running
 from tests.crash.processes import ROOT, wait_for
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.releases import declare
 
 pytestmark = pytest.mark.django_db(transaction=True)
