@@ -209,16 +209,10 @@ class _Erasure:
             text = _("The row of run %(run)s says nothing that can be erased.")
             raise RunStateError(text % {"run": run.pk})
         erasures = [(pk, row.payload) for pk in journals for row in journals[pk] if not _may_go(row)]
-        before = {(pk, payload["seq"]): payload for pk, payload in erasures}
-        self.files = {
-            name
-            for pk, rows in self.rows.items()
-            for row in rows
-            for name in (
-                *payloads.names_in(row.payload),
-                *before.get((pk, row.seq), {}).get("file", "").split(),
-            )
-        }
+        before = {(pk, payload["seq"]): payload.get("file", "").split() for pk, payload in erasures}
+        self.files: set[str] = set()
+        for pk, row in ((pk, row) for pk, rows in self.rows.items() for row in rows):
+            self.files |= {*payloads.names_in(row.payload), *before.get((pk, row.seq), ())}
 
     def look(self) -> Erased:
         """Return what goes; raise what hinders it."""
