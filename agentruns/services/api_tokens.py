@@ -224,13 +224,12 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     """
     token = find_token(token_id)
     if not may_revoke(actor, token):
-        raise PermissionDeniedError(
-            _(
-                "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
-                "%(permission)s is missing."
-            )
-            % {"name": actor.get_username(), "token": token.prefix, "permission": PERMISSION}
+        text = _(
+            "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
+            "%(permission)s is missing."
         )
+        facts = {"name": actor.get_username(), "token": token.prefix, "permission": PERMISSION}
+        raise PermissionDeniedError(text % facts)
     tokens = ApiToken.objects.using(settings.DATABASE)
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:

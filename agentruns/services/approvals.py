@@ -78,10 +78,9 @@ def approve(
             _refuse_masks(run, call, edit["arguments"])
             payload |= edit | {"digest": call_digest(batch.state.secret, call.tool, edit["arguments"])}
         elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
-            raise ApprovalStateError(
-                _("%(name)s approved %(id)s already; it takes %(required)d people.")
-                % {"name": who["name"], "id": approval_id, "required": pending.required}
-            )
+            text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
+            facts = {"name": who["name"], "id": approval_id, "required": pending.required}
+            raise ApprovalStateError(text % facts)
         given = 1 if edit is not None else len(pending.given) + 1  # an edit voids what others approved
         if pending.settles and given >= pending.required:
             payload["settles"] = pending.settles

@@ -413,4 +413,4 @@ def _start(batch: Batch, fork: _Fork) -> None:
     }
     batch.add(events.RUN_STARTED, begun)
     if fork.has_text:
-        batch.add(events.USER, user_row(request.text, request.stored or {}))
+        batch.add(events.USER, user_row(request))

@@ -195,7 +195,7 @@ class _Sending:
         batch = Batch(state)
         payload = {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
         payload |= {"idempotency_key": request.key} if request.key else {}
-        row = batch.add(events.USER, {**user_row(request.text, request.stored or {}), **payload})
+        row = batch.add(events.USER, {**user_row(request), **payload})
         self.tried.append(row.hash)
         store.append(batch)
         self.is_new = True

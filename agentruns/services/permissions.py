@@ -83,10 +83,9 @@ def require(actor: Any, action: str, run: Run) -> None:
     if narrows("visible"):
         require_visible(actor, run)
     if not may(actor, action, run):
-        raise PermissionDeniedError(
-            _("%(name)s may not do this to run %(run)s: %(why)s")
-            % {"name": actor.get_username(), "run": run.pk, "why": why_not(actor, action)}
-        )
+        text = _("%(name)s may not do this to run %(run)s: %(why)s")
+        facts = {"name": actor.get_username(), "run": run.pk, "why": why_not(actor, action)}
+        raise PermissionDeniedError(text % facts)
 
 
 def require_visible(actor: Any, run: Run) -> None:

@@ -318,7 +318,7 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     if request.again:
         begun["origin"] = {"run": str(request.again.pk)}
     batch.add(events.RUN_STARTED, begun)
-    batch.add(events.USER, user_row(request.text, request.stored or {}))
+    batch.add(events.USER, user_row(request))
 
 
 def first_row(request: RunRequest) -> events.RunStarted:
@@ -339,11 +339,12 @@ def first_row(request: RunRequest) -> events.RunStarted:
     return begun
 
 
-def user_row(text: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload of the `user` row; `stored` stands for a long text, or is of blocks."""
+def user_row(request: RunRequest) -> dict[str, Any]:
+    """Return the payload of the `user` row."""
+    stored = request.stored or {}
     if payloads.has_blocks(stored):
         return stored
-    return {**stored, "content": [{"type": "text", "text": stored.get("content", text)}]}
+    return {**stored, "content": [{"type": "text", "text": stored.get("content", request.text)}]}
 
 
 def taken(request: RunRequest) -> SessionBusyError:
