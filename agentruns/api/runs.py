@@ -152,6 +152,7 @@ def list_runs(
     items = RunOut.all(readable(user, run) for run in found)
     if context is not None:  # what is masked is not found by trying either
         items = [run for run in items if said(run.context.get(name)) == value]
+        following = following if items else None  # nor by how many there are
     return RunPage(items=items, next=following)
 
 

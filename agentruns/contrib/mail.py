@@ -20,6 +20,7 @@ from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
 from agentruns.utils.lanes import Lane
+from agentruns.utils.redaction import redact
 
 # Seconds for a whole delivery: the time limit of a socket begins anew with each byte.
 TIMEOUT = 8
@@ -90,9 +91,9 @@ def _body(notice: Notice) -> str:
         (_("Tool"), notice.tool),
         (_("Risk"), _label(Approval.Risk, notice.risk)),
         (_("Status"), _label(Approval.Status if notice.approval_id else Run.Status, notice.status)),
-        (_("Asked for by"), notice.requester or _("the program")),
+        (_("Asked for by"), redact(notice.requester) or _("the program")),
         (_("Agent"), notice.agent),
-        (_("Session"), notice.session),
+        (_("Session"), redact(notice.session)),
         (_("Run"), str(notice.run_id)),
         (_("Expires"), f"{notice.expires_at:%Y-%m-%d %H:%M %Z}" if notice.expires_at else ""),
         (_("Decide or look at it here"), notice.url),

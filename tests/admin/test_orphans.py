@@ -13,7 +13,9 @@ from django.utils.html import escape
 
 from agentruns import Occurred, Policy, ToolContext, Unknown, approve, tool
 from agentruns.admin.html import exact
+from agentruns.admin.runs import calls
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World
@@ -326,6 +328,21 @@ def test_calls_in_doubt_are_a_queue(world: World) -> None:
         sent = {**data, "seq": last(run, doubtful(run))}
         assert client.post(url(run, "resolve", doubtful(run)), sent).url == following
     assert "No call in doubt waits for you." in read(client.get(QUEUE)).text
+
+
+@ONCE
+def test_the_queue_reads_no_whole_journals(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    @tool(sensitive=["token"])
+    def charge_card(token: str) -> str:
+        """Charge."""
+        raise ToolDurabilityError("no answer of the bank")
+
+    start({"tools": [call("charge_card", token="tok_42")]}, tools=[charge_card])
+    assert "no answer of the bank" in read(browser("resolver").get(QUEUE)).text
+    monkeypatch.setattr(calls, "MOST_READ", 1)
+    page = read(browser("resolver").get(QUEUE))
+    assert "no answer of the bank" not in page.text
+    assert "***" in page.text
 
 
 @ONCE

@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 
 from agentruns import Agent, erase_payload, export_run, fork_run, run_again, run_agent, start_run, tool
+from agentruns.api import pagination
 from agentruns.models import ContextValue, Run
 from agentruns.services.retention import erase_session
 from agentruns.services.transfer import import_run
@@ -132,7 +133,7 @@ def test_the_api_finds_runs_by_a_value_that_it_shows() -> None:
     assert [run["session"] for run in Api(ann).get("/runs", context="tenant:7")[1]["items"]] == ["s3"]
 
 
-def test_a_masked_value_is_not_found_by_trying() -> None:
+def test_a_masked_value_is_not_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     run_agent(secretive(), "x", "s1", context={"note": PIN, "tenant": 7})
     assert ("note", PIN) in kept(), "by another name, and before any call: nobody knows yet"
     api = Api(make_user("reader", "view_run"))
@@ -140,6 +141,10 @@ def test_a_masked_value_is_not_found_by_trying() -> None:
     assert api.get("/runs", context=f"note:{PIN}")[1]["items"] == []
     for term in (PIN, f"note:{PIN}"):
         assert "1 run" not in browser("viewer").get(LIST, {"q": term}).content.decode()
+    run_agent(secretive(), "x", "s2", context={"note": PIN, "tenant": 7})
+    monkeypatch.setattr(pagination, "PAGE", 1)
+    assert api.get("/runs", context="tenant:7")[1]["next"] is not None
+    assert api.get("/runs", context=f"note:{PIN}")[1] == {"items": [], "next": None}
 
 
 def test_the_consoles_search_finds_a_run_by_a_value() -> None:

@@ -640,6 +640,10 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
     assert not AMOUNT.search(letter.body)
     cancel_run(result.run_id or "")
     assert len(letters) == 1, "an end needs nobody"
+    settings.AGENTRUNS_REDACT = f"{__name__}.hide"
+    run_agent("calls-refund", "do it", "s-4111-1111", actor=user("4111-1111"), idempotency_key="k2")
+    for line in ("Asked for by: [card]", "Session: s-[card]"):
+        assert f"\n{line}\n" in letters[1].body
     assert not Notification.objects.filter(sent_at=None).exists()
 
 

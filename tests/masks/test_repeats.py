@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from agentruns import Policy, approve, run_agent, tool
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
@@ -126,3 +128,30 @@ def test_a_policy_that_raises_logs_no_value(
         Api(decider).post(f"/approvals/{card.pk}/approve", {"digest": card.digest, **edited})
     assert "AGENTRUNS_POLICY failed" in logged(caplog)
     assert PIN not in logged(caplog)
+
+
+@tool(sensitive=["pin"])
+def open_late(pin: str) -> str:
+    """Open a door, and do not know whether it opened."""
+    raise ToolDurabilityError("no answer of the door")
+
+
+def test_what_staff_wrote_of_a_run_is_masked_in_its_history() -> None:
+    staff, client = make_user("staff", is_superuser=True, is_staff=True), Client()
+    client.force_login(staff)
+    reads = reader().client
+    waits = unlocking().run_id
+    form = {"action": "cancel_selected", "_selected_action": [waits], "reason": f"not with {PIN}"}
+    seen = str(Message.objects.filter(run_id=waits).latest("seq").seq)
+    page = client.post("/admin/agentruns/run/", {**form, "confirmed": "1", f"seen-{waits}": seen})
+    assert b"1 was done" in page.content
+    agent = shop_agent("late", {"tools": [call("open_late", pin=PIN)]}, tools=[open_late])
+    doubt = run_agent(agent, "open it", "s2")
+    about = {"verdict": "unknown", "evidence": f"nobody knows {PIN}"}
+    about["seq"] = str(Message.objects.filter(run_id=doubt.run_id).latest("seq").seq)
+    answer = client.post(f"/admin/agentruns/run/{doubt.run_id}/calls/{doubt.orphans[0]}/resolve/", about)
+    assert answer.status_code == 302
+    for run_id, said in ((waits, "not with"), (doubt.run_id, "nobody knows")):
+        history = reads.get(f"/admin/agentruns/run/{run_id}/history/").content.decode()
+        assert f"{said} ***" in history
+        assert PIN not in history

@@ -253,6 +253,10 @@ class RunAdmin(ReadOnlyAdmin):
             context = {**about, "run_url": self.url(request, "change", obj.pk), **context}
         return super().render(request, obj, **context)
 
+    def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
+        """Keep what was done in the admin's history, which everybody may read who may see the run."""
+        return super().log_change(request, obj, runs.steps.mask_for(obj).said(message))
+
     def wait_url(self, request: HttpRequest, wait: Wait) -> str:
         """Return where a person acts on what a run waits for, or ""."""
         if wait.approval_id is not None:

@@ -41,7 +41,7 @@ from agentruns.journal import events
 from agentruns.journal.copies import original
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
-from agentruns.journal.masking import NOTHING, Mask
+from agentruns.journal.masking import MOST_READ, NOTHING, Mask, masks_of
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
@@ -182,7 +182,8 @@ def in_doubt_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     if not admin.has_view_permission(request):
         raise PermissionDenied
     runs = {run.pk: run for run in _in_doubt(request)}
-    found = waiting.waits(settings.DATABASE, runs.values())
+    masks = masks_of(runs.values(), size=MOST_READ)
+    found = waiting.waits(settings.DATABASE, runs.values(), masks)
     lines = [
         {
             "url": admin.url(request, "call", key, wait.call_id),
