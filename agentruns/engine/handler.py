@@ -27,7 +27,7 @@ from agentruns.journal.store import Batch
 from agentruns.models import CommitFence
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.db import read_committed, uptime
+from agentruns.utils.db import is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
 
@@ -243,7 +243,8 @@ def run_transactional(
             logger.exception("After the commit of run=%s call=%s", context.run_id, call.id)
             return None
         stateless_commit_failed = driver.lease is None and not call.is_open
-        if stateless_commit_failed or isinstance(error, OperationalError | InterfaceError | MemoryError):
+        may_pass = isinstance(error, OperationalError | InterfaceError | MemoryError)
+        if stateless_commit_failed or (may_pass and not is_read_only(error)):
             raise
         return Observation(described(error) + ROLLED_BACK, is_error=True)
     return None

@@ -65,6 +65,11 @@ def cannot_pass(error: BaseException) -> bool:
     return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
 
 
+def is_read_only(error: BaseException) -> bool:
+    """Tell whether SQLite refused a write because user code had made the connection read-only."""
+    return getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_READONLY"
+
+
 @contextmanager
 def short_lock_waits(alias: str) -> Iterator[None]:
     """End waits for a lock soon: its owner may be a frozen process. A shorter `lock_timeout` stays.

@@ -179,6 +179,9 @@ RAW: dict[str, Callable[[], None]] = {
     "close all": lambda: connections.close_all(),
     "a block left open": HOSTILITIES["open_block"],
 }
+# They end no transaction, but what the journal adds to it may fail.
+SPOILING = ("read_only", "statements_refused", "failed_transaction", "other_schema", "not_synchronous")
+RAW |= {name: HOSTILITIES[name] for name in SPOILING}
 
 
 @pytest.mark.parametrize("swallows", [False, True], ids=["raises", "swallows"])
