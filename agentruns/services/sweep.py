@@ -38,6 +38,7 @@ STAMPED = 5  # seconds that a sweep's stamp is good for
 BATCH = 100
 RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked, and forgets who watched
 SEVERAL = 10
+HELD = "held for staff: every unfinished run was, after a restore"
 
 
 @dataclass(slots=True)
@@ -174,7 +175,7 @@ def _put_off(what: str) -> Iterator[None]:
         logger.warning("%s: %s", what, error)
 
 
-def hold_all(reason: str = "held for staff: every unfinished run was, after a restore") -> int:
+def hold_all() -> int:
     """Hold every unfinished run for staff, driven or not; return their number.
 
     Raises what a run raised that cannot be held, after all the others are.
@@ -183,7 +184,7 @@ def hold_all(reason: str = "held for staff: every unfinished run was, after a re
     held, failed = 0, list[Exception]()
     for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
         try:
-            hold_run(run_id, "resume_runs", reason=reason)
+            hold_run(run_id, "resume_runs", reason=HELD)
             held += 1
         except RunStateError:  # paused already, or it ended in between
             continue

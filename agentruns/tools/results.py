@@ -165,9 +165,7 @@ class _Walk:
         return _text(value)
 
 
-@lru_cache(maxsize=256)
-def _model_adapter(kind: type[BaseModel]) -> TypeAdapter[Any]:
-    return result_adapter(kind)
+_model_adapter = lru_cache(maxsize=256)(result_adapter)
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:
