@@ -1,4 +1,4 @@
-"""Runs that people start: whatever a user asks for through the API or the console comes in here.
+"""Runs that people start: whatever a user or visitor asks for through the API or the console comes in here.
 
 The services of `runs` and `forks` let a program start anything for anybody. These ask the policy first, so
 `admin` and `api` import no others (tests/packaging/test_architecture.py).
