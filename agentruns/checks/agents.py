@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -11,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, PermissionsMixin
 from django.core.checks import CheckMessage, Tags, Warning, register
 from django.db import connections, router
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
@@ -58,13 +57,16 @@ def check_approvers(
     needed = {model._meta.db_table for model in (users, Group, Permission)}
     if not needed <= {*connections[alias].introspection.table_names()}:
         return []  # before the first migrate
-    known = _Known(users, alias, {*gated, DECIDE})
+    active = users._default_manager.using(alias).filter(is_active=True)
+    groups = Group.objects.using(alias)
     found: list[CheckMessage] = []
     for approvers, tools in sorted(gated.items()):
-        if approvers and not known.permissions(approvers) and approvers not in known.groups:
+        is_known = _permissions(approvers, alias).exists() or groups.filter(name=approvers).exists()
+        if approvers and not is_known:
             text = f"approvers={approvers!r} of {tools} names neither a permission nor a group."
             hint = "Correct it, or make the group; until then only superusers may decide."
-        elif known.has_anybody and not known.has_decider(approvers):
+        # A project that is being set up has no users yet.
+        elif active.exists() and not _deciders(active, approvers, alias).exists():
             who = f"may decide for {approvers!r}" if approvers else "has the permission to decide approvals"
             text = f"No active user {who}, so calls of {tools} wait for ever."
             hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
@@ -74,42 +76,22 @@ def check_approvers(
     return found
 
 
-class _Known:
-    """Permissions and groups that tools name, and their holders, read with a few queries for all tools."""
+def _permissions(name: str, alias: str) -> QuerySet[Permission]:
+    """Return the permissions of a name, given with its app or without."""
+    app, _, codename = name.rpartition(".")
+    found = Permission.objects.using(alias).filter(codename=codename)
+    return found.filter(content_type__app_label=app) if app else found
 
-    def __init__(self, users: Any, alias: str, names: set[str]) -> None:
-        codenames = {name.rpartition(".")[2] for name in names}
-        rows = Permission.objects.using(alias).filter(codename__in=codenames)
-        self._rows = list(rows.values_list("pk", "content_type__app_label", "codename"))
-        self.groups = {*Group.objects.using(alias).filter(name__in=names).values_list("name", flat=True)}
-        self._active = users._default_manager.using(alias).filter(is_active=True)
-        self._has_superuser = self._active.filter(is_superuser=True).exists()
 
-    @cached_property
-    def has_anybody(self) -> bool:
-        """True if there are users: a project that is being set up has none yet."""
-        return bool(self._active.exists())
+def _deciders(users: QuerySet[Any], approvers: str, alias: str) -> QuerySet[Any]:
+    """Return those of some users who may decide for these approvers."""
+    found = users.filter(_holding(DECIDE, alias))
+    return found.filter(_holding(approvers, alias) | Q(groups__name=approvers)) if approvers else found
 
-    def permissions(self, name: str) -> list[int]:
-        """Return the keys of the permissions of a name, given with its app or without."""
-        return [
-            pk
-            for pk, app, codename in self._rows
-            if name == (f"{app}.{codename}" if "." in name else codename)
-        ]
 
-    def has_decider(self, approvers: str) -> bool:
-        """Return whether an active user may decide for these approvers."""
-        if self._has_superuser:
-            return True
-        deciders = self._active.filter(self._with(DECIDE))
-        if approvers:
-            deciders = deciders.filter(self._with(approvers) | Q(groups__name=approvers))
-        return bool(deciders.exists())
-
-    def _with(self, name: str) -> Q:
-        keys = self.permissions(name)
-        return Q(user_permissions__in=keys) | Q(groups__permissions__in=keys)
+def _holding(name: str, alias: str) -> Q:
+    named = _permissions(name, alias)
+    return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
 
 
 def _gated() -> dict[str, str]:

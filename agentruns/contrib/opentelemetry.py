@@ -21,17 +21,7 @@ from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TracerProvider,
-)
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from agentruns import __version__
 from agentruns.conf import settings
@@ -114,7 +104,7 @@ class OpenTelemetry:
     session_key = False
 
     def __init__(
-        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+        self, tracer_provider: trace.TracerProvider | None = None, meter_provider: MeterProvider | None = None
     ) -> None:
         self._tracer_provider = tracer_provider
         meter = metrics.get_meter(SCOPE, __version__, meter_provider)
@@ -209,7 +199,7 @@ class OpenTelemetry:
             ).decision.is_sampled()
         )
         flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
-        root = NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
+        root = trace.NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
         return trace.set_span_in_context(root), links
 
     def _next_step(self, now: float | None) -> None:
@@ -232,7 +222,7 @@ class OpenTelemetry:
         failed = {"error.type": kind} if kind else {}
         span.set_attributes({**attributes, **usage, **failed})
         if kind:
-            span.set_status(Status(StatusCode.ERROR))
+            span.set_status(trace.Status(StatusCode.ERROR))
         by = {"gen_ai.operation.name": OPERATIONS[name], **_named(MEASURED[name], facts)}
         self._durations[name].record(seconds, {**by, **failed})
         for of in ("input", "output") if usage else ():

@@ -35,9 +35,8 @@ def line(row: Row) -> str:
     """Return a row as one line: number, time, kind, tool, and a summary of its payload."""
     says = _SAYS.get(row.kind, _anything)(row.payload)
     copied = "(copied)" if events.COPIED in row.payload else ""
-    tool = (
-        "" if says.startswith(f"{row.tool_name}(") else row.tool_name
-    )  # a card without a sentence of its own
+    is_call = says.startswith(f"{row.tool_name}(")  # a card without a sentence of its own
+    tool = "" if is_call else row.tool_name
     text = " ".join(part for part in (copied, tool, says) if part)
     return escaped(f"{row.seq:>5}  {moment(row.created_at)}  {row.kind:<18}  {shortened(text, 160)}")
 
@@ -75,9 +74,8 @@ def _requested(payload: Payload) -> str:
 
 def _decided(payload: Payload) -> str:
     said = payload.get("reason") or payload.get("text") or ""
-    settles = (
-        f", which settles the doubt about {', '.join(payload['settles'])}" if "settles" in payload else ""
-    )
+    settled = ", ".join(payload.get("settles", []))
+    settles = f", which settles the doubt about {settled}" if settled else ""
     return f"{payload['verb']} {_actor(payload)}{settles}" + (f": {said}" if said else "")
 
 
@@ -104,17 +102,9 @@ def _reason(payload: Payload) -> str:
     return f"{payload.get('reason', '')} {_actor(payload)}".strip()
 
 
-def _erased(payload: Payload) -> str:
-    return f"row {payload['seq']}: {_reason(payload)}"
-
-
 def _verdict(payload: Payload) -> str:
     evidence = payload.get("evidence")
     return f"{payload['verdict']} {_actor(payload)}" + (f": {evidence}" if evidence else "")
-
-
-def _late(payload: Payload) -> str:
-    return "never entered" if payload.get("never_entered") else _content(payload)
 
 
 def _content(payload: Payload) -> str:
@@ -150,7 +140,9 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.TOOL_STARTED: _tool_started,
     events.TOOL_RESULT: _result,
     events.MODEL_FAILED: _failed,
-    events.LATE_RESULT: _late,
+    events.LATE_RESULT: lambda payload: (
+        "never entered" if payload.get("never_entered") else _content(payload)
+    ),
     events.ORPHAN_FOUND: lambda payload: f"{payload['action']}: {payload['evidence']}",
     events.ORPHAN_RESOLVED: _verdict,
     events.RUN_RESUMED: _reason,
@@ -161,7 +153,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_COMPLETED: lambda payload: payload.get("output") or "",
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,
-    events.PAYLOAD_ERASED: _erased,
+    events.PAYLOAD_ERASED: lambda payload: f"row {payload['seq']}: {_reason(payload)}",
 }
 
 
