@@ -25,7 +25,6 @@ from agentruns.utils.redaction import get_logger
 
 if TYPE_CHECKING:
     from agentruns.journal.events import Row
-    from agentruns.services.starting import Behalf
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
@@ -193,13 +192,6 @@ def has_token_scope(request: HttpRequest, scope: str) -> bool:
     """Tell whether the request's token has a scope; a Django session has all."""
     token = getattr(request, "auth", None)
     return not isinstance(token, ApiToken) or scope in token.scopes
-
-
-def behalf_of(request: HttpRequest, behalf: Behalf) -> Behalf:
-    """Return for whom a request acts; Problem (403) where its token lacks the scope to name others."""
-    if behalf.owner is not None or behalf.scope is not None:
-        require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
-    return behalf
 
 
 def _require_scope(request: HttpRequest, token: ApiToken) -> None:

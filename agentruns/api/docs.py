@@ -88,10 +88,7 @@ def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 JSON = "application/json"
-ONCE = ("resume_run", "cancel_run", "pause_run", "erase_row", "resolve_orphan", "approve", "deny", "answer")
-PERMITTED = (*ONCE, "start_run", "send_message", "fork_run", "get_content", "get_file")
-EVERYWHERE = {
-    400: ["malformed"],
+USUAL = {
     401: ["not-authenticated"],
     404: ["not-found"],
     413: ["too-large"],
@@ -100,11 +97,8 @@ EVERYWHERE = {
     500: ["payload"],
     503: ["unavailable"],
 }
-HEADERS = {401: ["WWW-Authenticate"], 429: ["Retry-After"]}
-HEADERS_OF: dict[str, dict[int, list[str]]] = {
-    "get_run": {200: ["ETag"], 304: ["ETag"]},
-    **{name: {200: ["Idempotency-Replayed"]} for name in ONCE},
-}
+READS = {400: ["bad-cursor"], 403: ["scope"]}
+WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 
 
 @cache
@@ -133,12 +127,17 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
     if name == "get_session":
         answers[200]["content"][JSON]["example"]["runs"] = _made(known["answers"]["list_runs"]["200"])
     errors = {int(status): types for status, types in known["errors"].get(name, {}).items()}
-    usual = () if is_open else (401, 403, 429, *((400, 404, 409, 413, 422) if method == "POST" else ()))
-    for status in {*usual, *errors}:
-        answers[status] = _problem(errors.get(status) or _types(name, method, status), status)
-    for status, headers in {**HEADERS, **HEADERS_OF.get(name, {})}.items():
-        if status in answers:
-            answers[status] |= {"headers": {each: known["headers"][each] for each in headers}}
+    usual = {**USUAL, **(READS if method == "GET" else WRITES)}
+    always = () if is_open else (401, 403, 429, *((400, 404, 409, 413, 422) if method == "POST" else ()))
+    for status in {*always, *errors}:
+        answers[status] = _problem(errors.get(status) or usual[status], status)
+    headers = {401: "WWW-Authenticate", 429: "Retry-After"}
+    if name == "get_run":
+        headers |= {200: "ETag", 304: "ETag"}
+    if "idempotency-key" in errors.get(409, ()):
+        headers[200] = "Idempotency-Replayed"
+    for status in headers.keys() & answers.keys():
+        answers[status] |= {"headers": {headers[status]: known["headers"][headers[status]]}}
     extra = {"responses": answers, "parameters": known["parameters"].get(name, [])}
     if request := known["requests"].get(name):
         content = {JSON: {"example": request}}
@@ -146,15 +145,6 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
             content["multipart/form-data"] = {"schema": known["upload"], "example": {"body": upload}}
         extra["requestBody"] = {"content": content}
     return extra
-
-
-def _types(name: str, method: str, status: int) -> list[str]:
-    if status == HTTPStatus.FORBIDDEN:
-        of_session = [] if method == "GET" else ["csrf"]
-        return ["scope", *of_session, *["permission-denied"] * (name in PERMITTED)]
-    if status == HTTPStatus.BAD_REQUEST and method == "GET":
-        return ["bad-cursor"]
-    return EVERYWHERE[status]
 
 
 def _problem(types: list[str], status: int) -> dict[str, Any]:

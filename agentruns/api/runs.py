@@ -16,11 +16,11 @@ from ninja.params.functions import Body
 import agentruns
 from agentruns.api import pagination
 from agentruns.api.auth import (
-    behalf_of,
     channel_of,
     find_run,
     readable,
     require_call,
+    require_token_scope,
     row_for,
     shown,
     user_of,
@@ -32,6 +32,7 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import (
     AFTER,
     At,
+    Behalf,
     CallId,
     CancelRun,
     Cursor,
@@ -63,7 +64,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
-from agentruns.models import Message, Run
+from agentruns.models import ApiToken, Message, Run
 from agentruns.services import control, permissions, starting
 from agentruns.services import runs as services
 from agentruns.services.erasure import erase_payload
@@ -88,8 +89,8 @@ def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> St
     session, 422 if there is no such agent, 404 if the session is somebody else's, 429 if your quota is used.
     """
     user, key = user_of(request), key_of(key, body)
-    task, behalf = blocks_of(request, body.input), behalf_of(request, body.behalf())
-    given = (body.agent, task, body.session, behalf, key, body.not_before)
+    task = blocks_of(request, body.input)
+    given = (body.agent, task, body.session, _behalf_of(request, body), key, body.not_before)
     return started(request, partial(starting.start_run, user, *given), owner=body.owner)
 
 
@@ -105,9 +106,16 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
     origin = find_run(user, run_id)
     key = key_of(key, body)
     given = body.model_dump(include={"at", "text", "agent", "session"})
-    behalf = behalf_of(request, body.behalf())
+    behalf = _behalf_of(request, body)
     fork = partial(starting.fork_run, user, origin.pk, behalf=behalf, idempotency_key=key, **given)
     return started(request, fork, owner=body.owner, origin=origin)
+
+
+def _behalf_of(request: HttpRequest, body: Behalf) -> starting.Behalf:
+    """Return for whom a request acts; Problem (403) where its token lacks the scope to name others."""
+    if body.owner is not None or body.scope is not None:
+        require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+    return starting.Behalf(body.owner, body.scope, body.context)
 
 
 def started(

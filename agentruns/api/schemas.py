@@ -34,7 +34,7 @@ from agentruns.journal.copies import happened_at, said_in
 from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
-from agentruns.services import starting, waiting
+from agentruns.services import waiting
 from agentruns.services.sessions import checked_context
 from agentruns.services.submit import checked_time
 from agentruns.tools import Tool
@@ -180,10 +180,6 @@ class Behalf(Keyed):
     context: Context | None = Field(
         None, description="said about the task to its tools; the project says who may send what"
     )
-
-    def behalf(self) -> starting.Behalf:
-        """Return these members as the service takes them."""
-        return starting.Behalf(self.owner, self.scope, self.context)
 
 
 class TextBlock(Request):

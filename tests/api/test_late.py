@@ -13,7 +13,7 @@ from ninja import NinjaAPI
 from ninja.errors import ConfigError
 
 from agentruns.api import build_api, router
-from agentruns.api.operations import ENDPOINTS, LateOperation
+from agentruns.api.routing import ENDPOINTS, LateOperation
 from tests.crash.processes import ROOT
 
 SETUP = """
@@ -40,7 +40,7 @@ def act(code: str) -> list[str]:
 
 def test_loading_the_urls_imports_no_endpoint_and_makes_no_model() -> None:
     found = act(CHECK)
-    assert "agentruns.api.operations" in found
+    assert "agentruns.api.routing" in found
     endpoints = {f"agentruns.api.{endpoint.partition('.')[0]}" for endpoint in ENDPOINTS.values()}
     assert not {*endpoints, "agentruns.api.schemas"} & {*found}
 

@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "content: an upload is read after it is known who sends it",
-        (Edit("api/operations.py", "if refusal is None and self.operation_id", "if self.operation_id"),),
+        (Edit("api/routing.py", "if refusal is None and self.operation_id", "if self.operation_id"),),
         ("api/test_uploads.py::test_only_who_may_start_is_read",),
     ),
 ]
