@@ -62,10 +62,9 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
     """
     user = user_of(request)
     approval = find_approval(user, approval_id)
-    if not reveal:
-        return ApprovalOut.of(approval)
-    permissions.reveal(user, approval, door=channel_of(request))
-    return ApprovalOut.revealed(approval)
+    if reveal:
+        permissions.reveal(user, approval, door=channel_of(request))
+    return ApprovalOut.of(approval, reveals=reveal)
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut)

@@ -74,6 +74,10 @@ def _at_most(length: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _string(**schema: Any) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", **schema})
+
+
 def _plain(value: Any) -> Any:
     if is_deeper(value, MAX_DEPTH - 1):  # below the body itself
         raise ValueError(f"nested too deeply: a body may have {MAX_DEPTH} levels")
@@ -90,30 +94,15 @@ Legal = BeforeValidator(legal)
 LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
 Id = Annotated[str, BeforeValidator(str)]
-Moment = Annotated[
-    datetime,
-    PlainSerializer(utc, return_type=str),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-]
+Moment = Annotated[datetime, PlainSerializer(utc, return_type=str), _string(format="date-time")]
 Time = Annotated[AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), AfterValidator(_printable)]
-Task = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": "string", "minLength": 1})]
-Text = Annotated[
-    str,
-    _at_most(TEXT_LENGTH),
-    AfterValidator(_not_blank),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": TEXT_LENGTH}),
-]
-Reason = Annotated[
-    str, _at_most(REASON_LENGTH), WithJsonSchema({"type": "string", "maxLength": REASON_LENGTH})
-]
-GivenReason = Annotated[
-    str,
-    _at_most(REASON_LENGTH),
-    AfterValidator(_not_blank),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": REASON_LENGTH}),
-]
+NotBlank = AfterValidator(_not_blank)
+Task = Annotated[str, NotBlank, _string(minLength=1)]
+Text = Annotated[str, _at_most(TEXT_LENGTH), NotBlank, _string(minLength=1, maxLength=TEXT_LENGTH)]
+Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
+GivenReason = Annotated[str, _at_most(REASON_LENGTH), NotBlank, _string(minLength=1, maxLength=REASON_LENGTH)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), AfterValidator(_printable)]
@@ -122,16 +111,14 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
 # Both classes are named Status, and components of an OpenAPI document are identified by name.
-RunStatus = Annotated[Run.Status, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
-ApprovalStatus = Annotated[
-    Approval.Status, WithJsonSchema({"type": "string", "enum": Approval.Status.values})
-]
+RunStatus = Annotated[Run.Status, _string(enum=Run.Status.values)]
+ApprovalStatus = Annotated[Approval.Status, _string(enum=Approval.Status.values)]
 # In answers: a status of newer code, which shares the database during a deploy, is not an error.
-ShownRunStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Run.Status.values})]
-ShownApprovalStatus = Annotated[str, WithJsonSchema({"type": "string", "enum": Approval.Status.values})]
+ShownRunStatus = Annotated[str, _string(enum=Run.Status.values)]
+ShownApprovalStatus = Annotated[str, _string(enum=Approval.Status.values)]
 
 # Any text is accepted: a malformed id is a 404, like an unknown one.
-_Id = Annotated[str, WithJsonSchema({"type": "string", "format": "uuid"})]
+_Id = Annotated[str, _string(format="uuid")]
 
 RunId = Annotated[_Id, Path(description="`id` of a run")]
 ApprovalId = Annotated[_Id, Path(description="`id` of an approval")]
@@ -515,22 +502,17 @@ class ApprovalOut(Out):
     unread: list[Moment] = Field(description="messages that came since the model asked; of a pending one")
 
     @classmethod
-    def of(cls, approval: Approval) -> ApprovalOut:
-        """Return an approval, read together with its run, as it is shown to everybody."""
-        return cls.all([approval])[0]
+    def of(cls, approval: Approval, *, reveals: bool = False) -> ApprovalOut:
+        """Return an approval, read together with its run, as it is shown to everybody.
+
+        It `reveals` the arguments it has only to who may see them, and asked to.
+        """
+        return cls.all([approval], reveals=reveals)[0]
 
     @classmethod
-    def all(cls, approvals: Iterable[Approval]) -> list[ApprovalOut]:
-        """Return several approvals as they are shown to everybody."""
-        return cls._all(masked_approvals(approvals))
-
-    @classmethod
-    def revealed(cls, approval: Approval) -> ApprovalOut:
-        """Return an approval with the arguments it has: only for who may see them, and asked to."""
-        return cls._all([approval])[0]
-
-    @classmethod
-    def _all(cls, approvals: list[Approval]) -> list[ApprovalOut]:
+    def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
+        """Return several approvals, as `of`."""
+        approvals = [*approvals] if reveals else masked_approvals(approvals)
         pending = {one.pk: one.run_id for one in approvals if one.status == Approval.Status.PENDING}
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
         return [
@@ -548,7 +530,7 @@ class ApprovalPage(BaseModel):
 
 
 # An enum of one: generators of clients take a const for the type of both.
-ByArguments = Annotated[Literal["predicate"], WithJsonSchema({"type": "string", "enum": ["predicate"]})]
+ByArguments = Annotated[Literal["predicate"], _string(enum=["predicate"])]
 
 
 class ToolOut(Out):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from unittest.mock import patch
 from uuid import UUID
 
+from django.db import connections
+
 from agentruns.utils import failpoints
 from agentruns.utils.failpoints import arm
 
@@ -130,8 +132,6 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
 
 
 def _require_shared(alias: str) -> None:
-    from django.db import connections
-
     connection = connections[alias]
     if connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]
         raise RuntimeError(
@@ -146,8 +146,6 @@ def _require_shared(alias: str) -> None:
 
 
 def _orders() -> dict[str, object]:
-    from django.db import connections
-
     from agentruns.testing.script import playing
 
     # Django blocks the others in a test, and they need not be test databases at all.

@@ -8,6 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
+from django.apps import apps
+from django.db import connections
+from django.db.models.functions import Now
+from django.utils import timezone
+
 _current: list[DatabaseClock] = []
 
 
@@ -50,9 +55,6 @@ def frozen_clock() -> Iterator[DatabaseClock]:
 
 
 def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
-    from django.db.models.functions import Now
-    from django.utils import timezone
-
     from agentruns.engine import leases
     from agentruns.journal import statements
     from agentruns.utils import clock as journal_clock
@@ -103,9 +105,6 @@ def flushable_journal() -> Iterator[None]:
 
 @contextmanager
 def _lifted(alias: str) -> Iterator[None]:
-    from django.apps import apps
-    from django.db import connections
-
     from agentruns.models.triggers import lifted
 
     with lifted(connections[alias]) if apps.is_installed("agentruns") else ExitStack():

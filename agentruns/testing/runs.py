@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django.db.models.functions import Now
+
 from agentruns.conf import settings
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
@@ -59,8 +61,6 @@ def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
 
     A living worker loses its run by this, as if it had slept for that long.
     """
-    from django.db.models.functions import Now
-
     leased = _unfinished(_id(run)).filter(lease_expires_at__isnull=False)
     return leased.update(lease_expires_at=Now() - timedelta(seconds=1))
 
@@ -78,15 +78,11 @@ def _unfinished(run_id: UUID | None) -> RunQuerySet:
 
 
 def _next_timer(run_id: UUID | None) -> datetime | None:
-    from django.db.models.functions import Now
-
     waiting = _unfinished(run_id).filter(status="queued", not_before__gt=Now())
     return waiting.order_by("not_before").values_list("not_before", flat=True).first()
 
 
 def _refuse_leased(run_id: UUID | None) -> None:
-    from django.db.models.functions import Now
-
     for run in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
         raise StillRunning(
             f"Run {run} is held by a worker's lease until {run.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. "
