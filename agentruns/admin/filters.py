@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,11 +91,17 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
     return Q(**{f"{run}pk__in": first.union(*others)})
 
 
-def run_texts(runs: Collection[Run]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield what a search compares of each run, as it is shown."""
+def run_texts(user: Any, runs: Collection[Run]) -> Iterator[tuple[UUID, list[str]]]:
+    """Yield what a search compares of each run, as it is shown: also what people were asked in it."""
     masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
+    asked: dict[UUID, list[tuple[str, str]]] = defaultdict(list)
+    approvals = journal.policy.visible_approvals(user).order_by("-requested_at", "-id")
+    for run_id, tool, title in approvals.values_list("run_id", "tool_name", "title")[:SEARCHED]:
+        asked[run_id].append((tool, title))
     for run in runs:
-        yield run.pk, list(_texts_of(masks[run.session_id].run(run)))
+        mask = masks[run.session_id]
+        titles = (redact(str(mask.made(tool, title))) for tool, title in asked[run.pk])
+        yield run.pk, [*_texts_of(mask.run(run)), *titles]
 
 
 def _texts_of(shown: Run) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -154,7 +155,8 @@ class RunAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find runs by task, session key, requester, context or id."""
         if search_term:
-            queryset = searched(request, queryset.defer(*RunList.deferred), search_term, run_texts)
+            texts = partial(run_texts, request.user)
+            queryset = searched(request, queryset.defer(*RunList.deferred), search_term, texts)
         return queryset, False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
