@@ -46,7 +46,6 @@ ACTIONS = {
     "act_for": ("agentruns.act_for", False),
     "decide": ("agentruns.decide_approval", False),
     "revoke": ("agentruns.revoke_api_token", False),
-    "reveal": ("agentruns.reveal_arguments", False),
     "monitor": ("agentruns.view_run", False),
 }
 

@@ -143,6 +143,7 @@ def download(request: HttpRequest, content: Content, chunks: Iterator[bytes]) ->
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
     """Return the response that streams a run's redacted export as an attachment; PermissionDeniedError."""
+    permissions.require(request.user, "export", run)
     permissions.require_whole(request.user, run)
     headers = {
         "Content-Type": "application/jsonl",

@@ -23,6 +23,7 @@ from django.test import Client
 import agentruns
 from agentruns import Image, Text, run_agent, tool
 from agentruns.api import router
+from agentruns.journal.policy import ACTIONS
 from agentruns.models import ApiToken, Approval, Message, Review, Run
 from agentruns.services.api_tokens import create_token
 from agentruns.urls import urlpatterns
@@ -540,6 +541,28 @@ def test_commands_in_somebodys_name(command: str, who: str, ids: Ids, settings: 
         assert SECRET not in str(refused.value)
         assert PIN not in str(refused.value)
     assert Wary.strangers == []
+
+
+def test_each_action_of_the_policy_is_asked_about() -> None:
+    modules = Path(agentruns.__file__).parent.rglob("*.py")
+    asking = re.compile(r'(?:\bmay|\brequire|_change|ask\("can", False,) ?\(?[\w., ]*"(\w+)"')
+    asked = {action for path in modules for action in asking.findall(path.read_text())}
+    assert {*ACTIONS} - asked == set()
+
+
+class Keeps(Wary):
+    def can(self, user: Any, action: str, obj: Any) -> bool:
+        """Let nobody take a run away."""
+        return action != "export" and super().can(user, action, obj)
+
+
+def test_an_export_asks_the_policy(ids: Ids, settings: Any) -> None:
+    client = client_of("superuser", settings)
+    for policy, status in (("Wary", 200), ("Keeps", 403)):
+        settings.AGENTRUNS_POLICY = f"{(Wary if policy == 'Wary' else Keeps).__module__}.{policy}"
+        response = client.post(f"/admin/agentruns/run/{ids.ended}/export/")
+        shown = b"".join(response.streaming_content) if response.streaming else response.content
+        assert (response.status_code, b'"format"' in shown) == (status, status == 200)
 
 
 @pytest.mark.parametrize("where", ["admin", "api", "management"])
