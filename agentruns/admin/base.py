@@ -35,7 +35,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
-from agentruns.admin.html import plain, short_id, visible
+from agentruns.admin.html import plain, visible
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.utils import clock
@@ -354,7 +354,7 @@ class ReadOnlyAdmin(AnyAdmin):
                 "opts": self.opts,
                 "app_label": self.opts.app_label,
                 "title": title,
-                "original": short_id(obj.pk) if obj else title,
+                "original": title,
                 "media": forms.Media(css=STYLES, js=SCRIPTS),
                 "has_view_permission": True,
                 "is_popup": False,

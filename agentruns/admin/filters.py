@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
-from agentruns.admin.html import ONE_LINE, plain, pretty, status_word
+from agentruns.admin.html import ONE_LINE, plain, pretty
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import EscapedTextField
@@ -232,7 +232,7 @@ def failures(user: Any) -> dict[str, Failures]:
     masking, found = journal.masking, dict[str, Failures]()
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
-        text = plain(masks[run.session_id].text(run.error_text)).strip() or str(_("without a word"))
+        text = plain(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
         cause = _VARYING.sub("…", text.splitlines()[0])[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
         found.setdefault(key, Failures(cause)).runs.append(run)
@@ -293,7 +293,7 @@ class RunStatusFilter(KnownValues):
             ("stalled", _("stalled")),
             ("failed-lately", _("failed in the last 24 hours")),
         ]
-        return [*special, *((value, status_word(value)) for value in Run.Status.values)]
+        return [*special, *Run.Status.choices]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
@@ -383,8 +383,8 @@ class ApprovalStatusFilter(KnownValues):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Return what can be chosen."""
-        shown = [value for value in Approval.Status.values if value != Approval.Status.CONSUMED]
-        return [*((value, status_word(value)) for value in shown), ("all", _("All"))]
+        named = [one for one in Approval.Status.choices if one[0] != Approval.Status.CONSUMED]
+        return [*named, ("all", _("All"))]
 
     def value(self) -> str:
         """Return what was chosen, or "pending"."""

@@ -18,7 +18,6 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
@@ -235,29 +234,14 @@ TONES = {
 }
 
 
-# Statuses as people call them, on every page and in every filter; the others are called what they are.
-STATUS_WORDS: dict[str, Any] = {
-    Run.Status.AWAITING_APPROVAL: gettext_lazy("waiting"),
-    Run.Status.ORPHANED: gettext_lazy("in doubt"),
-    Approval.Status.PENDING: gettext_lazy("waiting"),
-    Approval.Status.CONSUMED: gettext_lazy("approved, done"),
-}
-LABELS: dict[str, Any] = {**dict(Approval.Status.choices), **dict(Run.Status.choices), **STATUS_WORDS}
-
-
-def status_word(status: str) -> str:
-    """Return the status of a run or an approval as people call it."""
-    return str(LABELS.get(status, status))
-
-
 def run_badge(run: Run) -> SafeString:
     """Return the status of a run."""
-    return _badge(run.status, status_word(run.status))
+    return _badge(run.status, run.get_status_display())
 
 
 def approval_badge(approval: Approval) -> SafeString:
     """Return the status of an approval."""
-    return _badge(approval.status, status_word(approval.status))
+    return _badge(approval.status, approval.get_status_display())
 
 
 def risk_badge(approval: Approval) -> SafeString:

@@ -72,7 +72,7 @@ def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) 
         return model_admin.page(request, token, status=403, refusal=text)
     if revoked:
         model_admin.log_change(request, token, _("Revoked."))
-        done = _("Revoked. From now on no request with it is let in.")
+        done = _("Revoked. No request with it is accepted any more.")
         model_admin.message_user(request, done, messages.SUCCESS)
     else:  # a double click, or somebody was faster
         model_admin.message_user(request, _("It was revoked already."), messages.INFO)
@@ -169,9 +169,8 @@ class TokenAdmin(ReadOnlyAdmin):
         shown = {
             "refusal": refusal,
             "badge": badge(obj, owner),
-            "beginning": _beginning(obj),
+            "name": visible(obj.name),
             "facts": [
-                Fact(_("Name"), visible(obj.name or EMPTY)),
                 Fact(_("Session, whose visitor it lets in"), visible(obj.session))
                 if obj.session_id
                 else Fact(_("Owner, whose permissions count"), name),
@@ -184,7 +183,6 @@ class TokenAdmin(ReadOnlyAdmin):
             "revoke": advice(request.user, obj),
             "revoke_url": self.url(request, "revoke", obj.pk),
             "list_url": self.url(request, "changelist"),
-            "original": plain(obj),  # it is known by its beginning, not by its id
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
         return self.render(request, obj, title=title, status=status, **{**shown, **context})

@@ -12,6 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import send_mail
 from django.db.models import QuerySet, TextChoices
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
@@ -78,7 +79,7 @@ def _may_read(address: str, notice: Notice) -> bool:
 def _subject(notice: Notice) -> str:
     what = {
         "approval.requested": _("Approval needed"),
-        "run.orphaned": _("A call's outcome is not known"),
+        "run.orphaned": _("A call is in doubt"),
         "run.paused": _("A run is paused"),
     }.get(notice.type, notice.type)
     # On one line: a line break, which a model may write, would begin another header.
@@ -86,17 +87,18 @@ def _subject(notice: Notice) -> str:
 
 
 def _body(notice: Notice) -> str:
+    expires = timezone.localtime(notice.expires_at) if notice.expires_at else None
     lines = [
         (_("What"), notice.title),
         (_("Tool"), notice.tool),
         (_("Risk"), _label(Approval.Risk, notice.risk)),
         (_("Status"), _label(Approval.Status if notice.approval_id else Run.Status, notice.status)),
-        (_("Asked for by"), redact(notice.requester) or _("the program")),
+        (_("Requester"), redact(notice.requester) or _("the program")),
         (_("Agent"), notice.agent),
         (_("Session"), redact(notice.session)),
         (_("Run"), str(notice.run_id)),
-        (_("Expires"), f"{notice.expires_at:%Y-%m-%d %H:%M %Z}" if notice.expires_at else ""),
-        (_("Decide or look at it here"), notice.url),
+        (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
+        (_("Open it here"), notice.url),
     ]
     text = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
     return f"{_subject(notice)}\n\n{text}\n"

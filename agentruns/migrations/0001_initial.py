@@ -86,8 +86,8 @@ class Migration(migrations.Migration):
                         choices=[
                             ("queued", "queued"),
                             ("running", "running"),
-                            ("awaiting-approval", "awaiting approval"),
-                            ("orphaned", "orphaned"),
+                            ("awaiting-approval", "waiting"),
+                            ("orphaned", "in doubt"),
                             ("paused", "paused"),
                             ("completed", "completed"),
                             ("failed", "failed"),
@@ -568,13 +568,13 @@ class Migration(migrations.Migration):
                     "status",
                     models.CharField(
                         choices=[
-                            ("pending", "pending"),
+                            ("pending", "waiting"),
                             ("approved", "approved"),
                             ("denied", "denied"),
                             ("answered", "answered"),
                             ("expired", "expired"),
                             ("cancelled", "cancelled"),
-                            ("consumed", "consumed"),
+                            ("consumed", "approved, done"),
                         ],
                         default="pending",
                         max_length=20,

@@ -14,13 +14,13 @@ class Approval(models.Model):
     """One gated call waiting for people: a projection of the journal."""
 
     class Status(models.TextChoices):
-        PENDING = "pending", _("pending")
+        PENDING = "pending", _("waiting")
         APPROVED = "approved", _("approved")
         DENIED = "denied", _("denied")
         ANSWERED = "answered", _("answered")
         EXPIRED = "expired", _("expired")
         CANCELLED = "cancelled", _("cancelled")
-        CONSUMED = "consumed", _("consumed")
+        CONSUMED = "consumed", _("approved, done")
 
     class Risk(models.TextChoices):
         LOW = "low", _("low")
@@ -87,4 +87,4 @@ class Approval(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.tool_name} {self.id}"  # the title may quote what is sensitive
+        return f"{self.tool_name} {str(self.id)[:13]}"  # the title may quote what is sensitive

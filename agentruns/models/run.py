@@ -40,8 +40,8 @@ class Run(models.Model):
     class Status(models.TextChoices):
         QUEUED = "queued", _("queued")
         RUNNING = "running", _("running")
-        AWAITING_APPROVAL = "awaiting-approval", _("awaiting approval")
-        ORPHANED = "orphaned", _("orphaned")
+        AWAITING_APPROVAL = "awaiting-approval", _("waiting")
+        ORPHANED = "orphaned", _("in doubt")
         PAUSED = "paused", _("paused")
         COMPLETED = "completed", _("completed")
         FAILED = "failed", _("failed")
@@ -154,7 +154,7 @@ class Run(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.agent} {self.id}"
+        return f"{self.agent} {str(self.id)[:13]}"
 
     @property
     def is_ended(self) -> bool:

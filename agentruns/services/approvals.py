@@ -234,11 +234,8 @@ def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
         call, pending = _pending(approval, run, batch)
         if pending.digest != digest and (digest is not None or call.edited):
-            text = _(
-                "Approval %(id)s now shows digest %(now)s, not %(seen)s: its arguments were edited. "
-                "Look at it again and decide on what it says now."
-            )
-            raise ApprovalStateError(text % {"id": approval.pk, "now": pending.digest, "seen": digest})
+            text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
+            raise ApprovalStateError(text % {"id": approval.pk})
         add(run, batch, call, pending)
 
     write(approval.run_id, change, guard=IN_TIME)
@@ -256,7 +253,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
             by = now.decided_by_name or _("nobody")
             when = readable(now.decided_at) if now.decided_at else _("when its run ended")
             text = _(
-                "Approval %(id)s is %(status)s already: decided by %(name)s, %(when)s. Nothing was changed."
+                "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. Nothing was changed."
             )
             facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
             raise ApprovalStateError(text % facts)

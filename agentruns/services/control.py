@@ -185,7 +185,7 @@ def resolve_orphan(
             text = _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
             raise RunStateError(text % {"call": call_id, "run": run.pk})
         if held and not run.is_ended and not batch.epoch:
-            text = _("Run %(run)s is live in another process; wait until it holds the call.")
+            text = _("Run %(run)s is live in another process; wait until the call waits for a person.")
             raise RunStateError(text % {"run": run.pk})
         payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
         if held and call is not None:
@@ -211,7 +211,7 @@ def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
     for row in late:
         if not row.payload.get("never_entered") and not row.payload.get("is_error"):
             text = _(
-                "Call %(call)s returned after its worker lost the run (seq %(seq)s), so it did happen. "
+                "Call %(call)s returned after its worker lost the run (row %(seq)s), so it did happen. "
                 "Give the verdict 'occurred' with that result."
             )
             raise RunStateError(text % {"call": call.id, "seq": row.seq})

@@ -370,7 +370,7 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
     said = state.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and not fork.has_text:
-        text = _("Run %(run)s has nothing left to do at row %(seq)s: pass a text that says what.")
+        text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
         raise RunStateError(text % {"run": fork.origin.pk, "seq": fork.at})
     _start(batch, fork)
     store.append(batch)

@@ -48,8 +48,8 @@ def test_of_several_calls_in_doubt_each_is_named() -> None:
     ("status", "uncleared", "said"),
     [
         ("completed", 0, "Completed. There is nothing to do."),
-        ("completed", 1, "Completed. What is left to do is to say what became of a call:"),
-        ("cancelled", 2, "Cancelled. What is left to do is to say what became of 2 calls:"),
+        ("completed", 1, "Completed. Somebody still has to say what became of a call:"),
+        ("cancelled", 2, "Cancelled. Somebody still has to say what became of 2 calls:"),
     ],
 )
 def test_an_ended_run_says_what_is_left_to_do(status: str, uncleared: int, said: str) -> None:
@@ -80,4 +80,4 @@ def test_adopting_says_that_a_paused_run_stays_paused() -> None:
     situation = actions.Situation(run=a_run("paused"), waits=[], is_paused=True)
     nothing = adopt(situation, Drift(None, is_served=False, parts=[]))
     assert "It stays paused until somebody resumes it." in nothing.effect
-    assert nothing.why_not == "This process does not know the agent: there is nothing to adopt."
+    assert nothing.why_not == "This web server does not know the agent: there is nothing to adopt."

@@ -98,7 +98,7 @@ def test_a_preview_that_is_no_longer_true_is_shown_anew_and_flagged(world: World
     assert "has changed since the agent asked" not in shown(approval).text
     Order.objects.update(note="newer")
     page = shown(approval)
-    assert "What the preview shows has changed since the agent asked." in page.text
+    assert "The preview has changed since the agent asked." in page.text
     assert page.cells("ar-preview")[0] == ["note", "newer", "new"]
     deny(approval.pk, None, "no")
     assert shown(approval).cells("ar-preview")[0] == ["note", "old", "new"], "as it was decided upon"
@@ -428,7 +428,7 @@ def test_a_card_of_a_tool_the_run_does_not_know_can_be_denied_but_not_edited(
         if is_declared:
             Agent("gated-waiting", instructions="Else.", model=ScriptedModel([]), tools=[refund])
         page = shown(approval)
-        assert "does not know the tool as the run does" in page.text
+        assert "does not have this version of the tool" in page.text
         assert url(approval, "edit") not in page.forms
         assert send(approval, "edit", **{"argument-cents": "1"}).status_code == 409
         assert send(approval, "deny", reason="gone").status_code == 302
@@ -556,7 +556,7 @@ def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
     approval = noted(world)
     Order.objects.all().delete()
     page = shown(approval)
-    assert "The preview cannot be made any more" in page.text
+    assert "The preview cannot be refreshed" in page.text
     assert page.cells("ar-preview")[0] == ["note", "old", "new"]
     values = {f"line {number}": "x" * 5000 for number in range(300)}
     endless = preview({"before": values, "after": values})

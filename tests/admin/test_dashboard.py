@@ -76,8 +76,8 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
     for shown in (
         "1 waiting for you", "1 waiting for a decision", "1 in doubt", "1 stalled", "1 paused",
         "1 failed in the last 24 hours", "1 notifications given up",
-        "Waiting longest refund(cents=5000)", "silent worker", "Worker last seen: never.",
-        "Nothing queued goes on until a worker runs.", "manage.py resume_runs --watch",
+        "Waiting longest refund(cents=5000)", "silent worker", "No worker was ever seen.",
+        "Queued runs wait until one runs. Start it:", "manage.py resume_runs --watch",
     ):  # fmt: skip
         assert shown in text(page), shown
     lists = [link for link in page.links if "agentruns/" in link and ("status=" in link or "mine=" in link)]
@@ -92,10 +92,12 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
 def test_the_worker_is_red_when_silent(world: World) -> None:
     Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
     page = index()
-    assert "ok worker, last seen: 20" in text(page)
+    assert "ok worker, seen 20" in text(page)
     assert "--watch" not in page.text
     Control.objects.update(seen_at=timezone.now() - timedelta(minutes=6))
-    assert "Worker last seen: 6 minutes. Nothing queued goes on until a worker runs." in text(index())
+    assert "The last worker was seen 6 minutes ago. Queued runs wait until one runs. Start it:" in text(
+        index()
+    )
 
 
 def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +290,7 @@ def test_a_database_that_fails_does_not_take_the_index_down(
 
     with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.dashboard"):
         page = read(client.get(INDEX))
-    assert "This cannot be read now." in text(page)
+    assert "The figures cannot be read now." in text(page)
     assert "Recent actions" in page.text
     assert caplog.records[0].exc_info is not None
     assert isinstance(caplog.records[0].exc_info[1], DatabaseError)

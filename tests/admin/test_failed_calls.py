@@ -59,7 +59,7 @@ def test_the_run_leads_to_the_failed_call_and_that_takes_a_verdict(world: World)
     assert "Until then each further call of pay asks a person." in page.text
     assert url(run, "call", call_id) in page.links
     page = page_of(url(run, "call", call_id))
-    for text in ("It may have happened zero or one times.", "Its handler raised an error on", ERROR):
+    for text in ("It happened once or not at all.", "The tool raised an error on", ERROR):
         assert text in page.text
     assert url(run, "resolve", call_id) in page.forms
     data = {"seq": last(run, call_id), "verdict": "not_occurred", "result": "", "evidence": EVIDENCE}

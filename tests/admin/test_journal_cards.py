@@ -55,14 +55,18 @@ def test_no_payload_breaks_a_card(kind: str, payload: dict[str, Any]) -> None:
 
 def test_who_did_it() -> None:
     assert row_card(row(events.RUN_PAUSED, {"actor": {"id": "1", "name": "ann"}})).who == "ann"
-    assert row_card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker (epoch 3)"
+    assert row_card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker"
     assert row_card(row(events.RUN_PAUSED, {})).who == "the program"
 
 
 @pytest.mark.parametrize(
     ("kind", "payload", "title"),
     [
-        (events.APPROVAL_DECIDED, {"verb": "expire", "digest": "d"}, "Nobody answered in time"),
+        (
+            events.APPROVAL_DECIDED,
+            {"verb": "expire", "digest": "d", "channel": "worker"},
+            "Nobody answered in time",
+        ),
         (events.APPROVAL_DECIDED, {"verb": "answer", "digest": "d", "text": "no"}, "Answered instead of run"),
         (
             events.APPROVAL_DECIDED,

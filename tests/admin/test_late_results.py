@@ -32,13 +32,12 @@ def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> N
     worker.join(60)
     page = card(run)
     assert (
-        "Its handler returned after its worker had lost the run. This is evidence that it happened:"
-        in page.text
+        "The tool returned after its worker had lost the run. This is evidence that it happened:" in page.text
     )
     assert page.text.count('{"sent": [1, 2]}') == 2
     assert "stored exactly so, as a JSON object" in page.text
     assert page.disabled == ["ar-why-2"]
-    assert "Its handler returned without an error, so it did happen." in page.text
+    assert "The tool returned without an error, so it did happen." in page.text
     before = snapshot()
     response = give(run, "not_occurred")
     assert response.status_code == 409
@@ -56,7 +55,7 @@ def test_what_is_left_as_it_was_filled_in_is_stored_exactly(world: World, return
     run, late = timed_out(returns)
     late.report()
     page = card(run)
-    assert "Its handler returned after its time was over." in page.text
+    assert "The tool returned after its time was over." in page.text
     data = textarea(run, "result")
     assert give(run, "occurred", result=data).status_code == 200
     stored = payload(run, "tool_result")["content"]
@@ -67,7 +66,7 @@ def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World) -> N
     run, late = timed_out(ValueError("no money"))
     late.report()
     page = card(run)
-    assert "Its handler raised an error, too late to count. It may have happened all the same." in page.text
+    assert "The tool raised an error, too late to count. It may have happened all the same." in page.text
     assert "no money" in page.text
     assert page.disabled == []
     assert give(run, "not_occurred").status_code == 200
@@ -82,7 +81,7 @@ def test_a_report_that_comes_in_while_one_decides_is_seen_first(world: World) ->
     assert response.status_code == 409
     page = read(response)
     assert "The call moved on since you looked." in page.text
-    assert "Its handler returned after its time was over." in page.text
+    assert "The tool returned after its time was over." in page.text
     assert textarea(run, "result") == "sent"
     assert snapshot() == before
 

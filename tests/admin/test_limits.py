@@ -108,13 +108,13 @@ def test_the_page_shows_how_much_of_each_budget_is_used(
         else:
             with isolated_registry():
                 shown = page(run)
-            assert "This process does not know the agent priced" in shown.text
+            assert "This web server does not know agent priced" in shown.text
         text = " ".join(shown.text.replace("\xa0", " ").split())
         assert "Model replies 1 of 4" in text
         assert "Tokens 2,000 of 10,000" in text
         assert "Cost 0.6 of 1" in text
         assert "Time, without waiting for people 0 s of 2 h" in text
-        assert "If it goes on like this, it is stopped by: Cost (60 % used)." in text
+        assert "Closest limit: Cost, 60 % used." in text
     html = browser("superuser").get(url(run)).content.decode()
     assert 'aria-valuenow="60" aria-valuetext="0.6 of 1"' in html
     Run.objects.filter(pk=run.pk).update(step=4)
@@ -136,7 +136,7 @@ def test_what_was_adopted_is_what_was_shown(world: World) -> None:
     assert sweep().blocked == 1
     shown = page(run)
     assert shown.cells("ar-drift") == [["max_steps", "50", "7"]]
-    assert "No worker that has only the new one takes the run up." in shown.text
+    assert "Workers that know only the new one leave the run alone." in shown.text
     assert "#ar-definition" in shown.links
     form = shown.forms[url(run, "adopt")]
     assert {name: form[name] for name in ("hash", "seq")} == {k: str(v) for k, v in seen(run).items()}
@@ -149,7 +149,7 @@ def test_what_was_adopted_is_what_was_shown(world: World) -> None:
     assert snapshot() == before
     old, fresh = run.definition_id, page(run).forms[url(run, "adopt")]
     response = adopt(run, fresh)
-    assert "Adopted. The run goes by the definition of version 1 now." in read(response).text
+    assert "Adopted. The run now follows the definition of version 1." in read(response).text
     row = run.messages.get(kind="run_adopted").payload
     assert (row["old"], row["new"], row["actor"]["name"]) == (old, fresh["hash"], "superuser")
     assert url(run, "adopt") not in page(run).forms
@@ -180,7 +180,7 @@ def test_a_version_that_is_still_served_just_goes_on(world: World) -> None:
         shop_agent("two", TURN, version="2", max_steps=7)
         shown = page(run)
         assert (
-            "Version 1 of two, which the run goes by, is not registered here any more; version 2 is."
+            "Version 1 of two, which the run follows, is not registered here any more; version 2 is."
             in shown.text
         )
         adopt(run, shown.forms[url(run, "adopt")])

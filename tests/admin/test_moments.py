@@ -46,7 +46,7 @@ def test_every_row_has_its_moment(world: World) -> None:
         assert response.status_code == 200
         assert f"Row {message.seq} of" in read(response).text
     shown = read(browser("superuser").get(url(run)))
-    assert "completed (was active)" in shown.text
+    assert "completed (was running)" in shown.text
     first = browser("superuser").get(url(run, seq=99))
     assert first.status_code == 302
     assert first.url.endswith(f"seq={run.messages.latest('seq').seq}")
@@ -103,7 +103,7 @@ def test_a_fork_from_the_page(world: World) -> None:
     journal = read(client.get(url(fork, "change"))).text
     assert "Copied: Tool finished" in journal
     copied = read(client.get(url(fork, seq=1))).text
-    assert "It is history that this run has" in copied
+    assert "This row was copied from" in copied
 
 
 def test_a_fork_is_offered_only_agents_that_one_may_start(world: World) -> None:
@@ -195,7 +195,7 @@ def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_
     for ticks in ([], [ids["pay"]], [ids["post"], ids["peek"]]):
         answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": ticks})
         assert answer.status_code == 400
-        assert "Nothing was started. Tick each, or leave it." in read(answer).text
+        assert "Nothing was started: tick each effect, or go back." in read(answer).text
         assert Message.objects.count() == before
     answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": [ids["pay"], ids["post"]]})
     assert (answer.status_code, Run.objects.filter(origin=run).count()) == (302, 1)
@@ -207,7 +207,7 @@ def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut(world: World) -> No
     answer = client.post(url(run, "fork"), form)
     page = read(answer)
     assert (answer.status_code, Run.objects.count()) == (200, 1)
-    assert "After that row the run did this already." in page.text
+    assert "The run did this after that row." in page.text
     assert "post(text='hi')" in page.text
     kept = page.forms[url(run, "fork")]
     assert {name: kept[name] for name in form} == {**form, "at": str(form["at"])}, "nothing is typed twice"

@@ -47,20 +47,20 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
     started = payload(run, "tool_started")
     began = run.messages.get(kind="tool_started").created_at
     for shown in (
-        "wire(text='x')", "It may have happened zero or one times.", "exactly these arguments",
-        started["key"], "Attempt1", "epoch 1", "nothing: it is not repeated by itself", "not limited",
+        "wire(text='x')", "It happened once or not at all.", "exactly these arguments",
+        started["key"], "Attempt1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The handler says that its outcome is unknown: no answer to x",
-        "It waits for a person.", f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
+        "A person was asked.", f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post(text='later')", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
     ):  # fmt: skip
         assert shown in page.text, shown
     below = page.text[page.text.index("A call of wire") :]
     order = [
-        "zero or one times",
-        "It waits for a person.",
+        "It happened once or not at all.",
+        "A person was asked.",
         started["key"],
-        "It happened",
+        "How you know",
         "exactly these arguments",
     ]
     places = [below.index(text) for text in order]
@@ -114,7 +114,7 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     target = url(run, "call", doubtful(run))
     page = read(browser("superuser").get(url(run)))
     assert target in page.links
-    assert "Look in the outside world whether it happened, and say so on its card." in page.text
+    assert "Find out whether it happened, and say so on its card." in page.text
     assert f'<a href="{target}">its card</a>' in browser("superuser").get(url(run)).content.decode()
     listing = read(browser("superuser").get(reverse("admin:agentruns_run_changelist")))
     assert target in listing.links
@@ -192,7 +192,7 @@ def test_a_call_that_is_not_in_doubt_is_shown_and_not_decided(world: World) -> N
     call_id = payload(run, "assistant")["calls"][0]["id"]
     page = read(browser("superuser").get(url(run, "call", call_id)))
     assert "Tool finished, on" in page.text
-    assert "zero or one times" not in page.text
+    assert "once or not at all" not in page.text
     before = snapshot()
     data = {"seq": last(run, call_id), "verdict": "not_occurred", "evidence": EVIDENCE}
     response = browser("superuser").post(url(run, "resolve", call_id), data)

@@ -110,7 +110,7 @@ def test_after_a_decision_the_next_card_that_i_can_decide_opens() -> None:
     assert decide(third) == url(first), "then from the start"
     answer = client.post(url(first, "deny"), {"digest": first.digest, "reason": "no"}, follow=True)
     assert answer.redirect_chain[-1][0] == reverse(QUEUE)
-    assert "Nothing more here waits for you." in read(answer).text
+    assert "Nothing else waits for you." in read(answer).text
 
 
 def test_the_filtered_list_is_kept_on_the_way() -> None:

@@ -56,7 +56,7 @@ def test_compared_with_what_would_be_sent_now(world: World, effects: Effects) ->
     client = browser("viewer")
     assert "Compare the recorded run with" in read(client.get(url(run))).text
     shown = read(client.post(url(run), {"who": "code"})).text
-    assert "Each request would be the same, and each call too." in shown
+    assert "Every request and every call would be the same." in shown
     shop_agent(run.agent, instructions=HOSTILE)
     html = client.post(url(run), {"who": "code"}).content.decode()
     assert "The first difference: row 3, $.system" in html

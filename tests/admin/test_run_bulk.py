@@ -56,7 +56,7 @@ def test_a_selection_is_listed_then_resumed_and_a_worker_drives(world: World, ef
     assert other.session.key not in page.text
     page = confirm("resume", page, *runs, *skipped, other)
     assert statuses(*runs, other) == ["queued", "queued", "queued", "paused"]
-    for text in ("3 were done.", "3 were not.", "Resumed. A worker takes it up.", "It was not on the page."):
+    for text in ("3 were done.", "3 were not.", "Resumed. A worker picks it up.", "It was not on the page."):
         assert text in page.text, text
     assert effects.count() == acted
     assert LogEntry.objects.count() == 3
@@ -77,7 +77,7 @@ def test_the_reason_goes_into_the_journal_of_each(world: World) -> None:
         ("the bank is down", "superuser")
     ] * 3
     entries = [entry.get_change_message() for entry in LogEntry.objects.all()]
-    assert entries == ["Cancel asked for in bulk. the bank is down"] * 3
+    assert entries == ["Cancel requested in bulk. the bank is down"] * 3
 
 
 def test_pausing_stops_what_is_at_work_however_far_it_came(world: World) -> None:

@@ -115,9 +115,12 @@ def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(world: 
     before = snapshot()
     for sent, told in (
         (ticked("deny", first, reason=" "), "A denial needs a reason"),
-        (ticked("nonsense", first), "Nothing was decided: tick what you mean."),
-        (ticked("approve"), "Nothing was decided: tick what you mean."),
-        ({"verb": "approve", "_selected_action": ["nonsense"]}, "Nothing was decided: tick what you mean."),
+        (ticked("nonsense", first), "Nothing was decided: tick at least one call."),
+        (ticked("approve"), "Nothing was decided: tick at least one call."),
+        (
+            {"verb": "approve", "_selected_action": ["nonsense"]},
+            "Nothing was decided: tick at least one call.",
+        ),
     ):
         response = browser("superuser").post(turn(first), sent)
         assert response.status_code == 400
@@ -139,7 +142,7 @@ def test_a_row_decided_elsewhere_meanwhile_stops_no_other(world: World) -> None:
     )
     text = read(response).text
     assert "Your decision was not recorded." in text
-    assert "its arguments were edited" in text
+    assert "were edited since you looked" in text
     assert "Denied." in text
     assert statuses() == ["approved", "pending", "denied"]
 

@@ -105,7 +105,7 @@ def test_revoking_ends_it_at_once_is_logged_and_happens_once() -> None:
     assert client.post(url(token, "revoke")).status_code == 403
     assert authenticate(text) is not None
     form = read(client.get(url(token))).forms[url(token, "revoke")]
-    for said in ("Revoked. From now on no request", "It was revoked already."):
+    for said in ("Revoked. No request with it is accepted", "It was revoked already."):
         response = client.post(url(token, "revoke"), form, follow=True)
         assert response.redirect_chain == [(url(token), 302)]
         assert said in read(response).text

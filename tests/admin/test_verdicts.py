@@ -34,7 +34,7 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     run = in_doubt()
     page = read(give(run, "occurred", result='{"wire": 7}'))
     assert (
-        "Recorded: it happened. The result is stored as a JSON object. A worker takes the run up."
+        "Recorded: it happened. The result is stored as a JSON object. A worker picks up the run."
         in page.text
     )
     verdict = payload(run, "orphan_resolved")
@@ -78,7 +78,7 @@ def test_what_is_typed_is_json_or_text(world: World, typed: str, stored: Any) ->
 def test_it_did_not_happen_runs_it_once_more_with_the_same_key(world: World, effects: Effects) -> None:
     run = in_doubt()
     page = read(give(run, "not_occurred", "resolver"))
-    assert "Recorded: it did not happen. A worker takes the run up." in page.text
+    assert "Recorded: it did not happen. A worker picks up the run." in page.text
     assert "A worker runs it again, with the same key." in card(run).text
     assert effects.count() == 1
     assert finish(run).status == "completed"
@@ -101,7 +101,7 @@ def test_unknown_is_told_to_the_model_and_what_follows_is_not_run(world: World, 
     page = card(run)
     assert "superuser had its outcome told to the model as unknown" in page.text
     assert "Nobody has cleared it." in page.text
-    assert "Its run has ended, and stays as it is." in page.text
+    assert "The run has ended and stays ended." in page.text
 
 
 def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -> None:
@@ -133,9 +133,9 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     world: World, effects: Effects, verdict: str
 ) -> None:
     run = uncleared()
-    assert "nothing is run, and what the model was told stays" in card(run).text
+    assert "nothing runs, and what the model was told stays" in card(run).text
     shown = read(browser("superuser").get(url(run)))
-    assert "Completed. What is left to do is to say what became of a call:" in shown.text
+    assert "Completed. Somebody still has to say what became of a call:" in shown.text
     assert "There is nothing to do" not in shown.text
     assert "A call of wire was told to the model as unknown; nobody has cleared it." in shown.text
     assert "Until then each further call of wire asks a person." in shown.text

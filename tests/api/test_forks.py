@@ -83,7 +83,7 @@ def test_conflicts_say_what_to_do_and_leave_nothing(done: Run, api: Api, owner: 
     path = f"/runs/{done.pk}/fork"
     for body, kind, words in (
         ({"at": 99}, "run-state", "has the rows 1 to 7, not 99"),
-        ({"at": END}, "run-state", "pass a text that says what"),
+        ({"at": END}, "run-state", "say in a text what to do"),
         ({"at": RESULT, "idempotency_key": "k1"}, "run-state", "Use a new key"),
         ({"at": RESULT, "session": "taken"}, "session-busy", "a fork needs a new one"),
     ):

@@ -12,7 +12,7 @@ from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, TICKET, Desk
 from tests.browser.visitor import INDEX, LOGIN, NARROW, QUEUE, REASON, Visitor, Visitors, decided, turn_path
 from tests.effects import Effects
 
-NOTHING_MORE = "Nothing more"
+NOTHING_MORE = "Nothing else"
 
 
 def test_from_the_login_to_a_decision_in_four_clicks(desk: Desk, visit: Visitors) -> None:
@@ -114,7 +114,7 @@ def test_two_people_are_needed(desk: Desk, visit: Visitors, effects: Effects) ->
     first.wait_for("Your approval is recorded: 1 of 2.")
     assert decided(approval) == ("pending", "")
     first.open(approval)
-    first.wait_for("You approved it already. It takes another person.")
+    first.wait_for("You approved it already; it needs another person.")
     assert first.button("Approve").count() == 0
     second.click(second.button("Approve"))
     second.wait_for("Approved. A worker runs the call.")

@@ -38,7 +38,7 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     visitor.wait_for("What the model was sent for this reply")
     assert page.url.endswith(f"seq={reply.seq}")
     visitor.wait_for("its fingerprint is the one in this row")
-    visitor.click(visitor.link("Row before"))
+    visitor.click(visitor.link("Previous row"))
     visitor.wait_for("The conversation, as the model would get it next")
     visitor.unfold()
     assert_sound(page)
@@ -47,8 +47,8 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     visitor.click(page.locator("summary", has_text="More…"))
     visitor.click(visitor.link("Look back, or fork from a row"))
     visitor.wait_for("Fork from here")
-    visitor.choose("Fork", **{"What the agent is told then": "Was it charged twice?"})
-    visitor.wait_for("A worker takes it up.")
+    visitor.choose("Fork", **{"Next message to the agent": "Was it charged twice?"})
+    visitor.wait_for("A worker picks it up.")
     fork = Run.objects.get(origin=approval.run)
     assert page.url.endswith(f"/{fork.pk}/change/") or str(fork.pk) in page.url
     assert_sound(page)
@@ -57,6 +57,6 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     visitor.click(page.locator("summary", has_text="More…"))
     visitor.click(page.get_by_role("link", name="Replay", exact=True))
     visitor.click(visitor.button("Replay"))
-    visitor.wait_for("Each request would be the same, and each call too.")
+    visitor.wait_for("Every request and every call would be the same.")
     assert_sound(page)
     assert effects.count() == 1

@@ -118,7 +118,7 @@ def test_a_run_that_ended(desk: Desk, visitor: Visitor, hostile: str) -> None:
     assert_harmless(visitor, hostile, f"{RUNS}{run.pk}/at/?seq={reply}", f"{RUNS}{run.pk}/at/")
     visitor.open(f"{RUNS}{run.pk}/replay/")
     visitor.click(visitor.button("Replay"))
-    visitor.wait_for("Each request would be the same")
+    visitor.wait_for("Every request and every call would be the same")
     assert "".join(hostile.split()) in "".join(visitor.text.split())
     assert visitor.page.evaluate("window.owned") is None
 

@@ -39,7 +39,7 @@ def night(desk: Desk) -> list[Run]:
 def test_from_the_index_to_the_list_to_several_at_once(desk: Desk, visitor: Visitor) -> None:
     runs = night(desk)
     visitor.open(INDEX)
-    visitor.wait_for("Worker last seen: never.")
+    visitor.wait_for("No worker was ever seen.")
     assert_sound(visitor.page)
     visitor.click(visitor.page.locator(".ar-figure a", has_text="stalled"))
     visitor.page.wait_for_url("**status=stalled*")

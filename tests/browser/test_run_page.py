@@ -38,11 +38,11 @@ def test_another_definition_is_read_adopted_paused_resumed_and_verified(desk: De
     assert_sound(page)
     visitor.open(run)
     visitor.choose("Adopt")
-    visitor.wait_for("Adopted. The run goes by the definition of version 1 now.")
+    visitor.wait_for("Adopted. The run now follows the definition of version 1 now.")
     visitor.choose("Pause", **{"Reason, shown while it is paused (optional)": "the shop is closed"})
     visitor.wait_for("Paused: the shop is closed")
     visitor.choose("Resume")
-    visitor.wait_for("Resumed. A worker takes it up.")
+    visitor.wait_for("Resumed. A worker picks it up.")
     assert sweep().completed == 1
     visitor.open(run)
     visitor.choose("Verify chain")

@@ -24,5 +24,5 @@ def test_a_token_is_found_and_revoked(visitor: Visitor) -> None:
     visitor.unfold()
     assert_sound(visitor.page)
     visitor.choose("Revoke the token")
-    visitor.wait_for("Revoked. From now on no request with it is let in.")
+    visitor.wait_for("Revoked. No request with it is accepted any more.")
     assert authenticate(text) is None

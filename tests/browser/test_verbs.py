@@ -136,7 +136,7 @@ def test_all_calls_of_a_reply_on_one_page(desk: Desk, visitor: Visitor, effects:
     visitor.wait_for("1 call")
     assert [decided(one)[0] for one in (refund, mail, ticket)] == ["pending", "denied", "denied"]
     visitor.click(visitor.button("Approve all ticked"))
-    visitor.wait_for("Nothing more here waits for you.")
+    visitor.wait_for("Nothing else waits for you.")
     assert sweep().completed == 1
     assert [line["tool"] for line in effects.lines()] == ["refund_order"]
 
@@ -165,7 +165,7 @@ def test_several_at_once(desk: Desk, visitor: Visitor, verb: str) -> None:
         visitor.page.get_by_label(REASON).fill("Not this month.")
     late = desk.one(MAIL)  # asked while the page was open
     visitor.click(visitor.page.locator("#content").get_by_role("button", name=re.compile(f"^{verb}")))
-    visitor.wait_for("What became of each")
+    visitor.wait_for("Outcome of each")
     done = {"Approve": "approved", "Deny": "denied"}[verb]
     assert [decided(one)[0] for one in (refund, mail, other, late)] == [done, done, "pending", "pending"]
 
@@ -181,7 +181,7 @@ def test_several_at_once_of_which_one_is_gone(desk: Desk, visitor: Visitor, visi
     faster.choose("Deny", **{REASON: "No."})
     faster.wait_for("Denied.")
     visitor.click(visitor.page.locator("#content").get_by_role("button", name=re.compile("^Approve")))
-    visitor.wait_for("What became of each")
+    visitor.wait_for("Outcome of each")
     assert "Denied by decider" in visitor.text
     assert [decided(one)[0] for one in (refund, mail)] == ["denied", "approved"]
 
@@ -189,7 +189,7 @@ def test_several_at_once_of_which_one_is_gone(desk: Desk, visitor: Visitor, visi
 def test_it_happened(desk: Desk, visitor: Visitor, effects: Effects) -> None:
     run, call_id = desk.in_doubt()
     visitor.open(call_path(run, call_id))
-    assert "It may have happened zero or one times." in visitor.text
+    assert "It happened once or not at all." in visitor.text
     assert effects.lines()[0]["key"] in visitor.text
     visitor.choose(
         "It happened", **{"Result, told to the model": "Booked as C-77", EVIDENCE: "The courier says so."}
@@ -255,7 +255,7 @@ def test_resuming_and_cancelling_a_run(desk: Desk, visitor: Visitor) -> None:
     run = World().paused()
     visitor.open(run)
     visitor.choose("Resume")
-    visitor.wait_for("Resumed. A worker takes it up.")
+    visitor.wait_for("Resumed. A worker picks it up.")
     assert status(run) == "queued"
     visitor.choose("Cancel the run", **{"Reason, kept in the journal": "enough"})
     visitor.wait_for("Cancelled.")

@@ -15,7 +15,7 @@ def test_it_queues_a_fork_and_says_where(effects: Effects) -> None:
     agent = shop_agent("forked", {"tools": [call("post", text="hi")]})
     done = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     refused = run("fork_run", str(done.run_id), "--at", "6")
-    assert (refused.code, "pass a text that says what" in refused.err) == (1, True)
+    assert (refused.code, "say in a text what to do" in refused.err) == (1, True)
     assert run("fork_run", str(done.run_id), "--at", "6", "--text", "").code == 2
     assert run("fork_run", str(done.run_id), "--at", "99").code == 1
     assert run("fork_run", str(done.run_id), "--at", "6", "--text", "x", "--agent", "nobody").code == 1

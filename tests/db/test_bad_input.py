@@ -121,10 +121,10 @@ def test_an_approval_decided_twice(effects: Effects) -> None:
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     card = run_turns({"tools": [call("refund", cents=5000)]}).pending[0]
     approve(card.pk, ann)
-    with pytest.raises(ApprovalStateError, match="approved already: decided by ann, 20"):
+    with pytest.raises(ApprovalStateError, match=r"closed \(approved\): decided by ann, 20"):
         deny(card.pk, bob, "no")
     assert sweep().completed == 1
-    with pytest.raises(ApprovalStateError, match="consumed already: decided by ann"):
+    with pytest.raises(ApprovalStateError, match=r"closed \(approved, done\): decided by ann"):
         approve(card.pk, bob)
     assert effects.count() == 1
 

@@ -123,6 +123,6 @@ def test_the_doors_show_it(client: Client) -> None:
     page = client.get(reverse("admin:agentruns_run_change", args=[run["id"]])).content.decode()
     listed = client.get(reverse("admin:agentruns_run_changelist")).content.decode()
     assert "It starts at 2129-12-31 18:00:00 CST." in page
-    assert "It does not wait for its time: it starts at once." in page
+    assert "It starts at once, before its time." in page
     assert "Starts at 2129-12-31 18:00:00 CST" in listed
     assert api.get("/health")[1]["oldest_queued_at"] is None

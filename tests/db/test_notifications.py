@@ -634,7 +634,7 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
     card = result.pending[0]
     assert letter.to == ["ops@shop.example", "ada@shop.example"]
     assert letter.subject == "[agentruns] Approval needed: refund"
-    for line in ("Risk: high", "Asked for by: bea", "Session: s1"):
+    for line in ("Risk: high", "Requester: bea", "Session: s1"):
         assert f"\n{line}\n" in letter.body
     assert f"https://shop.example/admin/agentruns/approval/{card.pk}/change/" in letter.body
     assert not AMOUNT.search(letter.body)
@@ -642,7 +642,7 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
     assert len(letters) == 1, "an end needs nobody"
     settings.AGENTRUNS_REDACT = f"{__name__}.hide"
     run_agent("calls-refund", "do it", "s-4111-1111", actor=user("4111-1111"), idempotency_key="k2")
-    for line in ("Asked for by: [card]", "Session: s-[card]"):
+    for line in ("Requester: [card]", "Session: s-[card]"):
         assert f"\n{line}\n" in letters[1].body
     assert not Notification.objects.filter(sent_at=None).exists()
 
@@ -700,7 +700,7 @@ def test_a_hostile_title_is_one_line_of_the_letter(settings: Any, letters: list[
     assert letter.recipients() == ["ops@shop.example"]
     lines = letter.body.splitlines()
     assert not [line for line in lines if line.startswith(("Link:", "Bcc:", "Risk: low"))]
-    assert "Expires: 2030-01-02 03:04 UTC" in lines
+    assert "Expires: 2030-01-01 21:04 CST" in lines, "in the project's time zone"
     assert all(character.isprintable() for line in lines for character in line)
 
 

@@ -99,8 +99,8 @@ def test_nothing_is_translated_once_for_everybody() -> None:
 @pytest.fixture
 def german(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another language, with a catalogue of a few words."""
-    words = {"orphaned": "ungeklärt", "approvals": "Freigaben", "Approval needed": "Freigabe nötig"}
-    words |= {"Risk": "Risiko", "high": "hoch", "pending": "offen", "Asked for by": "Im Auftrag von"}
+    words = {"in doubt": "ungeklärt", "approvals": "Freigaben", "Approval needed": "Freigabe nötig"}
+    words |= {"Risk": "Risiko", "high": "hoch", "waiting": "offen", "Requester": "Im Auftrag von"}
     catalogue = trans_real.translation("de")._catalog._catalogs[0]
     for ours, theirs in words.items():
         monkeypatch.setitem(catalogue, ours, theirs)
@@ -112,7 +112,7 @@ def test_words_are_translated_when_they_are_shown(german: None) -> None:
     assert str(Run.Status.ORPHANED.label) == "ungeklärt"
     assert str(Approval._meta.verbose_name_plural) == "Freigaben"
     with override("en"):
-        assert str(Run.Status.ORPHANED.label) == "orphaned"
+        assert str(Run.Status.ORPHANED.label) == "in doubt"
 
 
 @pytest.mark.django_db  # who has the address is looked up

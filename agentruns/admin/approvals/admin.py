@@ -331,5 +331,5 @@ class ApprovalAdmin(ReadOnlyAdmin):
         following = listed.after(approval)
         if following is not None:
             return HttpResponseRedirect(self.url(request, "change", following))
-        self.message_user(request, _("Nothing more here waits for you."), messages.INFO)
+        self.message_user(request, _("Nothing else waits for you."), messages.INFO)
         return HttpResponseRedirect(self.url(request, "changelist"))

@@ -38,7 +38,7 @@ def decide_selected(admin: ApprovalAdmin, request: HttpRequest, verb: str) -> Ht
     """Ask, then decide on the ids that were on the page, whatever else "select all" may mean."""
     approvals = _chosen(request, admin.get_queryset(request))
     if len(approvals) > MOST:
-        text = _("Choose at most %(most)d: nobody looks at more on one page.") % {"most": MOST}
+        text = _("Choose at most %(most)d: nobody can check more on one page.") % {"most": MOST}
         admin.message_user(request, text, messages.WARNING)
         return None
     confirmed, title = "confirmed" in request.POST, str(TITLES[verb])
@@ -50,7 +50,7 @@ def decide_selected(admin: ApprovalAdmin, request: HttpRequest, verb: str) -> Ht
     if refused := _refused(request, verb, approvals):
         return _ask(admin, request, approvals, (verb,), title=title, **refused)
     lines = _decide(admin, request, verb, approvals)
-    return _show(admin, request, lines, title=_("What became of each"), outcome=True)
+    return _show(admin, request, lines, title=_("Outcome of each"), outcome=True)
 
 
 def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
@@ -66,7 +66,7 @@ def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpRe
         if not (refused := _refused(request, verb, chosen)):
             return _decide_turn(admin, request, run_id, verb, chosen)
     else:
-        text = _("Nothing was decided: tick what you mean.")
+        text = _("Nothing was decided: tick at least one call.")
         refused = {"status": 400, "refusal": text} if request.method == "POST" else {}
     if not waiting:
         admin.message_user(request, _("Nothing of this run waits for a decision."), messages.INFO)
@@ -157,12 +157,9 @@ def _ask(
         line = _line(admin, request, one, why_not=whys[0] if all(whys) else "", hint=whys[0])
         line["ticked"] = not any(whys) and (not ticked or line["key"] in ticked)
         lines.append(line)
-    form = {
-        "form": NoteForm(),
-        "verbs": verbs,
-        "total": _total(cards),
-        "said": cards[0].said if cards else None,
-    }
+    form = {"form": NoteForm(), "verbs": verbs, "total": _total(cards)}
+    if "is_turn" in context:
+        form["reply"] = cards[0].said
     needed = "approve" in verbs and any(permissions.needs_password(request, one) for one in approvals)
     return _show(admin, request, lines, title=title, wants_password=needed, **{**form, **context})
 

@@ -80,8 +80,8 @@ HISTORY = (
     events.ORPHAN_FOUND,
     events.ORPHAN_RESOLVED,
 )
-CHANGED = gettext_lazy("What the preview shows has changed since the agent asked. This is how it is now.")
-GONE = gettext_lazy("The preview cannot be made any more: it shows how things were when the agent asked.")
+CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
+GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were when the agent asked.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class ApprovalCard:
         if not self.pending:
             return ""
         if approval.expires_at is not None and approval.expires_at <= clock.now(settings.DATABASE):
-            return _("Its time is over. The next sweep of a worker records that nobody answered.")
+            return _("It has expired. A worker will record that nobody answered.")
         if approval.run_id in self.around.cancelled():
             return _("Its run is being cancelled.")
         groups = self.around.groups() if approval.approvers else None
@@ -280,7 +280,7 @@ class ApprovalCard:
     def why_not_approve(self) -> str:
         """The reason why this user can do everything but approve, or ""."""
         if self.approval.pk in self.around.given():
-            return _("You approved it already. It takes another person. You can still change your mind.")
+            return _("You approved it already; it needs another person. You can still change your mind.")
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
             return ""
         return plain(why_not_decide(self.around.user, self.approval))
@@ -289,9 +289,9 @@ class ApprovalCard:
     def why_not_edit(self) -> str:
         """The reason why the arguments cannot be edited here, or ""."""
         if self.tool is None:
-            return _("This web server does not know the tool as the run does, so it could not check an edit.")
+            return _("This web server does not have this version of the tool, so it cannot check an edit.")
         if len(canonical.dumps(self.approval.arguments)) > EDITABLE:
-            return _("The arguments are too long to be edited here. Deny the call, or edit it over the API.")
+            return _("The arguments are too long to edit here. Deny the call, or edit it over the API.")
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
@@ -335,7 +335,7 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
     approval, question = one.approval, one.only_answers
     summary, denials = precedents(one.around.approvals, approval)
     history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
-    needs = _("Takes %(required)d people: %(given)d approved")
+    needs = _("Needs %(required)d people: %(given)d approved")
     counts = {"required": approval.required, "given": approval.approved_count}
     return {
         **asked(one),
@@ -427,7 +427,6 @@ def facts(approval: Approval) -> list[Fact]:
         Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
         Fact(_("Who may decide"), visible(approval.approvers or _("whoever may decide approvals"))),
         Fact(_("Approvals given"), needed),
-        Fact(_("Digest"), approval.digest[:12], approval.digest),
     ]
 
 

@@ -142,7 +142,9 @@ def done(approval: Approval, verb: str) -> str:
     if verb == "extend":
         return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:
-        return _("Your approval is recorded: %(given)d of %(required)d. It takes another person.") % {
+        return _(
+            "Your approval is recorded: %(given)d of %(required)d. Another person has to approve it, too."
+        ) % {
             "given": approval.approved_count,
             "required": approval.required,
         }
@@ -183,18 +185,18 @@ class Outlook:
 def outlooks(approval: Approval, *, is_question: bool) -> dict[str, Outlook]:
     """Return what follows from each verb, and from nobody deciding in time."""
     missing = approval.required - approval.approved_count
-    runs = _("A worker runs the call, once, with the arguments above. The model gets what the tool returns.")
+    runs = _("A worker runs the call once, with the arguments above. The model gets what the tool returns.")
     if missing > 1:
-        runs = _("%(missing)d people have to approve; yours is one of them. Nothing runs before.") % {
+        runs = _("%(missing)d more people have to approve, you among them. Nothing runs before.") % {
             "missing": missing
         }
     voids = ""
     if approval.approved_count:
-        voids = _("Approvals given to what it says now are void: those people have to look again.")
-    edited = _("The call runs with the arguments below. The model is told them before the result:")
+        voids = _("Approvals given so far no longer count: those people have to look again.")
+    edited = _("The call runs with these arguments. The model reads them before the result:")
     if approval.required > 1:
         edited = _(
-            "It takes %(count)d people, of whom you are the first, to approve the arguments below:"
+            "%(count)d people have to approve these arguments; you are the first. The model then reads:"
         ) % {"count": approval.required}
     answered = _("The call is not run. The model gets your text as its result, word for word.")
     if is_question:
@@ -208,7 +210,7 @@ def outlooks(approval: Approval, *, is_question: bool) -> dict[str, Outlook]:
             visible(DENIED.format(reason=_("(your reason)"))),
         ),
         "expire": Outlook(
-            _("If nobody decides in time the call is not run. The model gets:"), visible(EXPIRED)
+            _("If nobody decides in time, the call is not run. The model gets:"), visible(EXPIRED)
         ),
     }
 
@@ -273,9 +275,7 @@ _STATUSES = {
 }
 _WAITS: dict[str, Any] = {
     "paused": gettext_lazy("Approved. The call runs when somebody resumes the run, which is paused."),
-    "orphaned": gettext_lazy(
-        "Approved. The call runs when somebody has said what became of a call in doubt."
-    ),
+    "orphaned": gettext_lazy("Approved. The call runs when somebody says what became of a call in doubt."),
 }
 _OUTCOMES: dict[str, Any] = {
     "approved": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). A worker runs the call."),

@@ -113,7 +113,7 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.AWAITING_APPROVAL:
         return _("It waits for a person to decide:")
     if run.status == Run.Status.ORPHANED:
-        return _("It waits for a person: nobody knows what became of a call.")
+        return _("It waits for a person: nobody knows whether a call happened.")
     if run.status == Run.Status.PAUSED:
         return _("It is paused, and goes on when somebody resumes it.")
     if situation.pause_requested is not None and is_live(run):
@@ -121,7 +121,7 @@ def headline(situation: Situation) -> str:
             situation.pause_requested
         )
     if run.status == Run.Status.RUNNING:
-        return _("A worker is driving it.") if is_live(run) else _("Its worker has fallen silent.")
+        return _("A worker is working on it.") if is_live(run) else _("Its worker has fallen silent.")
     if situation.is_scheduled:
         return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
     if waits_for_time(run):
@@ -136,7 +136,7 @@ def notes(situation: Situation) -> list[str]:
         found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
     for orphan in situation.orphans:
         found.append(
-            _("%(tool)s, attempt %(attempt)d: %(evidence)s It may have happened zero or one times.")
+            _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
             % {"tool": plain(orphan.tool), "attempt": orphan.attempt, "evidence": plain(orphan.text)}
         )
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
@@ -154,7 +154,7 @@ def resume(situation: Situation) -> Action:
     if not situation.may_resume:
         return Action(effect, missing("agentruns.resume_run"), forbidden=True)
     if run.status == Run.Status.QUEUED and not waits_for_time(run):
-        return Action(effect, _("It is queued already; a worker takes it without being asked."))
+        return Action(effect, _("It is queued already: the next free worker takes it."))
     return Action(effect)
 
 
@@ -164,13 +164,13 @@ def pause(situation: Situation) -> Action:
     if is_live(run):
         effect = [
             _("The worker pauses it before its next tool starts."),
-            _("A tool that is at work now is finished, and its result is kept."),
+            _("A tool that is running now finishes, and its result is kept."),
         ]
     else:
         effect = [_("The run is paused now.")]
     if run.status == Run.Status.AWAITING_APPROVAL:
-        effect.append(_("People can still decide meanwhile. What they approve is run after Resume."))
-    effect.append(_("Nothing but Resume lets it go on. The time until then does not count for its deadline."))
+        effect.append(_("People can still decide meanwhile. What they approve runs when the run is resumed."))
+    effect.append(_("It goes on only after Resume. The time until then does not count towards its deadline."))
     if why_not := over(situation):
         return Action(effect, why_not)
     if situation.is_paused:
@@ -188,7 +188,7 @@ def cancel(situation: Situation) -> Action:
     if is_live(run):
         effect = [
             _("The worker stops before its next tool starts."),
-            _("A tool that is at work now is finished, and its result is kept."),
+            _("A tool that is running now finishes, and its result is kept."),
         ]
     else:
         effect = [_("The run ends now. It cannot be resumed afterwards.")]
@@ -202,8 +202,8 @@ def cancel(situation: Situation) -> Action:
         if clock.now(settings.DATABASE) - situation.cancel_requested[1] < patience:
             return Action(effect, _("It is being cancelled."))
         effect = [
-            _("The worker did not honour the first request. The run is taken from it and ends now."),
-            _("A call that is at work is recorded as unknown; what it still returns is kept as evidence."),
+            _("The worker did not react to the first request. The run is taken from it and ends now."),
+            _("A call that is running is recorded as unknown; what it still returns is kept as evidence."),
         ]
     if not situation.may_cancel:
         return Action(effect, missing("agentruns.cancel_run"), forbidden=True)
@@ -220,8 +220,8 @@ def _left_to_say(situation: Situation) -> str:
     if not count:
         return ""
     return ngettext(
-        "%(status)s. What is left to do is to say what became of a call:",
-        "%(status)s. What is left to do is to say what became of %(count)d calls:",
+        "%(status)s. Somebody still has to say what became of a call:",
+        "%(status)s. Somebody still has to say what became of %(count)d calls:",
         count,
     ) % {"status": status, "count": count}
 
@@ -247,10 +247,10 @@ def _resume_effect(situation: Situation) -> list[str]:
     if situation.run.status == Run.Status.PAUSED:
         effect.append(_("The pause ends."))
     if situation.is_scheduled:
-        effect.append(_("It does not wait for its time: it starts at once."))
+        effect.append(_("It starts at once, before its time."))
     elif waits_for_time(situation.run):
         effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
-    effect.append(_("A worker takes the run up. Nothing runs inside this page."))
+    effect.append(_("A worker picks up the run; nothing runs inside this page."))
     return effect
 
 
@@ -261,7 +261,9 @@ def _why_not_resume(situation: Situation) -> str:
     if run.status == Run.Status.AWAITING_APPROVAL:
         return _("It waits for a decision. Approve or deny, and it goes on by itself.")
     if is_live(run):
-        return _("A worker is driving it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)}
+        return _("A worker is working on it, until %(when)s at least.") % {
+            "when": exact(run.lease_expires_at)
+        }
     return ""
 
 
@@ -269,7 +271,7 @@ def _about_workers(seen: datetime | None) -> list[str]:
     if seen is None:
         return [_("No worker has ever been seen here. Start one: manage.py resume_runs --watch")]
     if clock.now(settings.DATABASE) - seen > SILENT_AFTER:
-        text = _("The last sweep of a worker was %(when)s. Is one running? manage.py resume_runs --watch")
+        text = _("A worker was last seen %(when)s. Is one running? manage.py resume_runs --watch")
         return [text % {"when": ago(seen)}]
     return []
 
@@ -315,7 +317,7 @@ def pause_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
         require(pause(situation(request, run)))
         return paused(run, request.user, reason)
 
-    return press(admin, request, run, do, _("Pause asked for from the console."))
+    return press(admin, request, run, do, _("Pause requested in the console."))
 
 
 def cancel_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -324,13 +326,13 @@ def cancel_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
     def do(run: Run) -> str:
         return cancelled(run, request.user, _reason(CancelForm(request.POST)))
 
-    return press(admin, request, run, do, _("Cancel asked for from the console."))
+    return press(admin, request, run, do, _("Cancel requested in the console."))
 
 
 def resumed(run: Run, user: Any, reason: str = "") -> str:
     """Let a run go on, and say what was done; a resume takes no reason."""
     resume_run(run.pk, user, drive=False)
-    return _("Resumed. A worker takes it up.")
+    return _("Resumed. A worker picks it up.")
 
 
 def paused(run: Run, user: Any, reason: str) -> str:

@@ -189,8 +189,8 @@ def finding(admin: RunAdmin, request: HttpRequest, run: Run) -> Finding:
 
 def _verify(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
     effect = [
-        _("Every row of the session's journal is read: its hash, its place, and what belongs to it."),
-        _("Then what is shown of runs and approvals is compared with the journal."),
+        _("Every row of the session's journal is checked: its hash, its place, and what belongs to it."),
+        _("Then the runs and approvals shown here are compared with the journal."),
         _("Nothing is changed and nothing is stored. A long journal takes a while."),
     ]
     return {"verify": Action(effect), "verify_url": admin.url(request, "verify", run.pk)}
@@ -216,7 +216,7 @@ def _unread(run: Run, seq: int) -> str:
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
     count = sum(len(row.pop(name) or "") for name in parts)
     lines = [f"{name}: {value}" for name, value in row.items()]
-    note = _("The payload, %(count)d characters, cannot be read, so it is not shown.")
+    note = _("The content, %(count)d characters, cannot be read, so it is not shown.")
     return "\n".join([*lines, "", note % {"count": count}])
 
 

@@ -16,9 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.forms import CancelForm
-from agentruns.admin.html import plain, short_id, visible
+from agentruns.admin.html import plain, visible
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.list import status as badge_of
+from agentruns.admin.runs.list import task
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
 from agentruns.models import Run
@@ -56,7 +57,7 @@ def act_on_selected(admin: RunAdmin, request: HttpRequest, name: str) -> HttpRes
     """Ask, then act on the ids that were on the page, whatever else "select all" may mean."""
     keys = list(dict.fromkeys(UUID(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)))
     if len(keys) > MOST:
-        text = _("Choose at most %(most)d: nobody looks at more on one page.") % {"most": MOST}
+        text = _("Choose at most %(most)d: nobody can check more on one page.") % {"most": MOST}
         admin.message_user(request, text, messages.WARNING)
         return None
     found = admin.get_queryset(request).in_bulk(keys)
@@ -129,11 +130,10 @@ class _Bulk:
         return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
 
     def _line(self, run: Run, **values: Any) -> Line:
-        name = _("%(agent)s in %(session)s") % {"agent": run.agent, "session": run.session.key}
         return {
             "key": str(run.pk),
-            "name": short_id(run.pk),
-            "title": visible(name),
+            "title": task(run),
+            "where": visible(f"{run.agent} · {run.session.key}"),
             "url": self.admin.url(self.request, "change", run.pk),
             "badge": badge_of(run),
             "requester": visible(run.owner_name),
@@ -152,7 +152,7 @@ class _Bulk:
             "button": self.verb.button(count),
             "action_url": self.request.get_full_path(),
         }
-        title = str(_("What became of each") if form is None else self.verb.title)
+        title = str(_("Outcome of each") if form is None else self.verb.title)
         template = "agentruns/admin/run_bulk.html"
         return self.admin.render(self.request, None, title=title, status=status, template=template, **context)
 
@@ -174,7 +174,7 @@ VERBS = {
     "pause": Verb(
         gettext_lazy("Pause these runs?"),
         lambda count: ngettext("Pause this run", "Pause these %(count)d runs", count) % {"count": count},
-        gettext_lazy("Pause asked for in bulk."),
+        gettext_lazy("Pause requested in bulk."),
         CancelForm,
         actions.pause,
         actions.paused,
@@ -183,7 +183,7 @@ VERBS = {
     "cancel": Verb(
         gettext_lazy("Cancel these runs?"),
         lambda count: ngettext("Cancel this run", "Cancel these %(count)d runs", count) % {"count": count},
-        gettext_lazy("Cancel asked for in bulk."),
+        gettext_lazy("Cancel requested in bulk."),
         CancelForm,
         actions.cancel,
         actions.cancelled,

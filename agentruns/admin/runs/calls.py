@@ -262,8 +262,7 @@ def call_facts(found: CallHistory) -> list[Fact]:
         Fact(_("Idempotency key"), format_html('<code class="ar-copy">{}</code>', key or EMPTY)),
         Fact(_("Started"), dated(call.started_at)),
         Fact(_("Attempt"), call.attempt or EMPTY),
-        Fact(_("Worker"), _("epoch %(epoch)d") % {"epoch": started.epoch} if started else EMPTY),
-        Fact(_("Time given to the tool"), limit),
+        Fact(_("Time limit of the tool"), limit),
         Fact(_("The tool declares"), _DECLARES.get(call.declares, plain(call.declares or EMPTY))),
         Fact(_("Approved by"), _approved_by(call)),
         Fact(_("Requester"), visible(found.run.owner_name or EMPTY)),
@@ -304,7 +303,7 @@ def verdict(row: Row) -> str:
 
 
 def _doubt(row: Row) -> str:
-    text = _("In doubt since %(when)s: %(evidence)s %(action)s")
+    text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
     facts = {"when": _moment(row), "evidence": plain(row.payload.get("evidence", ""))}
     return text % {**facts, "action": _ACTIONS.get(row.payload["action"], "")}
 
@@ -313,7 +312,7 @@ def _outcome(found: CallHistory, row: Row) -> str:
     """Return what a result says, and who knew it: a handler, the outside system, or a person."""
     outcome, facts = row.payload["outcome"], {"name": _name(row), "when": _moment(row)}
     if row.payload.get("in_doubt"):
-        return _("Its handler raised an error on %(when)s, which the model was told.") % facts
+        return _("The tool raised an error on %(when)s, and the model was told.") % facts
     if outcome == "unknown":
         if not (row.payload.get("actor") or {}).get("name"):
             return _("Its outcome was recorded as unknown on %(when)s.") % facts
@@ -336,10 +335,10 @@ def lateness(found: CallHistory, late: Row) -> str:
     starts = [row for row in found.all(events.TOOL_STARTED) if row.attempt == late.attempt]
     in_one_drive = bool(doubts and starts) and doubts[0].epoch == starts[0].epoch
     if _is_error(late):
-        return _("Its handler raised an error, too late to count. It may have happened all the same.")
+        return _("The tool raised an error, too late to count. It may have happened all the same.")
     if in_one_drive:
-        return _("Its handler returned after its time was over. This is evidence that it happened:")
-    return _("Its handler returned after its worker had lost the run. This is evidence that it happened:")
+        return _("The tool returned after its time was over. This is evidence that it happened:")
+    return _("The tool returned after its worker had lost the run. This is evidence that it happened:")
 
 
 def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) -> Run:
@@ -349,7 +348,7 @@ def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) ->
     if now.seq != found.seq:
         raise RunStateError(_moved_on())
     if now.returned is not None and given["verdict"] == "not_occurred":
-        raise RunStateError(_("Its handler returned without an error, so it did happen."))
+        raise RunStateError(_("The tool returned without an error, so it did happen."))
     return resolve_orphan(
         run.pk,
         found.call.id,
@@ -475,7 +474,7 @@ def _late(admin: RunAdmin, request: HttpRequest, found: CallHistory, row: events
         "whole_url": admin.url(request, "row", found.run.pk, row.seq),
     }
     if row.payload.get("never_entered"):
-        return {**said, "text": _("A worker that had lost the run says that it did not enter the tool.")}
+        return {**said, "text": _("A worker that had lost the run says that it did not start the tool.")}
     text = lateness(found, row)
     returned = body(_("Returned"), verdicts.text_of(content), TEXT_LIMIT, verdicts.kind_of(content))
     return {**said, "text": text, "body": returned, "is_evidence": not row.payload.get("is_error")}
@@ -489,7 +488,7 @@ def _why_not(request: HttpRequest, found: CallHistory) -> str:
         return actions.missing(PERMISSION)
     if found.waits and found.run.status != Run.Status.ORPHANED:
         return _(
-            "The run is %(status)s: other calls of the same reply are at work. Look again in a while."
+            "The run is %(status)s: other calls of the same reply are running. Look again in a while."
         ) % {"status": found.run.get_status_display()}
     return ""
 
@@ -545,7 +544,7 @@ def _open(call: Call) -> str:
     if call.attempt == 0:
         return _("It has not been started.")
     if call.is_contradicted:
-        return _("Its handler has returned since. The next worker puts it before a person again.")
+        return _("The tool has returned since. A worker will ask a person again.")
     text = _OPEN.get(call.orphan)
     if text is not None:
         return str(text)
@@ -588,7 +587,7 @@ _VERDICTS = {
     "unknown": gettext_lazy("unknown"),
 }
 _ACTIONS = {
-    "held": gettext_lazy("It waits for a person."),
+    "held": gettext_lazy("A person was asked."),
     "surfaced": gettext_lazy("The model was told that it is unknown."),
     "retry": gettext_lazy("It is repeated: its tool says that is safe."),
     "reconcile": gettext_lazy("The outside system is asked by the key."),

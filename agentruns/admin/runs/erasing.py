@@ -33,7 +33,7 @@ def erase_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> Htt
         status, refusal = status_of(error), plain(error)
     if confirmed and not refusal:
         admin.log_change(request, run, _("Erased row %(seq)s.") % {"seq": seq})
-        done = _("Erased: %(rows)d rows, %(approvals)d approvals, %(files)d files.")
+        done = _("Erased. Rows: %(rows)d, approvals: %(approvals)d, files: %(files)d.")
         counts = {"rows": len(erased.rows), "approvals": erased.approvals, "files": erased.files}
         admin.message_user(request, done % counts, messages.SUCCESS)
         return admin.back(request, run)

@@ -17,7 +17,7 @@ from agentruns.admin.html import (
     EMPTY,
     Body,
     Fact,
-    age,
+    ago,
     body,
     plain,
     pretty,
@@ -35,7 +35,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, RunState
+from agentruns.journal.fold import ACTIVE, Call, RunState
 from agentruns.journal.masking import Mask
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.journal.store import SessionState
@@ -72,7 +72,7 @@ class ForkForm(AgainForm):
 
     at = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
     text = TypedField(
-        label=gettext_lazy("What the agent is told then (optional where something is left to do)"),
+        label=gettext_lazy("Next message to the agent (optional if something is left to do)"),
         required=False,
         max_length=TEXT_LENGTH,
         widget=area(),
@@ -94,9 +94,9 @@ class ReplayForm(forms.Form):
         widget=forms.RadioSelect,
         initial="code",
         choices=[
-            ("code", gettext_lazy("what its agent would send now; no model is asked")),
-            (OWN, gettext_lazy("what the model of its agent, as it is now, decides")),
-            ("model", gettext_lazy("what another model decides:")),
+            ("code", gettext_lazy("the requests that its agent would send now; no model is asked")),
+            (OWN, gettext_lazy("the replies of its agent's current model")),
+            ("model", gettext_lazy("the replies of another model:")),
         ],
     )
     model = forms.CharField(label=gettext_lazy("Name of the model"), required=False, max_length=100)
@@ -166,7 +166,7 @@ def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     except REFUSALS as error:
         return refused(admin, request, run, error)
     admin.log_change(request, run, _("Ran again from the console: run %(run)s.") % {"run": new.pk})
-    done = _("Started again as run %(run)s. A worker takes it up.") % {"run": short_id(new.pk)}
+    done = _("Started again as run %(run)s. A worker picks it up.") % {"run": short_id(new.pk)}
     admin.message_user(request, done, messages.SUCCESS)
     return admin.back(request, new)
 
@@ -192,7 +192,7 @@ def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
         return _fork_refused(admin, request, run, form, status_of(error), plain(error))
     logged = _("Forked at row %(seq)s from the console: run %(run)s.")
     admin.log_change(request, run, logged % {"seq": given["at"], "run": new.pk})
-    done = _("Forked at row %(seq)s as run %(run)s. A worker takes it up.")
+    done = _("Forked at row %(seq)s as run %(run)s. A worker picks it up.")
     admin.message_user(request, done % {"seq": given["at"], "run": short_id(new.pk)}, messages.SUCCESS)
     return admin.back(request, new)
 
@@ -207,8 +207,8 @@ def _repeats(admin: RunAdmin, request: HttpRequest, run: Run, after: int = 0) ->
     lines = [(one, visible(calls.text_of(one.tool, mask.arguments(one.tool, one.arguments)))) for one in done]
     sent = [(name, text) for name, text in request.POST.items() if name in ForkForm.base_fields]
     context: dict[str, Any] = {
-        "refusal": _("Nothing was started. Tick each, or leave it.") if was_asked else "",
-        "effects": [(one, text, age(one.at), one.call_id in ticked) for one, text in lines],
+        "refusal": _("Nothing was started: tick each effect, or go back.") if was_asked else "",
+        "effects": [(one, text, ago(one.at), one.call_id in ticked) for one, text in lines],
         "sent": sent,
         "action_url": request.get_full_path(),
         "is_fork": bool(after),
@@ -337,7 +337,7 @@ def _ways(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> dict[str
 def _fork(request: HttpRequest, run: Run) -> Action:
     effect = [
         _("A new run, in a session of its own, gets a copy of the journal up to this row and goes on."),
-        _("No effect is repeated. What its model asks for from there on is done, as new calls."),
+        _("No effect is repeated. Whatever its model asks for from there on is done, as new calls."),
     ]
     if not _may_fork(request, run):
         return Action(effect, missing(FORK), forbidden=True)
@@ -348,13 +348,12 @@ def facts(moment: Moment) -> list[Fact]:
     """Return what the run was after the row, and what it was before where that was something else."""
     before, after = moment.before, moment.state.run
     lines = [
-        (_("Status"), before.status, after.status),
+        (_("Status"), _status(before), _status(after)),
         (_("Model replies"), before.step, after.step),
         (_("Tokens"), _tokens(before), _tokens(after)),
         (_("Cost"), before.usage.get("cost"), after.usage.get("cost")),
         (_("Failed attempts since the last reply"), before.failures, after.failures),
         (_("Paused"), before.paused, after.paused),
-        (_("Definition"), before.definition[:12], after.definition[:12]),
     ]
     found = [Fact(_("Written"), stamp(moment.row.created_at))]
     for label, was, now in lines:
@@ -434,6 +433,10 @@ def _block(block: dict[str, Any]) -> Body:
     return body(kind, pretty(block), LONGEST)
 
 
+def _status(state: RunState) -> str:
+    return _("running") if state.status == ACTIVE else str(Run.Status(state.status).label)
+
+
 def _tokens(state: RunState) -> str:
     return ", ".join(f"{plain(name)} {amount}" for name, amount in state.usage.items() if name != "cost")
 
@@ -447,7 +450,7 @@ def _frozen(state: RunState) -> RunState:
 def _again(request: HttpRequest, run: Run) -> Action:
     effect = [
         _("A new run of the same task is queued in the same session, linked to this one."),
-        _("Its model sees what was done before. What it asks for again is done again."),
+        _("Its model sees what was done before. Whatever it asks for again is done again."),
     ]
     if not _may_fork(request, run):
         return Action(effect, missing(FORK), forbidden=True)
@@ -484,7 +487,7 @@ def _line(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
         "short": short_id(run.pk),
         "badge": run_badge(run),
         "session": visible(run.session.key),
-        "age": age(run.created_at),
+        "age": ago(run.created_at),
         "at": run.origin_seq,
         "url": admin.url(request, "change", run.pk),
     }

@@ -132,7 +132,7 @@ def adopt_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
             run = adopt_definition(run.pk, request.user, reason=sent["reason"])
             if run.definition_id != sent["hash"]:  # registered while this was at work: undo
                 raise RunStateError(_another())
-        return _("Adopted. The run goes by the definition of version %(version)s now.") % {
+        return _("Adopted. The run now follows the definition of version %(version)s.") % {
             "version": run.version
         }
 
@@ -143,7 +143,7 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     """Return what Adopt will do, or why it cannot be done."""
     run = situation.run
     effect = [
-        _("From its next step on the run uses what is registered now: model, instructions, tools, limits."),
+        _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
         _("A call that has started is still judged by what its tool declared when it started."),
         _("Approvals keep the arguments that were shown; a call that no longer fits its tool is refused."),
         _("The journal keeps both definitions and your name. What has happened already stays as it is."),
@@ -153,11 +153,11 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     if why_not := actions.over(situation):
         return Action(effect, why_not)
     if drift.agent is None:
-        return Action(effect, _("This process does not know the agent: there is nothing to adopt."))
+        return Action(effect, _("This web server does not know the agent: there is nothing to adopt."))
     if drift.is_served:
         return Action(effect, _("Its own definition is registered: there is nothing to adopt."))
     if is_live(run):
-        return Action(effect, _("A worker that has the old definition is driving it. Pause it first."))
+        return Action(effect, _("A worker that has the old definition is working on it. Pause it first."))
     if not situation.may_adopt:
         return Action(effect, actions.missing("agentruns.adopt_definition"), forbidden=True)
     return Action(effect)
@@ -205,7 +205,7 @@ def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
     nearest = max(found, key=lambda each: each.percent, default=None)
     if nearest is None or nearest.percent == 0:
         return ""
-    text = _("If it goes on like this, it is stopped by: %(label)s (%(percent)d %% used).")
+    text = _("Closest limit: %(label)s, %(percent)d %% used.")
     return text % {"label": nearest.label, "percent": nearest.percent}
 
 
@@ -226,27 +226,27 @@ def drift_summary(run: Run, found: Drift) -> str:
     about = {"agent": plain(run.agent), "version": plain(run.version)}
     if found.agent is None:
         text = _(
-            "This process does not know the agent %(agent)s, so it cannot tell whether its definition is "
-            "another one now. A worker that knows it goes on."
+            "This web server does not know agent %(agent)s, so it cannot tell whether its definition has "
+            "changed. A worker that knows it goes on."
         )
         return text % about
     about["newest"] = plain(found.agent.version)
     if found.is_served and found.parts:
         text = _(
             "Version %(newest)s of %(agent)s is the newest here. Version %(version)s, which this run was "
-            "started with, is still registered as it was: the run just goes on with it."
+            "started with, is still registered as it was: the run goes on with it."
         )
         return text % about
     if found.is_served:
         return ""
-    text = _("The run was started with another definition of %(agent)s than is registered here now.")
+    text = _("The definition of %(agent)s has changed since the run was started.")
     if found.agent.version != run.version:
         text = _(
-            "Version %(version)s of %(agent)s, which the run goes by, is not registered here any more; "
+            "Version %(version)s of %(agent)s, which the run follows, is not registered here any more; "
             "version %(newest)s is."
         )
     waits = _(
-        "No worker that has only the new one takes the run up. Serve the old one again under its own "
+        "Workers that know only the new one leave the run alone. Register the old one again under its own "
         "version, or adopt the new one."
     )
     return f"{text % about} {waits}"
@@ -313,4 +313,4 @@ def _cell(text: str, start: int) -> Cell:
 
 
 def _another() -> str:
-    return _("Yet another definition is registered since you looked. This is how it is now.")
+    return _("The definition changed again since you looked. This is how it is now.")

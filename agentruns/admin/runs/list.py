@@ -87,7 +87,7 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.SCHEDULED and wait.until is not None:
         return _("Starts at %(time)s") % {"time": exact(wait.until)}
     if wait.until is not None:
-        return _("The model failed; tried again %(when)s") % {"when": ago(wait.until)}
+        return _("The model failed; next attempt %(when)s") % {"when": ago(wait.until)}
     return text
 
 

@@ -187,7 +187,6 @@ def facts(run: Run) -> list[Fact]:
         Fact(_("Worker"), _lease(run)),
         Fact(_("Worker last heard"), dated(_heard(run))),
         Fact(_("Crashes in a row"), run.attempts),
-        Fact(_("Definition"), run.definition_id[:12], run.definition_id),
     ]
     if run.session.imported_at:
         text = _("%(when)s: a record; its decisions were made in another database")

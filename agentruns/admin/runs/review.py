@@ -32,7 +32,7 @@ class ReviewForm(forms.Form):
         label=gettext_lazy("Rating"), coerce=int, choices=Review.Rating.choices, widget=forms.RadioSelect
     )
     assignee = forms.CharField(
-        label=gettext_lazy("Who sees to it (username)"), required=False, max_length=NAME_LENGTH
+        label=gettext_lazy("Assigned to (username)"), required=False, max_length=NAME_LENGTH
     )
     note = TypedField(
         label=gettext_lazy("Note, for colleagues; the agent never reads it"),

@@ -50,8 +50,10 @@ class StartForm(forms.Form):
     text = TypedField(label=gettext_lazy("Task"), max_length=TEXT_LENGTH, widget=area(8))
     attached = FilesField(label=gettext_lazy("Pictures and documents (optional)"), required=False)
     session = forms.CharField(
-        label=gettext_lazy("Session to go on in (optional)"),
-        help_text=gettext_lazy("Its key: the agent then knows what was said there. Empty: a new one."),
+        label=gettext_lazy("Session key (optional)"),
+        help_text=gettext_lazy(
+            "To continue a session: the agent knows what was said there. Empty starts a new one."
+        ),
         required=False,
         max_length=NAME_LENGTH,
     )
@@ -65,7 +67,7 @@ class StartForm(forms.Form):
         """Return the task with its files; raises ContentError and ValueError."""
         text, files = str(self.cleaned_data["text"]), self.cleaned_data["attached"]
         if sum(file.size for file in files) > DEFAULT.request:
-            raise ValueError(_("The files have more than %(count)s bytes.") % {"count": DEFAULT.request})
+            raise ValueError(_("The files are larger than %(count)s bytes.") % {"count": DEFAULT.request})
         return [Text(text), *map(of_upload, files)] if files else text
 
 
@@ -92,7 +94,7 @@ def start_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
         return _page(admin, request, form, status_of(error), plain(error))
     if is_new:
         admin.log_change(request, run, _("Started from the console."))
-        admin.message_user(request, _("Started. A worker takes it up."), messages.SUCCESS)
+        admin.message_user(request, _("Started. A worker picks it up."), messages.SUCCESS)
     else:
         admin.message_user(request, _("This task was started already."), messages.INFO)
     return admin.back(request, run)

@@ -89,7 +89,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         call=row.call_id,
         attempt=row.attempt,
         who=visible(_who(row)),
-        payload=body(_("Payload"), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        payload=body(plain(row.kind), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
         files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
@@ -172,9 +172,7 @@ def _who(row: Row) -> str:
     actor = row.payload.get("actor")
     if isinstance(actor, dict) and actor.get("name"):
         return str(actor["name"])
-    if row.epoch:
-        return _("worker (epoch %(epoch)d)") % {"epoch": row.epoch}
-    return _("the program")
+    return _("worker") if row.epoch else _("the program")
 
 
 def _add(card: RowCard, label: str, value: object, title: str = "") -> None:
@@ -194,7 +192,6 @@ def _run_started(card: RowCard, payload: Payload) -> None:
     _add(card, _("Agent"), f"{payload['agent']} {payload['version']}")
     _add(card, _("Session"), payload.get("session"))
     _add(card, _("Idempotency key"), payload.get("idempotency_key"))
-    _add(card, _("Definition"), payload["definition"][:12], payload["definition"])
     _add(card, _("Tools of this run"), ", ".join(payload.get("tools", [])))
     _say(card, _("Instructions of this run"), payload.get("instructions"))
 
@@ -223,7 +220,8 @@ def _assistant(card: RowCard, payload: Payload) -> None:
         verdict = _VERDICTS.get(call["verdict"], call["verdict"])
         label = _("%(tool)s: %(verdict)s") % {"tool": plain(call["tool"]), "verdict": verdict}
         _say(card, label, pretty(call["arguments"]))
-    _add(card, _("Stopped because"), payload.get("stop_reason"))
+    if payload.get("stop_reason") not in ("end_turn", "tool_use"):
+        _add(card, _("Stopped because"), payload.get("stop_reason"))
     _add(card, _("Model"), payload.get("model"))
     _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
     _add(card, _("Cost"), payload.get("cost"))
@@ -236,7 +234,6 @@ def _approval_requested(card: RowCard, payload: Payload) -> None:
     _add(card, _("Why"), payload.get("why"))
     _add(card, _("Risk"), payload.get("risk"))
     _add(card, _("Expires"), payload.get("expires_at"))
-    _add(card, _("Digest"), payload["digest"][:12], payload["digest"])
 
 
 def _approval_decided(card: RowCard, payload: Payload) -> None:
@@ -249,8 +246,7 @@ def _approval_decided(card: RowCard, payload: Payload) -> None:
     _add(card, _("Reason"), payload.get("reason"))
     _add(card, _("Settles the doubt about"), ", ".join(payload.get("settles", ())))
     _say(card, _("Answer"), payload.get("text"))
-    _add(card, _("Digest seen"), payload["digest"][:12], payload["digest"])
-    _add(card, _("Through"), payload.get("channel"))
+    _add(card, _("Via"), payload.get("channel"))
 
 
 def _approval_extended(card: RowCard, payload: Payload) -> None:
@@ -261,15 +257,13 @@ def _approval_extended(card: RowCard, payload: Payload) -> None:
 
 
 def _approval_voided(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("An approval counts no more"), "waits"
+    card.title, card.tone = _("An approval no longer counts"), "waits"
     _add(card, _("Why"), payload.get("why"))
 
 
 def _tool_started(card: RowCard, payload: Payload) -> None:
     card.title = _("Tool started")
     _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
-    _add(card, _("Declares"), payload.get("declares"))
-    _add(card, _("Idempotency key"), payload["key"])
 
 
 def _tool_result(card: RowCard, payload: Payload) -> None:
@@ -296,7 +290,7 @@ def _model_failed(card: RowCard, payload: Payload) -> None:
 def _late_result(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Late report of a worker that had lost the run"), "waits"
     if payload.get("never_entered"):
-        _add(card, _("Report"), _("the tool was never entered: nothing happened"))
+        _add(card, _("Report"), _("the tool never started: nothing happened"))
     label = _("The tool returned, its beginning") if card.file else _("The tool returned")
     _say(card, label, _said(payload))
 
@@ -304,15 +298,14 @@ def _late_result(card: RowCard, payload: Payload) -> None:
 def _orphan_found(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Call in doubt"), "bad"
     _add(card, _("Evidence"), payload.get("evidence"))
-    _add(card, _("Declares"), payload.get("declares"))
-    _say(card, _("Its handler raised"), payload.get("raised"))
+    _say(card, _("The tool raised"), payload.get("raised"))
     _add(card, _("What becomes of it"), _ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
 
 
 def _orphan_resolved(card: RowCard, payload: Payload) -> None:
     card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
     _add(card, _("Evidence"), payload.get("evidence"))
-    _add(card, _("Through"), payload.get("channel"))
+    _add(card, _("Via"), payload.get("channel"))
     _say(card, _("Result"), payload.get("result"))
 
 

@@ -129,7 +129,7 @@ def done(found: CallHistory, run: Run, verdict: str, result: Any) -> str:
     if verdict == "occurred":
         said = _("%(said)s The result is stored as %(kind)s.") % {"said": said, "kind": kind_of(result)}
     if run.status == Run.Status.QUEUED:
-        return f"{said} " + _("A worker takes the run up.")
+        return f"{said} " + _("A worker picks up the run.")
     return said
 
 
@@ -142,10 +142,10 @@ def _occurred(found: CallHistory, others: int) -> Choice:
             _goes_on(found.run, others),
         ]
         if found.call.edited:
-            effect.insert(1, _("Before it stand the arguments that a person set."))
+            effect.insert(1, _("The model reads the arguments that a person set before it."))
     if found.returned is not None:
         effect.append(
-            _("The result below is what its handler returned. Left as it is, it is stored exactly so, as %s.")
+            _("The result above is what the tool returned. Unchanged, it is stored exactly so, as %s.")
             % kind_of(found.returned.payload.get("content"))
         )
     return Choice("occurred", _("It happened"), _("It happened"), effect, tone="good")
@@ -154,7 +154,7 @@ def _occurred(found: CallHistory, others: int) -> Choice:
 def _not_occurred(found: CallHistory, others: int) -> Choice:
     choice = Choice("not_occurred", _("It did not happen"), _("It did not happen"), [], tone="waits")
     if found.returned is not None:
-        choice.why_not = _("Its handler returned without an error, so it did happen.")
+        choice.why_not = _("The tool returned without an error, so it did happen.")
     if found.is_uncleared:
         again = _("It is not run again; to have it done, give the agent a new task.")
         choice.effect = [_only_recorded(), again, _lifts(found)]
@@ -179,9 +179,7 @@ def _unknown(found: CallHistory) -> Choice:
     reads = [body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=tool))]
     effect = [_("The model decides what to do: check, ask, or stop.")]
     if found.later:
-        effect.append(
-            _("What it asked for after this call is not run, and open approvals of it are cancelled.")
-        )
+        effect.append(_("Later calls of the same reply are not run, and their approvals are cancelled."))
         reads.append(body(_("Not run"), "\n".join(found.later)))
         reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
     effect += [text for text in (_asks(found), _goes_on(found.run, 0)) if text]
@@ -202,8 +200,8 @@ def _goes_on(run: Run, others: int) -> str:
     if _is_paused(run):
         return _("The run stays paused until somebody resumes it.")
     if others:
-        return _("The run then goes on as far as nothing else in it waits for a person.")
-    return _("A worker then takes the run up.")
+        return _("The run then goes on, unless something else in it waits for a person.")
+    return _("A worker then picks up the run.")
 
 
 def _is_paused(run: Run) -> bool:
@@ -227,7 +225,7 @@ def _asks(found: CallHistory) -> str:
 
 
 def _only_recorded() -> str:
-    return _("Only recorded: nothing is run, and what the model was told stays.")
+    return _("This is only recorded: nothing runs, and what the model was told stays.")
 
 
 def _refuse(constant: str) -> Any:
