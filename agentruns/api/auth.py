@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from ninja import security
 from ninja.conf import settings as ninja_settings
 from ninja.errors import AuthenticationError
-from ninja.throttling import AnonRateThrottle, UserRateThrottle
+from ninja.throttling import SimpleRateThrottle
 from ninja.utils import check_csrf
 
 from agentruns import journal, services
@@ -112,23 +112,21 @@ class SessionAuth(security.SessionAuth):
         return user if user.is_authenticated and user.is_active else None
 
 
-class UserThrottle(UserRateThrottle):
-    scope = "agentruns_user"
+class Throttle(SimpleRateThrottle):
+    """The count of a user's requests, or of those that come from an address without a user."""
+
+    def __init__(self, rate: str, user: Any) -> None:
+        super().__init__(rate)
+        self.user = user
 
     def get_cache_key(self, request: HttpRequest) -> str:
-        if not isinstance(request.user, SessionBearer):
-            return str(super().get_cache_key(request))
-        return self.cache_format % {"scope": self.scope, "ident": request.user.actor_id}
-
-
-class AnonymousThrottle(AnonRateThrottle):
-    scope = "agentruns_anonymous"
-
-    def get_ident(self, request: HttpRequest) -> str | None:
+        if self.user is not None:
+            ident = self.user.actor_id if isinstance(self.user, SessionBearer) else self.user.pk
+            return f"throttle_agentruns_user_{ident}"
         # ninja would believe any X-Forwarded-For; it counts only behind proxies that the project declared.
-        if ninja_settings.NUM_PROXIES is None:
-            return request.META.get("REMOTE_ADDR")
-        return super().get_ident(request)
+        is_declared = ninja_settings.NUM_PROXIES is not None
+        address = self.get_ident(request) if is_declared else request.META.get("REMOTE_ADDR")
+        return f"throttle_agentruns_anonymous_{address}"
 
 
 def user_of(request: HttpRequest) -> Any:
@@ -225,7 +223,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     if rate is None or entry.is_counted:
         return
     entry.is_counted = True
-    throttle = UserThrottle(rate) if user is not None else AnonymousThrottle(rate)
+    throttle = Throttle(rate, user)
     try:
         if throttle.allow_request(request):
             return

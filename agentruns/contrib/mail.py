@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -48,22 +48,16 @@ class MailNotifier:
             subject, body = _subject(notice), _body(notice)  # here, in the language of this thread
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
-    def check(self) -> list[CheckMessage]:
+    def check(self) -> Iterator[CheckMessage]:
         """Find settings with which no e-mail can be sent, or with which a worker may hang."""
-        found: list[CheckMessage] = []
         people = settings.NOTIFY_EMAILS
         if not people or not isinstance(people, list | tuple):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
-            found.append(Error(MISSING, hint=hint, id="agentruns.E011"))
+            yield Error(MISSING, hint=hint, id="agentruns.E011")
         if _may_hang():
-            found.append(
-                Warning(
-                    "SMTP has no time-out: a mail server that does not answer blocks a worker for ever.",
-                    hint="EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS.",
-                    id="agentruns.W004",
-                )
-            )
-        return found
+            text = "SMTP has no time-out: a mail server that does not answer blocks a worker for ever."
+            hint = "EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS."
+            yield Warning(text, hint=hint, id="agentruns.W004")
 
 
 def _may_read(address: str, notice: Notice) -> bool:

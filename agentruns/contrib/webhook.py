@@ -11,19 +11,13 @@ import hashlib
 import hmac
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
+from urllib import request as urls
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import (
-    HTTPHandler,
-    HTTPRedirectHandler,
-    HTTPSHandler,
-    ProxyHandler,
-    Request,
-    build_opener,
-)
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
@@ -61,16 +55,15 @@ class WebhookNotifier:
             "webhook-timestamp": str(moment),
             "webhook-signature": sign(secret, str(notice.id), moment, body),
         }
-        request = Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
+        request = urls.Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
         status = _post(request)
         if status == GONE:
             raise UndeliverableError("The receiver answered 410 Gone.")
         if not 200 <= status < 300:
             raise OSError(f"The receiver answered {status}.")
 
-    def check(self) -> list[CheckMessage]:
+    def check(self) -> Iterator[CheckMessage]:
         """Find settings with which no webhook can be sent."""
-        found: list[CheckMessage] = []
         for read, name, hint in (
             (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
             (_keys, "WEBHOOK_SECRET", f"'{PREFIX}' and the base64 of 32 random bytes, from the environment."),
@@ -78,8 +71,7 @@ class WebhookNotifier:
             try:
                 read(getattr(settings, name))
             except ImproperlyConfigured as error:
-                found.append(Error(str(error), hint=hint, id="agentruns.E010"))
-        return found
+                yield Error(str(error), hint=hint, id="agentruns.E010")
 
 
 def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
@@ -120,21 +112,21 @@ def _address(url: Any) -> str:
     return str(url)
 
 
-class _NoRedirects(HTTPRedirectHandler):
+class _NoRedirects(urls.HTTPRedirectHandler):
     """Follows no redirect: a signed message goes to its own address only."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
-class _Watched(HTTPHandler, HTTPSHandler):
+class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
     """Opens connections, and can end them while another thread waits for the receiver."""
 
     def __init__(self) -> None:
         super().__init__()
         self._opened: list[HTTPConnection] = []
 
-    def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
+    def do_open(self, http_class: Any, req: urls.Request, **options: Any) -> HTTPResponse:
         def opened(*args: Any, **kwargs: Any) -> HTTPConnection:
             self._opened.append(http_class(*args, **kwargs))
             return self._opened[-1]
@@ -149,15 +141,15 @@ class _Watched(HTTPHandler, HTTPSHandler):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _post(request: Request) -> int:
+def _post(request: urls.Request) -> int:
     """Return the status of the answer, of which only the head is read. Raises OSError.
 
     A time limit of a socket begins anew with each byte; this one is for the whole delivery.
     """
     watched = _Watched()
     # The environment's proxy is not for localhost.
-    direct = [ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
-    opener = build_opener(_NoRedirects, watched, *direct)
+    direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
+    opener = urls.build_opener(_NoRedirects, watched, *direct)
 
     def post() -> int:
         try:
