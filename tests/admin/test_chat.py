@@ -111,6 +111,22 @@ def test_what_is_sensitive_is_masked(world: World) -> None:
         assert "DE02-secret" not in page(run, query=query).html
 
 
+SPELT = {"7731x": "7 7 3 1 x", "7x": "7x"}
+
+
+@tool(sensitive=["pin"], describe=lambda args: f"Open with {SPELT[args['pin']]}")
+def unlock(pin: str) -> str:
+    """Open a door."""
+    return "open"
+
+
+@pytest.mark.parametrize("pin", SPELT)
+def test_a_tools_own_sentence_is_masked_as_on_a_card(pin: str) -> None:
+    shown = text(ran("doors", {"tools": [call("unlock", pin=pin)]}, tools=[unlock]))
+    assert "***" in shown
+    assert f" {SPELT[pin]} " not in shown
+
+
 def test_a_reply_goes_on_in_the_session(world: World) -> None:
     run = world.completed()
     form = page(run).forms[url(run, "reply")]

@@ -175,7 +175,7 @@ HARMLESS = {
     "status", "verdict", "result", "evidence", "content", "not_before",
 }  # fmt: skip
 RUN_POSTS = {
-    **dict.fromkeys(("again", "fork", "pause", "cancel"), "do with one's own"),
+    **dict.fromkeys(("again", "fork", "pause", "cancel", "reply"), "do with one's own"),
     **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review"), "operate"),
     "reveal": "reveal",
 }

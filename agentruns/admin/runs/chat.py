@@ -204,7 +204,7 @@ class Talk:
         tool = self.tools.get(call["tool"])
         if tool is None or tool.describe is None or call["verdict"] != "run":
             return ""
-        return self.mask.text(tool.title(given)) or ""
+        return self.mask.made(call["tool"], tool.title(given)) or ""
 
     def _result(self, line: Line, row: Row) -> None:
         outcome, in_doubt = row.payload.get("outcome"), row.payload.get("in_doubt", False)
