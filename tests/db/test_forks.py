@@ -146,7 +146,7 @@ def test_nothing_left_to_do_needs_a_text() -> None:
     run = story()
     runs, sessions = Run.objects.count(), Session.objects.count()
     for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
-        with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: pass a text"):
+        with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: say in a text"):
             fork_run(run.pk, seq)
     with pytest.raises(ValueError, match="The text is empty"):
         fork_run(run.pk, seq, text=" ")

@@ -104,7 +104,7 @@ def test_a_run_at_work_is_closed_here(effects: Effects) -> None:
         "cancelled", ["unknown"], "cancelled",
     )  # fmt: skip
     (closed,) = payloads(run, "run_cancelled")
-    assert closed["reason"] == ("imported, awaiting approval then: it may go on in the database it came from")
+    assert closed["reason"] == ("imported, waiting then: it may go on in the database it came from")
     with pytest.raises(RunStateError, match="it is a record"):
         approve(Approval.objects.get().pk, None)
     assert sweep() == Swept()
