@@ -73,6 +73,7 @@ class RowCard:
     timing: Timing | None = None
     limit: int | None = TEXT_LIMIT
     brief: SafeString | str = ""
+    person: SafeString | str = ""
 
 
 def row_card(row: Row, *, whole: bool = False) -> RowCard:
@@ -93,6 +94,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         file=file_of(row.payload),
         files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
+        person=visible(_person(row)),
     )
     describe = _DESCRIBE.get(row.kind)
     if describe is not None:
@@ -168,11 +170,13 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else pretty(value)
 
 
-def _who(row: Row) -> str:
+def _person(row: Row) -> str:
     actor = row.payload.get("actor")
-    if isinstance(actor, dict) and actor.get("name"):
-        return str(actor["name"])
-    return _("worker") if row.epoch else _("the program")
+    return str(actor.get("name") or "") if isinstance(actor, dict) else ""
+
+
+def _who(row: Row) -> str:
+    return _person(row) or (_("worker") if row.epoch else _("the program"))
 
 
 def _add(card: RowCard, label: str, value: object, title: str = "") -> None:
