@@ -38,7 +38,7 @@ def test_another_definition_is_read_adopted_paused_resumed_and_verified(desk: De
     assert_sound(page)
     visitor.open(run)
     visitor.choose("Adopt")
-    visitor.wait_for("Adopted. The run now follows the definition of version 1 now.")
+    visitor.wait_for("Adopted. The run now follows the definition of version 1.")
     visitor.choose("Pause", **{"Reason, shown while it is paused (optional)": "the shop is closed"})
     visitor.wait_for("Paused: the shop is closed")
     visitor.choose("Resume")
