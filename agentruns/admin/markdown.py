@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+import re
+from collections.abc import Callable, Sequence
+from html import escape, unescape
 from secrets import token_hex
 from typing import Any
 
@@ -13,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from agentruns.admin.html import Body, marked_parts, plain
+from agentruns.admin.html import Body, body, marked_parts, plain
 from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
@@ -41,8 +42,13 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer)
 _MARKDOWN.enable(["table", "strikethrough"]).disable(["image", "link", "autolink", "reference", "entity"])
 
 
-def markdown(label: str, text: object, limit: int | None = None) -> Body:
-    """Return a text of a model for a page, as `html.body` does, with its markdown rendered."""
+def markdown(
+    label: str, text: object, limit: int | None = None, *, hide: Callable[[str], str] = redact
+) -> Body:
+    """Return a text of a model for a page, as `html.body` does, with its markdown rendered.
+
+    Without its markdown where that put a value together which `hide` keeps off the page.
+    """
     parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
     nonce = token_hex(8)
     kept: list[str] = [escape(MASK)]  # what markdown must leave alone: marks, and what is masked
@@ -55,6 +61,10 @@ def markdown(label: str, text: object, limit: int | None = None) -> Body:
             source += part.replace(MASK, f"{nonce}x0x")
 
     html = nh3.clean(_MARKDOWN.render(source), tags=TAGS, attributes={})
+    read = unescape(nh3.clean(html, tags=set()))
+    if redact(hide(read)) != read:
+        read = re.sub(rf"{nonce}x(\d+)x", lambda found: MASK if found[1] == "0" else " ", read)
+        return body(label, hide(read).strip(), limit)
     for number, one in enumerate(kept):
         html = html.replace(f"{nonce}x{number}x", one)
     return Body(plain(label), mark_safe(html), left_out, "markdown")  # noqa: S308 - sanitised above

@@ -49,6 +49,12 @@ def test_nothing_acts_or_is_loaded(text: str) -> None:
         assert bad not in shown
 
 
+@pytest.mark.parametrize("text", ["DE02\\-7", "DE**02**-7", "DE`02`-7", "~~DE02~~-7", "*DE*02-7"])
+def test_markdown_puts_no_masked_value_together(text: str) -> None:
+    shown = str(markdown("", f"PIN {text}", hide=lambda said: said.replace("DE02-7", "***")).text)
+    assert shown == "PIN ***"
+
+
 def test_links_stay_as_they_are_written() -> None:
     source = (
         "[your bank](https://bank.example@evil.example/x?a=1) and <mailto:ben@example.com?bcc=eve@x.example>"

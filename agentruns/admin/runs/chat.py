@@ -187,7 +187,7 @@ class Talk:
 
     def _agent(self, row: Row, raw: Row) -> None:
         text = text_of(row.payload["content"])
-        said = markdown("", text, LONGEST) if text.strip() else None
+        said = markdown("", text, LONGEST, hide=self.mask.text) if text.strip() else None
         is_same = bool(self.turns) and self.turns[-1].side == "agent"
         turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, said)
         given = {call["id"]: call["arguments"] for call in raw.payload["calls"]}
