@@ -58,21 +58,30 @@ def check_approvers(
     if not needed <= {*connections[alias].introspection.table_names()}:
         return []  # before the first migrate
     active = users._default_manager.using(alias).filter(is_active=True)
-    groups = Group.objects.using(alias)
+    has_users = active.exists()  # a project that is being set up has none yet
+    known = _known({*gated}, alias)
     found: list[CheckMessage] = []
     for approvers, tools in sorted(gated.items()):
-        is_known = _permissions(approvers, alias).exists() or groups.filter(name=approvers).exists()
-        if approvers and not is_known:
+        if approvers and approvers not in known:
             text = f"approvers={approvers!r} of {tools} names neither a permission nor a group."
             hint = "Correct it, or make the group; until then only superusers may decide."
-        # A project that is being set up has no users yet.
-        elif active.exists() and not _deciders(active, approvers, alias).exists():
+        elif has_users and not _deciders(active, approvers, alias).exists():
             who = f"may decide for {approvers!r}" if approvers else "has the permission to decide approvals"
             text = f"No active user {who}, so calls of {tools} wait for ever."
             hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
         else:
             continue
         found.append(Warning(text, hint=hint, id="agentruns.W010"))
+    return found
+
+
+def _known(names: set[str], alias: str) -> set[str]:
+    """Return the names of groups among these, and those of permissions, with their app and without."""
+    groups = Group.objects.using(alias).filter(name__in=names).values_list("name", flat=True)
+    named = Permission.objects.using(alias).filter(codename__in={name.rpartition(".")[2] for name in names})
+    found = set(groups)
+    for app, codename in named.values_list("content_type__app_label", "codename"):
+        found |= {codename, f"{app}.{codename}"}
     return found
 
 
