@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from django import forms
 from django.conf import settings as django_settings
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
@@ -30,14 +30,13 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.module_loading import import_string
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
-from agentruns.admin.html import plain, visible
+from agentruns.admin.html import plain
 from agentruns.conf import settings
-from agentruns.exceptions import PermissionDeniedError
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.utils import clock
 
 if TYPE_CHECKING:
@@ -108,6 +107,21 @@ class BoundedPaginator(AnyPaginator):
         return self.counted.number
 
 
+def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]:
+    """Return the keys before and after one in a queue of which `most` are read, and its place there."""
+    if key not in keys:
+        return None, next(iter(keys), None), ""
+    place, count = keys.index(key), bounded(len(keys), most - 1)
+    text = _("%(place)d of %(count)s") % {"place": place + 1, "count": count}
+    return keys[place - 1] if place else None, next(iter(keys[place + 1 :]), None), text
+
+
+def following(keys: Sequence[Any], key: Any) -> list[Any]:
+    """Return the other keys of a queue: those after one, then from the start."""
+    place = keys.index(key) if key in keys else 0
+    return [each for each in [*keys[place:], *keys[:place]] if each != key]
+
+
 def first_id(moment: datetime) -> UUID:
     """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
@@ -142,10 +156,6 @@ class LeanChangeList(ChangeList):
         url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
         return url + self.get_query_string(since, [PAGE_VAR])
 
-    def said(self) -> SafeString:
-        """Return what was searched for, as a page shows it."""
-        return visible(self.query)
-
     def without_search(self) -> str:
         """Return the list as it is without the search."""
         return self.get_query_string(remove=[SEARCH_VAR])
@@ -168,8 +178,8 @@ class View:
 
     `function` names, below agentruns.admin, one that gets the admin, the request, the object, what else the
     route names, and the `options`; it is imported when it is first called. One that `acts` is called for POST
-    only; anything else goes back to the object's page. `in_transaction` is for ATOMIC_REQUESTS: False for a
-    view that takes minutes.
+    only; anything else goes back to the object's page, which also says why it was refused. `in_transaction`
+    is for ATOMIC_REQUESTS: False for a view that takes minutes.
     """
 
     name: str
@@ -178,6 +188,17 @@ class View:
     options: dict[str, str] | None = None
     acts: bool = False
     in_transaction: bool = True
+
+
+def selected(verb: str, description: Any, function: str, permissions: Sequence[str] | None = None) -> Any:
+    """Return an action of a list, whose `function` asks first and then acts on what was chosen."""
+
+    def act(model_admin: ReadOnlyAdmin, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        answer: HttpResponse | None = import_string(f"agentruns.admin.{function}")(model_admin, request, verb)
+        return answer
+
+    act.__name__ = f"{verb}_selected"
+    return admin.action(act, permissions=permissions, description=description)
 
 
 def zone_of(request: HttpRequest) -> ZoneInfo | None:
@@ -250,17 +271,11 @@ class ReadOnlyAdmin(AnyAdmin):
         css = STYLES
         js = SCRIPTS
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse: only services write."""
+    def _has_no_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse: only services write, and the journal is kept."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse: only services write."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse: the journal is kept."""
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _has_no_permission
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the database the journal lives in."""
@@ -279,7 +294,7 @@ class ReadOnlyAdmin(AnyAdmin):
         return patterns
 
     def _pattern(self, view: View, about: str = "<str:object_id>/") -> URLPattern:
-        function: Any = partial(self._call if about else self._show, view)
+        function: Any = partial(self._call, view)
         function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
         function = sensitive_post_parameters("password")(function)  # in no report of an error
         if not view.in_transaction:
@@ -289,16 +304,19 @@ class ReadOnlyAdmin(AnyAdmin):
         pattern: URLPattern = path(route, asked, view.options, name=self.name(view.name))
         return pattern
 
-    def _show(self, view: View, request: HttpRequest, **rest: Any) -> HttpResponseBase:
+    def _call(self, view: View, request: HttpRequest, **rest: Any) -> HttpResponseBase:
         function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
-        return function(self, request, **rest)
-
-    def _call(self, view: View, request: HttpRequest, object_id: str, **rest: Any) -> HttpResponseBase:
-        obj = self.find(request, object_id)
-        if view.acts and request.method != "POST":
+        if "object_id" not in rest:
+            return function(self, request, **rest)
+        obj = self.find(request, rest.pop("object_id"))
+        if not view.acts:
+            return function(self, request, obj, **rest)
+        if request.method != "POST":
             return self.back(request, obj)
-        function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
-        return function(self, request, obj, **rest)
+        try:
+            return function(self, request, obj, **rest)
+        except AgentRunsError as error:
+            return self.refused(request, obj, error)
 
     def listed(self, request: HttpRequest, query: QueryDict) -> QuerySet[Any]:
         """Return all rows of the list of a query, in its order; raises IncorrectLookupParameters."""
@@ -320,7 +338,7 @@ class ReadOnlyAdmin(AnyAdmin):
             raise PermissionDenied
         return super().history_view(request, object_id, extra_context)
 
-    def page(self, request: HttpRequest, obj: Any, *, status: int = 200, **context: Any) -> HttpResponse:
+    def page(self, request: HttpRequest, obj: Any, **context: Any) -> HttpResponse:
         """Return the page of one object."""
         raise NotImplementedError
 
@@ -340,7 +358,7 @@ class ReadOnlyAdmin(AnyAdmin):
         obj: Model | None,
         *,
         title: str,
-        status: int,
+        status: int = 200,
         template: str = "",
         **context: Any,
     ) -> UnframedPage:
@@ -378,6 +396,19 @@ class ReadOnlyAdmin(AnyAdmin):
     def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
         """Return to the object's page, so that a reload repeats nothing."""
         return HttpResponseRedirect(self.url(request, "change", obj.pk))
+
+    def done(
+        self, request: HttpRequest, obj: Model, logged: str, text: str, to: Model | None = None
+    ) -> HttpResponseRedirect:
+        """Log what was done to an object, say so, and go on to its page, or to another one."""
+        self.log_change(request, obj, logged)
+        self.message_user(request, text, messages.SUCCESS)
+        return self.back(request, to or obj)
+
+    def refused(self, request: HttpRequest, obj: Model, error: Exception) -> HttpResponse:
+        """Show the page of an object as it is now, and why nothing was changed."""
+        text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
+        return self.page(request, self.find(request, obj.pk), status=status_of(error), refusal=text)
 
     def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
         """Return the URL of another model's page, or "" where this site or this user has none."""

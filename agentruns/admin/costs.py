@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
@@ -18,7 +18,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import bounded
+from agentruns.admin.base import ReadOnlyAdmin, bounded
 from agentruns.admin.dashboard import bar, runs_of_days
 from agentruns.admin.html import EMPTY, plain
 from agentruns.admin.runs.list import amount, short
@@ -26,9 +26,6 @@ from agentruns.conf import settings
 from agentruns.journal.policy import visible_runs
 from agentruns.models import Run
 from agentruns.utils import clock
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 DAYS = 30
 MOST_DAYS = 366
@@ -73,7 +70,7 @@ class CostsForm(forms.Form):
         return given
 
 
-def costs_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show what the runs of some days used; of those that the user may see."""
     form = _form(admin, request)
     shown: dict[str, Any] = {"form": form}
@@ -98,7 +95,7 @@ def costs_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     return admin.render(request, None, title=_("Costs"), status=status, template=template, **shown)
 
 
-def csv_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Send the same by all four at once, for a spreadsheet."""
     form = _form(admin, request)
     if not form.is_valid():
@@ -122,7 +119,7 @@ def safe_cell(value: object) -> str:
     return FORMULA.sub(r"\1'", plain(value))
 
 
-def _form(admin: RunAdmin, request: HttpRequest) -> CostsForm:
+def _form(admin: ReadOnlyAdmin, request: HttpRequest) -> CostsForm:
     if not admin.has_view_permission(request):
         raise PermissionDenied
     return CostsForm(request.GET)

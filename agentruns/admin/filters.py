@@ -87,7 +87,8 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
     if len(parts) == 1:
         return _named(term, run)
     # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
-    first, *others = (Run.objects.filter(pk__in=_newest(runs, which)).values("pk") for which in parts)
+    newest = (runs.filter(which).order_by("-pk").values("pk")[: MOST + 1] for which in parts)
+    first, *others = (Run.objects.filter(pk__in=some).values("pk") for some in newest)
     return Q(**{f"{run}pk__in": first.union(*others)})
 
 
@@ -149,10 +150,6 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
     ]
 
 
-def _newest(runs: QuerySet[Any], which: Q) -> QuerySet[Any]:
-    return runs.filter(which).order_by("-pk").values("pk")[: MOST + 1]
-
-
 def _named(term: str, run: str = "") -> Q:
     """Return the condition for runs by their session as it is shown, whose requester is that of its runs."""
     key, requester = "key__istartswith", "owner_name__istartswith"
@@ -196,12 +193,19 @@ def names(alias: str, model: type[Model], column: str) -> list[str]:
 class KnownValues(admin.SimpleListFilter):
     """A filter that finds nothing for a value that it did not offer: URLs may hold anything."""
 
+    offered: Sequence[tuple[str, Any]] = ()
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
+        """Return what can be chosen."""
+        return self.offered
+
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows chosen."""
         value = self.value()
         if not value:
             return queryset
         known = value in [str(offered) for offered, _title in self.lookup_choices]
+        self.user = request.user
         return self.chosen(queryset, value) if known else queryset.none()
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -262,18 +266,10 @@ class ReviewFilter(KnownValues):
     title = _("review")
     parameter_name = "review"
     template = "agentruns/admin/filter_chips.html"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return what can be chosen."""
-        return [("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the runs reviewed so, or assigned to the user."""
-        self.user = request.user
-        return super().queryset(request, queryset)
+    offered = (("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad")))
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs chosen."""
+        """Return the runs chosen: reviewed so, or assigned to the user."""
         ratings = {"good": Review.Rating.GOOD, "bad": Review.Rating.BAD}
         which = {"assignee_id": self.user.pk} if value == "mine" else {"rating": ratings[value]}
         return queryset.filter(pk__in=Review.objects.using(queryset.db).filter(**which).values("pk"))
@@ -285,15 +281,12 @@ class RunStatusFilter(KnownValues):
     title = _("status")
     parameter_name = "status"
     template = "agentruns/admin/filter_chips.html"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return what can be chosen."""
-        special = [
-            ("person", _("needs a person")),
-            ("stalled", _("stalled")),
-            ("failed-lately", _("failed in the last 24 hours")),
-        ]
-        return [*special, *Run.Status.choices]
+    offered = (
+        ("person", _("needs a person")),
+        ("stalled", _("stalled")),
+        ("failed-lately", _("failed in the last 24 hours")),
+        *Run.Status.choices,
+    )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
@@ -320,10 +313,8 @@ class StartedFilter(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        for name in (self.first, self.last):
-            value = params.pop(name, [""])[-1].strip()
-            if value:
-                self.used_parameters[name] = value
+        self.days = {name: params.pop(name, [""])[-1].strip() for name in (self.first, self.last)}
+        self.used_parameters = {name: day for name, day in self.days.items() if day}
         mine = (self.first, self.last, PAGE_VAR, ERROR_FLAG)
         self.others = [
             (name, value) for name, values in request.GET.lists() if name not in mine for value in values
@@ -336,13 +327,6 @@ class StartedFilter(admin.ListFilter):
     def has_output(self) -> bool:
         """Return whether there is something to choose: always."""
         return True
-
-    def values(self) -> dict[str, str]:
-        """Return the days chosen, as a form shows them."""
-        return {name: plain(self._chosen(name)) for name in (self.first, self.last)}
-
-    def _chosen(self, name: str) -> str:
-        return str(self.used_parameters.get(name, ""))
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         """Yield the links to what is asked for often."""
@@ -358,10 +342,10 @@ class StartedFilter(admin.ListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the runs started on these days; none where a day makes no sense."""
         try:
-            if first := self._chosen(self.first):
+            if first := self.days[self.first]:
                 start = midnight(date.fromisoformat(first))
                 queryset = queryset.filter(created_at__gte=start, id__gte=first_id(start - SKEW))
-            if last := self._chosen(self.last):
+            if last := self.days[self.last]:
                 end = midnight(date.fromisoformat(last) + timedelta(days=1))
                 queryset = queryset.filter(created_at__lt=end, id__lt=first_id(end + SKEW))
         except (ValueError, OverflowError):
@@ -380,11 +364,10 @@ class ApprovalStatusFilter(KnownValues):
     title = _("status")
     parameter_name = "status"
     default = Approval.Status.PENDING.value
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return what can be chosen."""
-        named = [one for one in Approval.Status.choices if one[0] != Approval.Status.CONSUMED]
-        return [*named, ("all", _("All"))]
+    offered = (
+        *(one for one in Approval.Status.choices if one[0] != Approval.Status.CONSUMED),
+        ("all", _("All")),
+    )
 
     def value(self) -> str:
         """Return what was chosen, or "pending"."""

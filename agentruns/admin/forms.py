@@ -238,7 +238,11 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
     if not optional and value in kind.get("enum", []) and all(isinstance(e, str) for e in kind["enum"]):
         return forms.ChoiceField(choices=[(each, plain(each)) for each in kind["enum"]], **options)
     if kind.get("type") == "boolean" and isinstance(value, bool) and not optional:
-        return _yes_or_no(options)
+        return forms.TypedChoiceField(
+            choices=[("true", _("yes")), ("false", _("no"))],
+            coerce=lambda text: text == "true",
+            **{**options, "initial": "true" if value else "false"},
+        )
     if kind.get("type") in ("integer", "number") and _is_number(value, optional):
         field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
         return field(
@@ -257,14 +261,6 @@ def _is_number(value: Any, optional: bool) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return math.isfinite(value)
     return value is None and optional
-
-
-def _yes_or_no(options: dict[str, Any]) -> forms.Field:
-    return forms.TypedChoiceField(
-        choices=[("true", _("yes")), ("false", _("no"))],
-        coerce=lambda text: text == "true",
-        **{**options, "initial": "true" if options["initial"] else "false"},
-    )
 
 
 def _text_widget(value: str) -> forms.Widget:

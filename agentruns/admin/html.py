@@ -79,6 +79,11 @@ def pretty(value: Any) -> str:
     return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
+def as_text(value: Any) -> str:
+    """Return a text as it stands, any other JSON value as JSON; not fit for a page by itself."""
+    return value if isinstance(value, str) else pretty(value)
+
+
 def short_id(value: object) -> str:
     """Return the beginning of an id: the time of a UUID version 7, which the search finds it by."""
     return str(value)[:13]
@@ -118,10 +123,7 @@ def body(label: str, text: object, limit: int | None = None, kind: str = "") -> 
 
 def arguments(values: dict[str, Any]) -> list[Body]:
     """Return the arguments of a call, each with its name and type and in full."""
-    return [
-        body(name, value if isinstance(value, str) else pretty(value), kind=_kind(value))
-        for name, value in values.items()
-    ]
+    return [body(name, as_text(value), kind=_kind(value)) for name, value in values.items()]
 
 
 def _kind(value: Any) -> str:
@@ -208,28 +210,22 @@ def duration(length: timedelta) -> str:
     return " ".join([f"{amount}\xa0{unit}" for amount, unit in parts if amount][:2])
 
 
-def _element(moment: datetime | None, text: str) -> SafeString:
-    iso = moment.isoformat() if moment else ""
-    return format_html('<time datetime="{}" title="{}">{}</time>', iso, exact(moment), text)
+def _element(moment: datetime, text: str) -> SafeString:
+    html = '<time datetime="{}" title="{}">{}</time>'
+    return format_html(html, moment.isoformat(), exact(moment), text)
 
 
 TONES = {
-    "queued": "plain",
-    "running": "plain",
     "awaiting-approval": "waits",
     "orphaned": "bad",
     "paused": "waits",
     "completed": "good",
     "failed": "bad",
-    "cancelled": "plain",
     "pending": "waits",
     "approved": "good",
     "consumed": "good",
     "answered": "good",
     "denied": "bad",
-    "expired": "plain",
-    "low": "plain",
-    "normal": "plain",
     "high": "bad",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
@@ -18,14 +18,10 @@ from agentruns import journal, services
 from agentruns.admin import runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.filters import KnownValues
-from agentruns.admin.html import EMPTY, Fact, ago, dated, exact, plain, remaining, two_lines, visible
+from agentruns.admin.html import EMPTY, ago, exact, plain, remaining, two_lines, visible
 from agentruns.conf import settings
-from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import ApiToken, Run
 from agentruns.utils import clock
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.actions import Action
 
 MINE = "_agentruns_has_tokens"
 
@@ -49,10 +45,11 @@ class StateFilter(KnownValues):
 
     title = gettext_lazy("state")
     parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return what can be chosen."""
-        return [("active", _("active")), ("expired", _("expired")), ("revoked", _("revoked"))]
+    offered = (
+        ("active", gettext_lazy("active")),
+        ("expired", gettext_lazy("expired")),
+        ("revoked", gettext_lazy("revoked")),
+    )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the tokens chosen."""
@@ -65,17 +62,11 @@ class StateFilter(KnownValues):
 
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
     """End the token."""
-    try:
-        revoked = services.api_tokens.revoke(token.pk, request.user)
-    except PermissionDeniedError as error:
-        text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
-        return model_admin.page(request, token, status=403, refusal=text)
-    if revoked:
-        model_admin.log_change(request, token, _("Revoked."))
+    if services.api_tokens.revoke(token.pk, request.user):
         done = _("Revoked. No request with it is accepted any more.")
-        model_admin.message_user(request, done, messages.SUCCESS)
-    else:  # a double click, or somebody was faster
-        model_admin.message_user(request, _("It was revoked already."), messages.INFO)
+        return model_admin.done(request, token, _("Revoked."), done)
+    # a double click, or somebody was faster
+    model_admin.message_user(request, _("It was revoked already."), messages.INFO)
     return model_admin.back(request, token)
 
 
@@ -131,12 +122,9 @@ class TokenAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("state, expires"), ordering="expires_at")
     def where(self, token: Any) -> SafeString:
         """Return whether it is let in, and until when or since when not."""
-        if token.revoked_at is not None:
-            return two_lines(badge(token, token.person), _when(token.revoked_at))
-        is_over = token.expires_at <= clock.now(settings.DATABASE)
-        return two_lines(
-            badge(token, token.person), _when(token.expires_at) if is_over else remaining(token.expires_at)
-        )
+        end = token.revoked_at or token.expires_at
+        is_over = end <= clock.now(settings.DATABASE)
+        return two_lines(badge(token, token.person), _when(end) if is_over else remaining(end))
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
@@ -158,34 +146,22 @@ class TokenAdmin(ReadOnlyAdmin):
 
     # The page
 
-    def page(
-        self, request: HttpRequest, obj: ApiToken, *, status: int = 200, refusal: str = "", **context: Any
-    ) -> HttpResponse:
+    def page(self, request: HttpRequest, obj: ApiToken, **context: Any) -> HttpResponse:
         """Return the page of one token."""
         owner = services.api_tokens.owners([obj]).get(obj.owner_id)
-        url = self.other_page(request, get_user_model(), obj.owner_id) if owner else ""
-        name = format_html('<a href="{}">{}</a>', url, _name(owner)) if url else _name(owner)
         known = dict(ApiToken.Scope.choices)
         shown = {
-            "refusal": refusal,
+            "token": obj,
+            "owner": _name(owner),
+            "owner_url": self.other_page(request, get_user_model(), obj.owner_id) if owner else "",
             "badge": badge(obj, owner),
-            "name": visible(obj.name),
-            "facts": [
-                Fact(_("Session, whose visitor it lets in"), visible(obj.session))
-                if obj.session_id
-                else Fact(_("Owner, whose permissions count"), name),
-                Fact(_("Created"), dated(obj.created_at)),
-                Fact(_("Last used"), dated(obj.last_used_at) if obj.last_used_at else _("never")),
-                Fact(_("Expires"), dated(obj.expires_at)),
-                Fact(_("Revoked"), dated(obj.revoked_at)),
-            ],
             "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
-            "revoke": advice(request.user, obj),
+            "why_not": why_not_revoke(request.user, obj),
             "revoke_url": self.url(request, "revoke", obj.pk),
             "list_url": self.url(request, "changelist"),
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
-        return self.render(request, obj, title=title, status=status, **{**shown, **context})
+        return self.render(request, obj, title=title, **{**shown, **context})
 
 
 def badge(token: ApiToken, owner: Any) -> SafeString:
@@ -201,19 +177,12 @@ def badge(token: ApiToken, owner: Any) -> SafeString:
     return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, word)
 
 
-def advice(user: Any, token: ApiToken) -> Action:
-    """Return what Revoke will do, or why it cannot be pressed."""
-    Action = runs.actions.Action
-    effect = [
-        _("The next request with it is refused, and every one after that."),
-        _("What it did stays done: runs that it started go on, decisions hold."),
-        _("It cannot be taken back. To let the program in again, make another token."),
-    ]
+def why_not_revoke(user: Any, token: ApiToken) -> str:
+    """Return why a user cannot revoke a token, or ""."""
     if token.revoked_at is not None:
-        return Action(effect, _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)})
-    if not services.api_tokens.may_revoke(user, token):
-        return Action(effect, runs.actions.missing(services.api_tokens.PERMISSION), forbidden=True)
-    return Action(effect)
+        return _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)}
+    may = services.api_tokens.may_revoke(user, token)
+    return "" if may else runs.actions.missing(services.api_tokens.PERMISSION)
 
 
 def _beginning(token: ApiToken) -> SafeString:

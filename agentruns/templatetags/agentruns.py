@@ -1,7 +1,11 @@
-"""`{% load agentruns %}{% agentruns_dashboard %}`: the console's figures on an admin index of your own."""
+"""`{% load agentruns %}{% agentruns_dashboard %}`: the console's figures on an admin index of your own.
+
+The filters are for the console's own pages: what `agentruns.admin.html` does, under the same names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django import template
@@ -26,3 +30,17 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
     view = getattr(request.resolver_match, "func", None)
     with timezone.override(zone_of(request) or timezone.get_current_timezone()):
         return {"dashboard": dashboard(getattr(view, "admin_site", default), request)}
+
+
+def _of_the_console(name: str) -> Callable[[Any], Any]:
+    def shown(value: Any) -> Any:
+        from agentruns.admin import html  # as above
+
+        return getattr(html, name)(value)
+
+    return shown
+
+
+_TEXTS = ("visible", "plain", "short_id", "run_badge", "approval_badge")
+for _name in (*_TEXTS, "exact", "ago", "age", "stamp", "dated"):
+    register.filter(_name, _of_the_console(_name))

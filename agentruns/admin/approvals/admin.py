@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -26,13 +27,15 @@ from agentruns.admin import approvals as pages
 from agentruns.admin import runs
 from agentruns.admin.base import (
     CHANNEL,
-    Bounded,
     LeanChangeList,
     ReadOnlyAdmin,
     View,
     bounded,
     counted,
+    following,
     may_view,
+    neighbours,
+    selected,
 )
 from agentruns.admin.filters import (
     SEARCHED,
@@ -74,63 +77,12 @@ class MineFilter(KnownValues):
 
     title = gettext_lazy("whose turn")
     parameter_name = "mine"
+    offered = (("yes", gettext_lazy("mine to decide")),)
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return what can be chosen."""
-        return [("yes", _("mine to decide"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the approvals that wait for this user."""
-        if self.value() != "yes":
-            return super().queryset(request, queryset)
-        return services.permissions.decidable_by(
-            request.user, queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
-        )
-
-
-class Queue:
-    """The pending cards of the list a user came from, in its order and under its filters."""
-
-    def __init__(self, model_admin: Any, request: HttpRequest) -> None:
-        self.user = request.user
-        listed = _listed(model_admin, request, request.GET.get("_changelist_filters", ""))
-        pending = listed.filter(status=PENDING)
-        self.keys: list[UUID] = list(pending.values_list("pk", flat=True)[:LOOKED_AT])
-
-    def neighbours(self, approval: Approval) -> tuple[UUID | None, UUID | None, str]:
-        """Return the cards before and after one, and the place of it among them."""
-        if approval.pk not in self.keys:
-            return None, self.keys[0] if self.keys else None, ""
-        place, count = self.keys.index(approval.pk), len(self.keys)
-        before = self.keys[place - 1] if place else None
-        text = _("%(place)d of %(count)s") % {
-            "place": place + 1,
-            "count": bounded(count, LOOKED_AT - 1) if count == LOOKED_AT else count,
-        }
-        return before, self.keys[place + 1] if place + 1 < count else None, text
-
-    def after(self, approval: Approval) -> UUID | None:
-        """Return the next card this user can decide: after the one just decided, else from the start."""
-        place = self.keys.index(approval.pk) + 1 if approval.pk in self.keys else 0
-        keys = [key for key in self.keys[place:] + self.keys[:place] if key != approval.pk]
-        approvals = Approval.objects.using(approval._state.db).pending().select_related("run")
-        waiting = approvals.filter(pk__in=keys).defer(*HEAVY).in_bulk()
-        mine = services.permissions.decidable(self.user, [waiting[key] for key in keys if key in waiting])
-        return next((one.pk for one in mine), None)
-
-
-def _listed(model_admin: Any, request: HttpRequest, filters: str) -> QuerySet[Any]:
-    """Return the rows of a list, those of all its pages, in its order."""
-    if not filters:  # the list as it opens, without the cost of what its filters offer
-        found: QuerySet[Any] = model_admin.get_queryset(request).order_by(*URGENT_FIRST)
-        return found
-    query = QueryDict(filters, mutable=True)
-    query.pop("p", None)
-    try:
-        listed: QuerySet[Any] = model_admin.listed(request, query)
-    except IncorrectLookupParameters:  # not from a list of ours
-        return _listed(model_admin, request, "")
-    return listed
+        pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
+        return services.permissions.decidable_by(self.user, pending)
 
 
 class ApprovalList(LeanChangeList):
@@ -158,7 +110,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
     list_display_links = ("sentence",)
     list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
     list_class = ApprovalList
-    actions = ("approve_selected", "deny_selected")
+    actions = (
+        selected("approve", gettext_lazy("Approve selected…"), "approvals.bulk.decide_selected", ["decide"]),
+        selected("deny", gettext_lazy("Deny selected…"), "approvals.bulk.decide_selected", ["decide"]),
+    )
     search_fields = ("run",)
     search_help_text = gettext_lazy(
         "Words of a title, an argument, a task or a session key; a requester; the beginning of an id"
@@ -212,11 +167,9 @@ class ApprovalAdmin(ReadOnlyAdmin):
         pending = request.GET.get("status", "pending") == "pending"
         title = _("Calls that wait for a decision") if pending else _("Approvals")
         context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
-        context |= {"waiting": partial(self._waiting, request), "searched": bounded(SEARCHED, SEARCHED)}
+        waiting = self.get_queryset(request).filter(status=PENDING)
+        context |= {"waiting": partial(counted, waiting), "searched": bounded(SEARCHED, SEARCHED)}
         return super().changelist_view(request, {**context, **(extra_context or {})})
-
-    def _waiting(self, request: HttpRequest) -> Bounded:
-        return counted(self.get_queryset(request).filter(status=PENDING))
 
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return how many runs have a call in doubt, and their list; None for who may not see runs."""
@@ -228,16 +181,6 @@ class ApprovalAdmin(ReadOnlyAdmin):
         url = reverse(f"admin:agentruns_run_{page}", current_app=site.name)
         orphaned = journal.policy.visible_runs(request.user).filter(status=status)
         return {"runs": counted(orphaned), "url": f"{url}{query}"}
-
-    @admin.action(permissions=["decide"], description=gettext_lazy("Approve selected…"))
-    def approve_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then approve what was listed."""
-        return pages.bulk.decide_selected(self, request, "approve")
-
-    @admin.action(permissions=["decide"], description=gettext_lazy("Deny selected…"))
-    def deny_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then deny what was listed."""
-        return pages.bulk.decide_selected(self, request, "deny")
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
@@ -261,9 +204,15 @@ class ApprovalAdmin(ReadOnlyAdmin):
         is_pending = approval.status == Approval.Status.PENDING
         return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
 
-    def queue(self, request: HttpRequest) -> Queue:
-        """Return the pending cards of the list that this user came from."""
-        return Queue(self, request)
+    def queue(self, request: HttpRequest) -> list[UUID]:
+        """Return the pending cards of the list that this user came from, in its order."""
+        query = QueryDict(request.GET.get("_changelist_filters", ""), mutable=True)
+        query.pop("p", None)  # those of all its pages
+        listed = self.get_queryset(request).order_by(*URGENT_FIRST)
+        if query:  # else it is the list as it opens, without the cost of what its filters offer
+            with suppress(IncorrectLookupParameters):  # not from a list of ours
+                listed = self.listed(request, query)
+        return list(listed.filter(status=PENDING).values_list("pk", flat=True)[:LOOKED_AT])
 
     # The card
 
@@ -275,17 +224,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
         return [pages.card.ApprovalCard(approval, around, revealed) for approval in around.cards]
 
     def page(
-        self,
-        request: HttpRequest,
-        obj: Approval,
-        *,
-        status: int = 200,
-        revealed: bool = False,
-        **context: Any,
+        self, request: HttpRequest, obj: Approval, *, revealed: bool = False, **context: Any
     ) -> HttpResponse:
         """Return the page of one approval."""
         [one] = self.cards(request, [obj], revealed=revealed)
-        before, after, place = self.queue(request).neighbours(obj)
+        before, after, place = neighbours(self.queue(request), obj.pk, LOOKED_AT)
         others_wait = any(sibling["pending"] for sibling in one.siblings)
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
@@ -308,7 +251,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
             for flag in values["flags"]
         ]
         context = {**values, **pages.card.buttons(one), **urls, **context}
-        return self.render(request, obj, title=plain(one.face.title), status=status, **context)
+        return self.render(request, obj, title=plain(one.face.title), **context)
 
     def tell(
         self, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
@@ -326,10 +269,13 @@ class ApprovalAdmin(ReadOnlyAdmin):
         mask = runs.steps.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.said(message))
 
-    def onward(self, request: HttpRequest, approval: Approval, listed: Queue) -> HttpResponse:
-        """Open the next card that this user can decide, or the list where there is none."""
-        following = listed.after(approval)
-        if following is not None:
-            return HttpResponseRedirect(self.url(request, "change", following))
+    def onward(self, request: HttpRequest, approval: Approval, queue: list[UUID]) -> HttpResponse:
+        """Open the next card of a queue that this user can decide, or the list where there is none."""
+        keys = following(queue, approval.pk)
+        pending = Approval.objects.using(approval._state.db).pending().select_related("run")
+        waiting = pending.filter(pk__in=keys).defer(*HEAVY).in_bulk()
+        left = [waiting[key] for key in keys if key in waiting]
+        for one in services.permissions.decidable(request.user, left):
+            return HttpResponseRedirect(self.url(request, "change", one.pk))
         self.message_user(request, _("Nothing else waits for you."), messages.INFO)
         return HttpResponseRedirect(self.url(request, "changelist"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -144,9 +144,7 @@ def _ask(
     admin: ApprovalAdmin,
     request: HttpRequest,
     approvals: list[Approval],
-    verbs: tuple[str, ...],
-    *,
-    title: str,
+    verbs: Sequence[str],
     **context: Any,
 ) -> HttpResponse:
     """Show what will be decided, and with which verbs."""
@@ -157,75 +155,57 @@ def _ask(
         line = _line(admin, request, one, why_not=whys[0] if all(whys) else "", hint=whys[0])
         line["ticked"] = not any(whys) and (not ticked or line["key"] in ticked)
         lines.append(line)
-    form = {"form": NoteForm(), "verbs": verbs, "total": _total(cards)}
-    if "is_turn" in context:
-        form["reply"] = cards[0].said
-    needed = "approve" in verbs and any(permissions.needs_password(request, one) for one in approvals)
-    return _show(admin, request, lines, title=title, wants_password=needed, **{**form, **context})
-
-
-def _total(cards: Iterable[ApprovalCard]) -> str:
-    """Return how many calls these are, and the sum of the one number that all calls of one tool take."""
-    cards = list(cards)
-    text = ngettext("%(count)d call", "%(count)d calls", len(cards)) % {"count": len(cards)}
-    shown = [one.face.arguments for one in cards]
-    names = {tuple(name for name, value in given.items() if _is_number(value)) for given in shown}
-    if len(cards) < 2 or len({one.approval.tool_name for one in cards}) > 1 or len(names) > 1:
-        return text
-    [numbers] = names
-    if len(numbers) != 1:
-        return text
-    total = sum(Decimal(str(given[numbers[0]])) for given in shown)
-    amount = number_format(total, force_grouping=True)
-    return _("%(calls)s, %(name)s %(amount)s in total") % {
-        "calls": text,
-        "name": plain(numbers[0]),
-        "amount": amount,
+    shown = {
+        "form": NoteForm(),
+        "verbs": verbs,
+        "total": _total(cards),
+        "reply": cards[0].said if "is_turn" in context else None,
+        "wants_password": "approve" in verbs
+        and any(permissions.needs_password(request, one) for one in approvals),
     }
+    return _show(admin, request, lines, **{**shown, **context})
+
+
+def _total(cards: Sequence[ApprovalCard]) -> str:
+    """Return how many calls these are, and the sum of the one number that all calls of one tool take."""
+    text = ngettext("%(count)d call", "%(count)d calls", len(cards)) % {"count": len(cards)}
+    tools = {one.approval.tool_name for one in cards}
+    numbers = [{k: v for k, v in one.face.arguments.items() if _is_number(v)} for one in cards]
+    names = {tuple(each) for each in numbers}
+    if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
+        return text
+    [name] = numbers[0]
+    amount = number_format(sum(Decimal(str(each[name])) for each in numbers), force_grouping=True)
+    named = {"calls": text, "name": plain(name), "amount": amount}
+    return _("%(calls)s, %(name)s %(amount)s in total") % named
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _line(
-    admin: ApprovalAdmin,
-    request: HttpRequest,
-    one: ApprovalCard,
-    *,
-    why_not: str = "",
-    done: str = "",
-    hint: str = "",
-) -> Line:
-    approval = one.approval
+def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said: str) -> Line:
+    """Return one approval for the page; `said` is why it is left out, or what became of it."""
+    approval, is_open = one.approval, not said.get("done") and not said.get("why_not")
     return {
-        **(asked(one) if not done and not why_not else {"risk": risk_badge(approval)}),
+        **(asked(one) if is_open else {"risk": risk_badge(approval)}),
         "approval": approval,
         "key": str(approval.pk),
-        "digest": approval.digest,
         "title": visible(one.face.title),
         "url": admin.url(request, "change", approval.pk),
         "requester": visible(approval.run.owner_name or _("the program")),
-        "why_not": why_not,
-        "hint": hint,
-        "done": done,
+        "why_not": "",
+        "done": "",
+        **said,
     }
 
 
-def _show(
-    admin: ApprovalAdmin,
-    request: HttpRequest,
-    lines: list[Line],
-    *,
-    title: str,
-    status: int = 200,
-    **context: Any,
-) -> HttpResponse:
+def _show(admin: ApprovalAdmin, request: HttpRequest, lines: list[Line], **context: Any) -> HttpResponse:
+    here = request.get_full_path()
     context |= {
         "lines": lines,
         "count": sum(not line["why_not"] for line in lines),
-        "action_url": request.get_full_path(),
-        "list_url": request.get_full_path() if "is_turn" not in context else admin.url(request, "changelist"),
+        "action_url": here,
+        "list_url": admin.url(request, "changelist") if "is_turn" in context else here,
     }
-    template = "agentruns/admin/bulk.html"
-    return admin.render(request, None, title=title, status=status, template=template, **context)
+    return admin.render(request, None, template="agentruns/admin/bulk.html", **context)

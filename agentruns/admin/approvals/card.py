@@ -17,15 +17,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings
-from agentruns.admin.approvals.decide import form_of, form_options, outcome, outlooks
+from agentruns.admin.approvals.decide import form_of, form_options, model_reads, outcome
 from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
     EMPTY,
     Body,
     Fact,
     ago,
-    approval_badge,
     arguments,
+    as_text,
     body,
     dated,
     is_urgent,
@@ -35,7 +35,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import as_text, outcome_words, returned, row_card
+from agentruns.admin.runs.steps import outcome_words, returned, row_card
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import REQUIRES
@@ -345,7 +345,6 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "needs": needs % counts if one.pending and approval.required > 1 else "",
         "expires": remaining(approval.expires_at),
         "urgent": is_urgent(approval.requested_at, approval.expires_at),
-        "badge": approval_badge(approval),
         "pending": one.pending,
         "outcome": outcome(approval),
         "changed": _changed(one),
@@ -357,7 +356,9 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "question": question,
         "choices": list(map(plain, choices_of(one.face.arguments))) if question else [],
         "takes_text": not question or takes_text(approval.arguments),
-        "outlooks": outlooks(approval, is_question=question),
+        "approval": approval,
+        "missing": approval.required - approval.approved_count,
+        "model_reads": model_reads(),
         "history": [row_card(one.mask.row(row), whole=True) for row in history],
         "facts": facts(approval),
         "masked": bool(one.masked_names),

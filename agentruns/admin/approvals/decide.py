@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,12 @@ from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.dateparse import parse_datetime
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import CHANNEL, status_of
 from agentruns.admin.forms import AnswerForm, DecideForm, ExtendForm
-from agentruns.admin.html import ago, exact, plain, visible
+from agentruns.admin.html import ago, exact, plain
 from agentruns.conf import settings
 from agentruns.engine.gate import DENIED
 from agentruns.engine.in_doubt import EXPIRED
@@ -174,44 +172,12 @@ def outcome(approval: Approval) -> str:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The effect of a verb, and the text the model then reads where it is known beforehand."""
-
-    text: str
-    model_reads: SafeString | str = ""
-
-
-def outlooks(approval: Approval, *, is_question: bool) -> dict[str, Outlook]:
-    """Return what follows from each verb, and from nobody deciding in time."""
-    missing = approval.required - approval.approved_count
-    runs = _("A worker runs the call once, with the arguments above. The model gets what the tool returns.")
-    if missing > 1:
-        runs = _("%(missing)d more people have to approve, you among them. Nothing runs before.") % {
-            "missing": missing
-        }
-    voids = ""
-    if approval.approved_count:
-        voids = _("Approvals given so far no longer count: those people have to look again.")
-    edited = _("The call runs with these arguments. The model reads them before the result:")
-    if approval.required > 1:
-        edited = _(
-            "%(count)d people have to approve these arguments; you are the first. The model then reads:"
-        ) % {"count": approval.required}
-    answered = _("The call is not run. The model gets your text as its result, word for word.")
-    if is_question:
-        answered = _("The model gets your text, word for word, and goes on.")
+def model_reads() -> dict[str, str]:
+    """Return the text that the model reads after a verb, where it is known beforehand."""
     return {
-        "approve": Outlook(runs),
-        "edit": Outlook(f"{edited} {voids}".strip(), visible(EDITED.format(arguments=_("(the arguments)")))),
-        "answer": Outlook(answered),
-        "deny": Outlook(
-            _("The call is not run, and the same call is refused for the rest of this run. The model gets:"),
-            visible(DENIED.format(reason=_("(your reason)"))),
-        ),
-        "expire": Outlook(
-            _("If nobody decides in time, the call is not run. The model gets:"), visible(EXPIRED)
-        ),
+        "edit": EDITED.format(arguments=_("(the arguments)")),
+        "deny": DENIED.format(reason=_("(your reason)")),
+        "expire": EXPIRED,
     }
 
 

@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import messages
-from django.db import transaction
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.base import status_of
+from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, exact, plain
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
-from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
+from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal.verify import check
 from agentruns.models import Message, Run
 from agentruns.services import permissions, waiting
@@ -33,9 +31,7 @@ from agentruns.services.waiting import Wait, is_live, waits_for_time
 from agentruns.services.write import find_run, lock_session
 from agentruns.tools.card import one_line
 from agentruns.utils import clock
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
+from agentruns.utils.db import in_transaction
 
 # A row that was altered can raise any of these in whoever reads it.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -134,13 +130,16 @@ def notes(situation: Situation) -> list[str]:
     run, found = situation.run, []
     if run.status in (Run.Status.FAILED, Run.Status.CANCELLED):
         found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
-    for orphan in situation.orphans:
-        found.append(
-            _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
-            % {"tool": plain(orphan.tool), "attempt": orphan.attempt, "evidence": plain(orphan.text)}
-        )
+    text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
+    for one in situation.orphans:
+        found.append(text % {"tool": plain(one.tool), "attempt": one.attempt, "evidence": plain(one.text)})
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
-        found += _about_workers(situation.sweeper_seen)
+        seen = situation.sweeper_seen
+        if seen is None:
+            found.append(_("No worker has ever been seen here. Start one: manage.py resume_runs --watch"))
+        elif clock.now(settings.DATABASE) - seen > SILENT_AFTER:
+            text = _("A worker was last seen %(when)s. Is one running? manage.py resume_runs --watch")
+            found.append(text % {"when": ago(seen)})
     return found
 
 
@@ -148,9 +147,13 @@ def resume(situation: Situation) -> Action:
     """Return what Resume will do, or why it cannot be done."""
     run = situation.run
     effect = _resume_effect(situation)
-    why_not = _why_not_resume(situation)
-    if why_not:
+    if why_not := over(situation):
         return Action(effect, why_not)
+    if run.status == Run.Status.AWAITING_APPROVAL:
+        return Action(effect, _("It waits for a decision. Approve or deny, and it goes on by itself."))
+    if is_live(run):
+        until = {"when": exact(run.lease_expires_at)}
+        return Action(effect, _("A worker is working on it, until %(when)s at least.") % until)
     if not situation.may_resume:
         return Action(effect, missing("agentruns.resume_run"), forbidden=True)
     if run.status == Run.Status.QUEUED and not waits_for_time(run):
@@ -227,23 +230,18 @@ def _left_to_say(situation: Situation) -> str:
 
 
 def _resume_effect(situation: Situation) -> list[str]:
-    effect = []
-    for orphan in situation.orphans:
-        effect.append(
-            _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
-            % {"tool": plain(orphan.tool)}
-        )
+    text = _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
+    effect = [text % {"tool": plain(orphan.tool)} for orphan in situation.orphans]
     if situation.orphans:
         effect.append(
             _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
         )
     if situation.run.status == Run.Status.RUNNING:
-        effect.append(
-            _(
-                "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
-                "otherwise the model is told that its outcome is unknown."
-            )
+        text = _(
+            "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
+            "otherwise the model is told that its outcome is unknown."
         )
+        effect.append(text)
     if situation.run.status == Run.Status.PAUSED:
         effect.append(_("The pause ends."))
     if situation.is_scheduled:
@@ -252,28 +250,6 @@ def _resume_effect(situation: Situation) -> list[str]:
         effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
     effect.append(_("A worker picks up the run; nothing runs inside this page."))
     return effect
-
-
-def _why_not_resume(situation: Situation) -> str:
-    run = situation.run
-    if why_not := over(situation):
-        return why_not
-    if run.status == Run.Status.AWAITING_APPROVAL:
-        return _("It waits for a decision. Approve or deny, and it goes on by itself.")
-    if is_live(run):
-        return _("A worker is working on it, until %(when)s at least.") % {
-            "when": exact(run.lease_expires_at)
-        }
-    return ""
-
-
-def _about_workers(seen: datetime | None) -> list[str]:
-    if seen is None:
-        return [_("No worker has ever been seen here. Start one: manage.py resume_runs --watch")]
-    if clock.now(settings.DATABASE) - seen > SILENT_AFTER:
-        text = _("A worker was last seen %(when)s. Is one running? manage.py resume_runs --watch")
-        return [text % {"when": ago(seen)}]
-    return []
 
 
 def over(situation: Situation) -> str:
@@ -294,39 +270,21 @@ def last_seq(run: Run) -> int:
     return rows.order_by("-seq").values_list("seq", flat=True).first() or 0
 
 
-def resume_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Let the run go on, if it still is what the page showed. Records and queues; a worker drives."""
+def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) -> HttpResponse:
+    """Resume, pause or cancel a run. Records and queues; a worker drives."""
+    button = VERBS[verb]
 
     def do(run: Run) -> str:
-        form = ResumeForm(request.POST)
-        with transaction.atomic(using=settings.DATABASE):
-            lock_session(settings.DATABASE, run.session_id)
-            run = find_run(run.pk)
-            require_last_row(run, form.cleaned_data["seq"] if form.is_valid() else None)
-            require(resume(situation(request, run)))
-            return resumed(run, request.user)
+        form = button.form(request.POST)
+        if not form.is_valid() and "reason" in form.errors:
+            raise RunStateError(" ".join(map(str, form.errors["reason"])))
+        if not button.stops:
+            require_last_row(run, form.cleaned_data.get("seq"))
+        if verb != "cancel":  # which is taken as often as it is asked for
+            require(button.advice(situation(request, run)))
+        return button.act(run, request.user, form.cleaned_data.get("reason", ""))
 
-    return press(admin, request, run, do, _("Resumed from the console."))
-
-
-def pause_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Pause the run, or ask its worker to; like a cancel, whatever happened since the page was shown."""
-
-    def do(run: Run) -> str:
-        reason = _reason(PauseForm(request.POST))
-        require(pause(situation(request, run)))
-        return paused(run, request.user, reason)
-
-    return press(admin, request, run, do, _("Pause requested in the console."))
-
-
-def cancel_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Cancel the run, or ask its worker to stop."""
-
-    def do(run: Run) -> str:
-        return cancelled(run, request.user, _reason(CancelForm(request.POST)))
-
-    return press(admin, request, run, do, _("Cancel requested in the console."))
+    return press(admin, request, run, do, str(button.logged))
 
 
 def resumed(run: Run, user: Any, reason: str = "") -> str:
@@ -350,27 +308,21 @@ def cancelled(run: Run, user: Any, reason: str) -> str:
 
 
 def press(
-    admin: RunAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
 ) -> HttpResponse:
-    """Do what a button says, log it, and say what was done; else show the run with why it was refused."""
+    """Do what a button says to a run that is locked, log it, and say what was done."""
+
+    def act() -> str:
+        lock_session(settings.DATABASE, run.session_id)
+        return do(find_run(run.pk))
+
     try:
-        try:
-            done = do(run)
-        except UNREADABLE as error:
-            if not check(run.session_id, settings.DATABASE):
-                raise
-            raise RunStateError(_("The journal of its session is damaged.")) from error
-    except AgentRunsError as error:
-        return refused(admin, request, run, error)
-    admin.log_change(request, run, logged)
-    admin.message_user(request, done, messages.SUCCESS)
-    return admin.back(request, run)
-
-
-def refused(admin: RunAdmin, request: HttpRequest, run: Run, error: Exception) -> HttpResponse:
-    """Show the run as it is now, and why nothing was changed."""
-    text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
-    return admin.page(request, admin.find(request, run.pk), status=status_of(error), refusal=text)
+        done = in_transaction(settings.DATABASE, act)
+    except UNREADABLE as error:
+        if not check(run.session_id, settings.DATABASE):
+            raise
+        raise RunStateError(_("The journal of its session is damaged.")) from error
+    return admin.done(request, run, logged, done)
 
 
 def require(action: Action) -> None:
@@ -387,8 +339,21 @@ def require_last_row(run: Run, seen: int | None) -> None:
         raise RunStateError(_("The run moved on since you looked. This is how it is now."))
 
 
-def _reason(form: Form) -> str:
-    if not form.is_valid():
-        raise RunStateError(" ".join(map(str, form.errors.get("reason", []))))
-    reason: str = form.cleaned_data["reason"]
-    return reason
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A button for one run or several; one that `stops` them counts whatever happened since it was shown."""
+
+    form: type[Form]
+    advice: Callable[[Situation], Action]
+    act: Callable[[Run, Any, str], str]
+    logged: Any
+    stops: bool = False
+
+
+VERBS = {
+    "resume": Verb(ResumeForm, resume, resumed, gettext_lazy("Resumed from the console.")),
+    "pause": Verb(PauseForm, pause, paused, gettext_lazy("Pause requested in the console."), stops=True),
+    "cancel": Verb(
+        CancelForm, cancel, cancelled, gettext_lazy("Cancel requested in the console."), stops=True
+    ),
+}

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import runs
-from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded, selected
 from agentruns.admin.filters import (
     SEARCHED,
     AgentFilter,
@@ -41,15 +41,15 @@ from agentruns.models import Approval, Run
 if TYPE_CHECKING:
     from agentruns.services.waiting import Wait
 
+ACT = "runs.bulk.act_on_selected"
+VERBS = ("resume", "pause", "cancel")
 VIEWS = (
     View("live", "runs.page.live_view"),
     View("row", "runs.audit.row_view", "rows/<int:seq>/"),
     View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
     View("file", "runs.audit.file_view", "files/<str:sha256>/", in_transaction=False),
-    View("erase", "runs.erasing.erase_view", "rows/<int:seq>/erase/"),
-    View("resume", "runs.actions.resume_view", acts=True),
-    View("pause", "runs.actions.pause_view", acts=True),
-    View("cancel", "runs.actions.cancel_view", acts=True),
+    View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
+    *(View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
     View("adopt", "runs.limits.adopt_view", acts=True),
     View("reply", "runs.chat.reply_view", acts=True),
     View("review", "runs.review.review_view", acts=True),
@@ -105,15 +105,6 @@ class RunList(LeanChangeList):
             run.links = listing.links(request, run)
 
 
-def _selected(verb: str, description: Any) -> Any:
-    def act(model_admin: RunAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, then act on what was listed."""
-        return runs.bulk.act_on_selected(model_admin, request, verb)
-
-    act.__name__ = f"{verb}_selected"
-    return admin.action(act, description=description)
-
-
 class RunAdmin(ReadOnlyAdmin):
     """One task given to one agent: where it stands, why, and what can be done."""
 
@@ -136,9 +127,9 @@ class RunAdmin(ReadOnlyAdmin):
         "Words of a task, a session key, a requester, a value of the context, or the beginning of an id"
     )
     actions = (
-        _selected("resume", gettext_lazy("Resume selected…")),
-        _selected("pause", gettext_lazy("Pause selected…")),
-        _selected("cancel", gettext_lazy("Cancel selected…")),
+        selected("resume", gettext_lazy("Resume selected…"), ACT),
+        selected("pause", gettext_lazy("Pause selected…"), ACT),
+        selected("cancel", gettext_lazy("Cancel selected…"), ACT),
     )
     page_template = "agentruns/admin/run.html"
     live_interval = 2000  # milliseconds between two looks of an open page
@@ -222,7 +213,7 @@ class RunAdmin(ReadOnlyAdmin):
 
     # The page
 
-    def page(self, request: HttpRequest, obj: Run, *, status: int = 200, **context: Any) -> HttpResponse:
+    def page(self, request: HttpRequest, obj: Run, **context: Any) -> HttpResponse:
         """Return the page of one run; where its journal cannot be read, what is known without it."""
         page = runs.page
         sections = (
@@ -240,12 +231,10 @@ class RunAdmin(ReadOnlyAdmin):
                 shown |= section(self, request, situation)
         except runs.actions.UNREADABLE:
             found = runs.audit.finding(self, request, obj)
-            if found.is_intact:
+            if found["is_intact"]:
                 raise
-            return runs.audit.damaged_page(self, request, obj, found, status=status, **context)
-        return self.render(
-            request, obj, title=runs.list.task_title(obj), status=status, **{**shown, **context}
-        )
+            return runs.audit.damaged_page(self, request, obj, found, **context)
+        return self.render(request, obj, title=runs.list.task_title(obj), **{**shown, **context})
 
     def render(self, request: HttpRequest, obj: Any, **context: Any) -> UnframedPage:
         """Render a page about a run, with what each of them says of it."""

@@ -1,34 +1,33 @@
-"""For auditors: whether the journal of a run is what was written, and the downloads."""
+"""For auditors: whether the journal of a run is what was written, the downloads, and erasing a row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import TextField
+from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import CHANNEL
-from agentruns.admin.html import EMPTY, Fact, age, approval_badge, exact, plain, run_badge, visible
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, status_of
+from agentruns.admin.forms import EraseForm
+from agentruns.admin.html import plain, pretty
 from agentruns.admin.runs import page
-from agentruns.admin.runs.actions import UNREADABLE, Action, Situation, refused
+from agentruns.admin.runs.actions import UNREADABLE, Situation
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, PayloadError, PermissionDeniedError
+from agentruns.exceptions import AgentRunsError, DurableRunNotFoundError, PayloadError
 from agentruns.journal.policy import visible_approvals, visible_runs
+from agentruns.journal.read import read_rows
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.services import permissions
+from agentruns.services.erasure import UNREACHED, Erased, erase_rows
 from agentruns.services.transfer import (
     Content,
     download,
@@ -39,161 +38,166 @@ from agentruns.services.transfer import (
 )  # fmt: skip
 from agentruns.utils import clock
 
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
-
 TRIES = 10
+SHOWN = 50  # rows that erasing takes with it
 PROBLEMS = 20  # on the page
+LARGEST = 2**63  # every seq is less: databases store no larger one
 COLUMNS = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of a check of a session's journal, and the head that it was checked against."""
-
-    problems: list[SafeString]
-    left_out: int
-    is_chained: bool
-    at: str
-    seq: int
-    head: str
-    bad_seq: int | None
-    row_url: str = ""
-
-    @property
-    def is_intact(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.problems
-
-
-def buttons(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the buttons that verify and export, for the page of a run."""
+def buttons(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Return where the page of a run has its journal verified and exported."""
     run = situation.run
-    return {**_verify(admin, request, run), "export_url": admin.url(request, "export", run.pk)}
+    return {f"{verb}_url": admin.url(request, verb, run.pk) for verb in ("verify", "export")}
 
 
-def verify_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def verify_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Read the whole journal of the run's session and say whether it is intact. Stores nothing."""
     return chain_page(admin, request, run, finding(admin, request, run))
 
 
-def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
-    """Return one journal row; of one that cannot be read, all but its payload."""
+def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
+    """Return one journal row in full as plain text; of one that cannot be read, all but its payload."""
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq if seq < LARGEST else 0)
+    if not rows.exists():
+        raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
     try:
-        return page.row_view(admin, request, run, seq)
+        shown = mask_for(run).row(read_rows(rows)[0]).shown()
+        text = pretty({name: value for name, value in shown.items() if value is not None})
     except UNREADABLE:
         if not check(run.session_id, settings.DATABASE):
             raise
-    return page.as_text(_unread(run, seq))
+        text = _unread(rows)
+    # No browser takes it for anything else.
+    headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
+    return HttpResponse(plain(text), content_type="text/plain; charset=utf-8", headers=headers)
 
 
-def export_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
+def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
     """Stream the run for an auditor, redacted, and log that it left."""
-    try:
-        export = download_export(request, run)
-    except PermissionDeniedError as error:
-        return refused(admin, request, run, error)
+    export = download_export(request, run)
     admin.log_change(request, run, _("Exported for an auditor."))
     return export
 
 
-def content_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponseBase:
+def content_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponseBase:
     """Stream what a row holds only the beginning of; what is guarded only when asked for by POST."""
-    found = partial(find_content, run, seq if seq < page.LARGEST else 0)
+    found = partial(find_content, run, seq if seq < LARGEST else 0)
     return _content_view(admin, request, run, seq, found)
 
 
-def file_view(admin: RunAdmin, request: HttpRequest, run: Run, sha256: str) -> HttpResponseBase:
+def file_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, sha256: str) -> HttpResponseBase:
     """Stream a picture or document of a row, as `content_view`; pictures to be shown on a page."""
     return _content_view(admin, request, run, 0, partial(find_file, run, sha256))
 
 
 def _content_view(
-    admin: RunAdmin, request: HttpRequest, run: Run, seq: int, find: Callable[[], Content]
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int, find: Callable[[], Content]
 ) -> HttpResponseBase:
+    content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
         content = find()
+        seq = content.stored.seq
+        if not content.guarded or request.method == "POST":
+            if content.guarded and not may_reveal:
+                raise PermissionDenied
+            chunks = read_content(content, request.user, door=CHANNEL)
+            if content.guarded:
+                admin.log_change(request, run, _("Downloaded the true content of row %d.") % seq)
+            return download(request, content, chunks)
     except DurableRunNotFoundError as error:
         raise Http404(str(error)) from error
     except PayloadError as error:
-        return _content_page(admin, request, run, seq, None, status=409, refusal=plain(error))
-    seq = content.stored.seq
-    if content.guarded and request.method != "POST":
-        return _content_page(admin, request, run, seq, content)
-    if content.guarded and not permissions.may_reveal(request.user, run):
-        raise PermissionDenied
+        refusal = plain(error)
+    return admin.render(
+        request,
+        run,
+        title=_("The content of row %d") % seq,
+        status=409 if refusal else 200,
+        template="agentruns/admin/content.html",
+        seq=str(seq),
+        content_url=request.get_full_path(),
+        content=content,
+        storage=settings.PAYLOAD_STORAGE,
+        may_reveal=may_reveal,
+        refusal=refusal,
+    )
+
+
+def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
+    """Say what goes with a row; erase it by POST, with a reason."""
+    form = EraseForm(request.POST if request.method == "POST" else None)
+    confirmed = form.is_valid()
+    reason = form.cleaned_data["reason"] if confirmed else "a dry run keeps none"
+    erased, status, refusal = Erased(), 400 if form.is_bound else 200, ""
     try:
-        chunks = read_content(content, request.user, door=CHANNEL)
-    except PayloadError as error:
-        return _content_page(admin, request, run, seq, content, status=409, refusal=plain(error))
-    if content.guarded:
-        admin.log_change(request, run, _("Downloaded the true content of row %d.") % seq)
-    return download(request, content, chunks)
+        erased = erase_rows(run.pk, request.user, reason, seq=seq, dry_run=not confirmed)
+    except AgentRunsError as error:
+        status, refusal = status_of(error), plain(error)
+    if confirmed and not refusal:
+        logged = _("Erased row %(seq)s.") % {"seq": seq}
+        done = _("Erased. Rows: %(rows)d, approvals: %(approvals)d, files: %(files)d.")
+        counts = {"rows": len(erased.rows), "approvals": erased.approvals, "files": erased.files}
+        return admin.done(request, run, logged, done % counts)
+    return admin.render(
+        request,
+        run,
+        title=_("Erase row %d") % seq,
+        status=status,
+        template="agentruns/admin/erase.html",
+        refusal=refusal,
+        erase_url=admin.url(request, "erase", run.pk, seq),
+        erased=None if refusal else erased,
+        rows=[{"run": pk, "seq": at, "kind": kind} for pk, at, kind in erased.rows[:SHOWN]],
+        more=max(0, len(erased.rows) - SHOWN),
+        unreached=UNREACHED,
+        erase_form=form,
+    )
 
 
 def damaged_page(
-    admin: RunAdmin, request: HttpRequest, run: Run, found: Finding, *, status: int, **context: Any
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
 ) -> HttpResponse:
     """Return the page of a run whose journal cannot be read: what is known without it."""
     approvals = visible_approvals(request.user).filter(run_id=run.pk).defer("arguments")
+    newest = reversed(approvals.order_by("-requested_at")[: page.PAGE])
     mask = mask_for(run)
     run = mask.run(run)
     known = {
         "unreadable": True,
         "facts": page.facts(run),
         "bodies": page.texts(run),
-        "approvals": [
-            {
-                "title": visible(approval.title),
-                "badge": approval_badge(approval),
-                "by": visible(approval.decided_by_name or EMPTY),
-                "asked": age(approval.requested_at),
-                "url": admin.other_page(request, Approval, approval.pk),
-            }
-            for approval in map(mask.approval, reversed(approvals.order_by("-requested_at")[: page.PAGE]))
-        ],
+        "approvals": [(mask.approval(one), admin.other_page(request, Approval, one.pk)) for one in newest],
     }
-    return chain_page(admin, request, run, found, status=status, **known, **context)
+    return chain_page(admin, request, run, found, **known, **context)
 
 
 def chain_page(
-    admin: RunAdmin, request: HttpRequest, run: Run, found: Finding, *, status: int = 200, **context: Any
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
 ) -> HttpResponse:
     """Return the result of a check as a page."""
-    context |= {
-        **_verify(admin, request, run),
-        "verified": found,
-        "badge": run_badge(run),
-    }
+    context |= {"verified": found, "verify_url": admin.url(request, "verify", run.pk)}
     template = "agentruns/admin/run_chain.html"
-    return admin.render(request, run, title=task_title(run), status=status, template=template, **context)
+    return admin.render(request, run, title=task_title(run), template=template, **context)
 
 
-def finding(admin: RunAdmin, request: HttpRequest, run: Run) -> Finding:
-    """Check the journal of a run's session."""
+def finding(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Check the journal of a run's session, and say up to which head."""
     session, problems = _checked(run)
     bad = next((each.seq for each in problems if each.seq is not None), None)
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, seq=bad or 0)
     of = rows.filter(run__in=visible_runs(request.user)).values_list("run_id", flat=True).first()
-    return Finding(
-        problems=[visible(each.what) for each in problems[:PROBLEMS]],
-        left_out=max(0, len(problems) - PROBLEMS),
-        is_chained=bad is None,
-        at=exact(clock.now(settings.DATABASE)),
-        seq=session.next_seq - 1,
-        head=session.head,
-        bad_seq=bad,
-        row_url=admin.url(request, "row", of, bad) if of else "",
-    )
-
-
-def _verify(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
-    effect = [
-        _("Every row of the session's journal is checked: its hash, its place, and what belongs to it."),
-        _("Then the runs and approvals shown here are compared with the journal."),
-        _("Nothing is changed and nothing is stored. A long journal takes a while."),
-    ]
-    return {"verify": Action(effect), "verify_url": admin.url(request, "verify", run.pk)}
+    return {
+        "is_intact": not problems,
+        "is_chained": bad is None,
+        "problems": [each.what for each in problems[:PROBLEMS]],
+        "left_out": max(0, len(problems) - PROBLEMS),
+        "at": clock.now(settings.DATABASE),
+        "seq": session.next_seq - 1,
+        "head": session.head,
+        "bad_seq": bad,
+        "row_url": admin.url(request, "row", of, bad) if of else "",
+    }
 
 
 def _checked(run: Run) -> tuple[Session, list[Problem]]:
@@ -206,50 +210,12 @@ def _checked(run: Run) -> tuple[Session, list[Problem]]:
     return session, problems
 
 
-def _unread(run: Run, seq: int) -> str:
+def _unread(rows: QuerySet[Message]) -> str:
     """Return a row without its payload: what cannot be parsed cannot be masked either."""
-    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
     texts = {"written": Cast("created_at", TextField()), **parts}
-    row = rows.annotate(**texts).values(*COLUMNS, *texts).first()
-    if row is None:
-        raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
+    row = rows.annotate(**texts).values(*COLUMNS, *texts)[0]
     count = sum(len(row.pop(name) or "") for name in parts)
     lines = [f"{name}: {value}" for name, value in row.items()]
     note = _("The content, %(count)d characters, cannot be read, so it is not shown.")
     return "\n".join([*lines, "", note % {"count": count}])
-
-
-def _content_page(
-    admin: RunAdmin,
-    request: HttpRequest,
-    run: Run,
-    seq: int,
-    content: Content | None,
-    *,
-    status: int = 200,
-    refusal: str = "",
-) -> HttpResponse:
-    context = {
-        "seq": str(seq),
-        "content_url": request.get_full_path(),
-        "facts": _facts(content) if content else [],
-        "guarded": content is not None and content.guarded,
-        "may_reveal": permissions.may_reveal(request.user, run),
-        "refusal": refusal,
-    }
-    title, template = _("The content of row %d") % seq, "agentruns/admin/content.html"
-    return admin.render(request, run, title=title, status=status, template=template, **context)
-
-
-def _facts(content: Content) -> list[Fact]:
-    stored = content.stored
-    # By its hash a file of which the beginning is shown could be guessed.
-    sha256 = visible("" if content.guarded else stored.sha256)
-    facts = [
-        Fact(_("File"), format_html('<code class="ar-copy">{}</code>', visible(stored.name or EMPTY))),
-        Fact(_("Storage"), visible(settings.PAYLOAD_STORAGE)),
-        Fact(_("Size"), filesizeformat(stored.size), _("%d bytes") % stored.size),
-        Fact(_("SHA-256"), format_html('<code class="ar-copy">{}</code>', sha256)) if sha256 else None,
-    ]
-    return [fact for fact in facts if fact]

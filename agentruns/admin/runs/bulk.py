@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
@@ -13,10 +11,11 @@ from django.db import DatabaseError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
+from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm
-from agentruns.admin.html import plain, visible
+from agentruns.admin.html import plain
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.list import status as badge_of
 from agentruns.admin.runs.list import task
@@ -28,32 +27,31 @@ from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
 
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
-
 MOST = 100  # what one page can show and one person can look at
 LIVE = "live"  # seen at work: it is to be stopped however far it has come since
 
 logger = get_logger("agentruns.admin.runs.bulk")
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb for several runs: its texts, its form, its effect on each, and the service that does it."""
-
-    title: Any
-    button: Callable[[int], str]
-    logged: Any
-    form: type[Form]
-    advice: Callable[[actions.Situation], actions.Action]
-    act: Callable[[Run, Any, str], str]
-    stops: bool = False
-
-
+TITLES = {
+    "resume": gettext_lazy("Resume these runs?"),
+    "pause": gettext_lazy("Pause these runs?"),
+    "cancel": gettext_lazy("Cancel these runs?"),
+}
+BUTTONS = {
+    "resume": ngettext_lazy("Resume this run", "Resume these %(count)d runs", "count"),
+    "pause": ngettext_lazy("Pause this run", "Pause these %(count)d runs", "count"),
+    "cancel": ngettext_lazy("Cancel this run", "Cancel these %(count)d runs", "count"),
+}
+LOGGED = {
+    "resume": gettext_lazy("Resumed in bulk."),
+    "pause": gettext_lazy("Pause requested in bulk."),
+    "cancel": gettext_lazy("Cancel requested in bulk."),
+}
 Line = dict[str, Any]  # one run of the selection: what will become of it, or became of it
 
 
-def act_on_selected(admin: RunAdmin, request: HttpRequest, name: str) -> HttpResponse | None:
+def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str) -> HttpResponse | None:
     """Ask, then act on the ids that were on the page, whatever else "select all" may mean."""
     keys = list(dict.fromkeys(UUID(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)))
     if len(keys) > MOST:
@@ -67,14 +65,15 @@ def act_on_selected(admin: RunAdmin, request: HttpRequest, name: str) -> HttpRes
     if request.POST.get("select_across") == "1":
         text = _("Only what was on the page is acted on: %(count)d.") % {"count": len(runs)}
         admin.message_user(request, text, messages.WARNING)
-    return bulk.ask(runs, VERBS[name].form())
+    return bulk.ask(runs, bulk.form())
 
 
 class _Bulk:
     """One verb for several runs, in one request."""
 
-    def __init__(self, runs_admin: RunAdmin, request: HttpRequest, name: str) -> None:
-        self.admin, self.request, self.name, self.verb = runs_admin, request, name, VERBS[name]
+    def __init__(self, runs_admin: ReadOnlyAdmin, request: HttpRequest, name: str) -> None:
+        self.admin, self.request, self.name, self.verb = runs_admin, request, name, actions.VERBS[name]
+        self.form = CancelForm if self.verb.stops else Form
 
     def ask(self, runs: list[Run], form: Form, *, status: int = 200) -> HttpResponse:
         """Show what will happen to each."""
@@ -82,7 +81,7 @@ class _Bulk:
 
     def answer(self, runs: list[Run]) -> HttpResponse:
         """Do it, and show what became of each."""
-        form = self.verb.form(self.request.POST)
+        form = self.form(self.request.POST)
         if not form.is_valid():
             return self.ask(runs, form, status=400)
         reason = form.cleaned_data.get("reason", "")
@@ -100,10 +99,8 @@ class _Bulk:
         """Act on one; a refusal is shown beside it and stops no other."""
         seen = self.request.POST.get(f"seen-{run.pk}", "")
         if not seen:  # was left out when the person looked
-            situation = actions.situation(self.request, run)
-            return self._line(
-                run, why_not=self.verb.advice(situation).why_not or _("It was not on the page.")
-            )
+            why_not = self.verb.advice(actions.situation(self.request, run)).why_not
+            return self._line(run, why_not=why_not or _("It was not on the page."))
         try:
             done = in_transaction(settings.DATABASE, lambda: self._act(run, seen, reason))
         except (RunStateError, SessionBusyError) as error:
@@ -114,7 +111,7 @@ class _Bulk:
             logger.exception("Bulk %s failed run=%s", self.name, run.pk)
             why = _("The database failed; the log says how. Nothing was changed about this run.")
             return self._line(run, why_not=why, refused=True)
-        self.admin.log_change(self.request, run, f"{self.verb.logged} {plain(reason)}".strip())
+        self.admin.log_change(self.request, run, f"{LOGGED[self.name]} {plain(reason)}".strip())
         return self._line(self._again(run), done=done)
 
     def _act(self, run: Run, seen: str, reason: str) -> str:
@@ -130,15 +127,8 @@ class _Bulk:
         return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
 
     def _line(self, run: Run, **values: Any) -> Line:
-        return {
-            "key": str(run.pk),
-            "title": task(run),
-            "where": visible(f"{run.agent} · {run.session.key}"),
-            "url": self.admin.url(self.request, "change", run.pk),
-            "badge": badge_of(run),
-            "requester": visible(run.owner_name),
-            **values,
-        }
+        url = self.admin.url(self.request, "change", run.pk)
+        return {"run": run, "title": task(run), "url": url, "badge": badge_of(run), **values}
 
     def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
         count = sum(not line.get("why_not") for line in lines)
@@ -149,10 +139,10 @@ class _Bulk:
             "outcome": form is None,
             "count": count,
             "left_out": len(lines) - count,
-            "button": self.verb.button(count),
+            "button": BUTTONS[self.name] % {"count": count},
             "action_url": self.request.get_full_path(),
         }
-        title = str(_("Outcome of each") if form is None else self.verb.title)
+        title = _("Outcome of each") if form is None else str(TITLES[self.name])
         template = "agentruns/admin/run_bulk.html"
         return self.admin.render(self.request, None, title=title, status=status, template=template, **context)
 
@@ -160,33 +150,3 @@ class _Bulk:
 def _last_seq(run: Run) -> str:
     """Return the last row of the run's session: an unfinished run is the only one that goes on there."""
     return str(run.session.next_seq - 1)
-
-
-VERBS = {
-    "resume": Verb(
-        gettext_lazy("Resume these runs?"),
-        lambda count: ngettext("Resume this run", "Resume these %(count)d runs", count) % {"count": count},
-        gettext_lazy("Resumed in bulk."),
-        Form,
-        actions.resume,
-        actions.resumed,
-    ),
-    "pause": Verb(
-        gettext_lazy("Pause these runs?"),
-        lambda count: ngettext("Pause this run", "Pause these %(count)d runs", count) % {"count": count},
-        gettext_lazy("Pause requested in bulk."),
-        CancelForm,
-        actions.pause,
-        actions.paused,
-        stops=True,
-    ),
-    "cancel": Verb(
-        gettext_lazy("Cancel these runs?"),
-        lambda count: ngettext("Cancel this run", "Cancel these %(count)d runs", count) % {"count": count},
-        gettext_lazy("Cancel requested in bulk."),
-        CancelForm,
-        actions.cancel,
-        actions.cancelled,
-        stops=True,
-    ),
-}

@@ -6,36 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import CHANNEL
-from agentruns.admin.forms import CancelForm, VerdictForm
-from agentruns.admin.html import (
-    EMPTY,
-    Body,
-    Fact,
-    age,
-    ago,
-    arguments,
-    body,
-    dated,
-    exact,
-    plain,
-    two_lines,
-    visible,
-)
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours
+from agentruns.admin.forms import CancelForm
+from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, plain
 from agentruns.admin.runs import actions, verdicts
-from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, outcome_words
+from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, outcome_words, verdict_words
 from agentruns.conf import settings
+from agentruns.engine import in_doubt
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
 from agentruns.journal.copies import original
@@ -49,11 +35,9 @@ from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK, call_text
+from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import redacted
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
@@ -90,9 +74,9 @@ class CallHistory:
         """True if a verdict is to be given."""
         return self.waits or self.is_uncleared
 
-    def all(self, *kinds: str) -> list[Row]:
-        """Return the rows of some kinds, in order."""
-        return [row for row in self.rows if row.kind in kinds]
+    def all(self, kind: str) -> list[Row]:
+        """Return the rows of a kind, in order."""
+        return [row for row in self.rows if row.kind == kind]
 
     def last(self, kind: str) -> Row | None:
         """Return the last row of a kind."""
@@ -107,11 +91,12 @@ class CallHistory:
         return sound[-1] if sound else None
 
     @property
-    def safe_from(self) -> datetime | None:
-        """The moment after which the last attempt cannot be at work any more, by its tool's time limit."""
+    def busy_until(self) -> datetime | None:
+        """The moment until which the last attempt may be at work, by its tool's time limit; None if past."""
         if self.call.timeout is None or self.call.started_at is None:
             return None
-        return self.call.started_at + timedelta(seconds=self.call.timeout)
+        until = self.call.started_at + timedelta(seconds=self.call.timeout)
+        return until if until > clock.now(settings.DATABASE) else None
 
 
 def _shown_by(run: Run, call_id: str) -> Approval | Run:
@@ -120,12 +105,12 @@ def _shown_by(run: Run, call_id: str) -> Approval | Run:
     return approvals.first() or run
 
 
-def call_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
     """Show a call: what it was, what is known of it, and what can be decided."""
-    return _call_page(admin, request, run, _history(run, call_id))
+    return _call_page(admin, request, _history(run, call_id))
 
 
-def reveal_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
     """Show the sensitive arguments to who may see them, once, and log it."""
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
@@ -135,10 +120,10 @@ def reveal_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -
     found = _history(run, call_id, revealed=True)
     permissions.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
     admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
-    return _call_page(admin, request, run, found)
+    return _call_page(admin, request, found)
 
 
-def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
     """Record a verdict on what was shown. Whatever is to run is run by a worker."""
     found = _history(run, call_id)
     if request.method != "POST":
@@ -156,7 +141,7 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
             if name in form.fields:
                 form.fields[name].widget.attrs["autofocus"] = True
         text = _("Nothing was decided. Correct the form below.")
-        return _call_page(admin, request, run, found, status=400, refusal=text, sent=form)
+        return _call_page(admin, request, found, form, status=400, refusal=text)
     queue = _queue(request)  # before it is decided: afterwards it has no place in the queue
     try:
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
@@ -170,14 +155,12 @@ def resolve_view(admin: RunAdmin, request: HttpRequest, run: Run, call_id: str) 
     about = {"call": found.call.id, "tool": tool, "verdict": verdict, "evidence": plain(given["evidence"])}
     admin.log_change(request, now, logged % about)
     admin.message_user(request, said, messages.SUCCESS)
-    place = queue.index((run.pk, call_id)) if (run.pk, call_id) in queue else 0
-    others = [key for key in queue[place:] + queue[:place] if key != (run.pk, call_id)]
-    if others:
+    if others := following(queue, (run.pk, call_id)):
         return HttpResponseRedirect(admin.url(request, "call", *others[0]))
     return admin.back(request, now)
 
 
-def in_doubt_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """List the calls in doubt on which this user may give a verdict, those that wait longest first."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
@@ -185,21 +168,14 @@ def in_doubt_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     masks = masks_of(runs.values(), size=MOST_READ)
     found = waiting.waits(settings.DATABASE, runs.values(), masks)
     lines = [
-        {
-            "url": admin.url(request, "call", key, wait.call_id),
-            "tool": visible(wait.tool),
-            "text": body("", wait.text, CALL_LENGTH * 5).text,
-            "where": two_lines(runs[key].agent, visible(runs[key].session.key)),
-            "requester": visible(runs[key].owner_name or EMPTY),
-            "age": age(runs[key].updated_at),
-        }
+        (wait, runs[key], body("", wait.text, CALL_LENGTH * 5), admin.url(request, "call", key, wait.call_id))
         for key in runs
         for wait in found.get(key, [])
         if wait.kind == waiting.ORPHAN
     ]
     context: dict[str, Any] = {"lines": lines, "list_url": admin.url(request, "changelist")}
     template = "agentruns/admin/in_doubt.html"
-    return admin.render(request, None, title=_("Calls in doubt"), status=200, template=template, **context)
+    return admin.render(request, None, title=_("Calls in doubt"), template=template, **context)
 
 
 def _in_doubt(request: HttpRequest) -> list[Run]:
@@ -220,15 +196,6 @@ def _queue(request: HttpRequest) -> list[tuple[UUID, str]]:
     return sorted(found, key=lambda key: places[key[0]])
 
 
-def _beside(queue: list[tuple[UUID, str]], run: Run, call_id: str) -> tuple[Any, Any, str]:
-    """Return what stands before and after a call in the list, and its place there."""
-    if (run.pk, call_id) not in queue:
-        return None, None, ""
-    place = queue.index((run.pk, call_id))
-    text = _("%(place)d of %(count)s") % {"place": place + 1, "count": len(queue)}
-    return queue[place - 1] if place else None, next(iter(queue[place + 1 :]), None), text
-
-
 def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | None:
     """Return what is known of a call, what is sensitive masked; None where the run has no such call."""
     if not 0 < len(call_id) <= CALL_LENGTH or not call_id.isprintable():
@@ -245,30 +212,6 @@ def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | Non
         if call is not None:
             return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, mask))
     return None
-
-
-def call_title(found: CallHistory) -> str:
-    """Return in one line what the call was; not fit for a page by itself."""
-    card = found.call.approval
-    return card.title if card is not None else text_of(found.call.tool, found.call.arguments)
-
-
-def call_facts(found: CallHistory) -> list[Fact]:
-    """Return the facts by which an operator finds the call in the outside world."""
-    call, started = found.call, found.last(events.TOOL_STARTED)
-    key = started.payload.get("key") if started else None
-    limit = _("%(seconds)g s") % {"seconds": call.timeout} if call.timeout else _("not limited")
-    return [
-        Fact(_("Idempotency key"), format_html('<code class="ar-copy">{}</code>', key or EMPTY)),
-        Fact(_("Started"), dated(call.started_at)),
-        Fact(_("Attempt"), call.attempt or EMPTY),
-        Fact(_("Time limit of the tool"), limit),
-        Fact(_("The tool declares"), _DECLARES.get(call.declares, plain(call.declares or EMPTY))),
-        Fact(_("Approved by"), _approved_by(call)),
-        Fact(_("Requester"), visible(found.run.owner_name or EMPTY)),
-        Fact(_("Session"), visible(found.run.session.key)),
-        Fact(_("Call"), format_html('<code class="ar-copy">{}</code>', call.id)),
-    ]
 
 
 def story(found: CallHistory) -> list[str]:
@@ -295,7 +238,7 @@ def verdict(row: Row) -> str:
     payload = row.payload
     said = _("%(name)s: %(verdict)s, %(when)s.") % {
         "name": _name(row),
-        "verdict": _VERDICTS.get(payload["verdict"], plain(payload["verdict"])),
+        "verdict": verdict_words(payload["verdict"]),
         "when": _moment(row),
     }
     evidence = payload.get("evidence")
@@ -329,18 +272,6 @@ def _name(row: Row) -> str:
     return plain((row.payload.get("actor") or {}).get("name") or _("the program"))
 
 
-def lateness(found: CallHistory, late: Row) -> str:
-    """Return why a late report was no result, and what it shows."""
-    doubts = [row for row in found.all(events.ORPHAN_FOUND) if row.attempt == late.attempt]
-    starts = [row for row in found.all(events.TOOL_STARTED) if row.attempt == late.attempt]
-    in_one_drive = bool(doubts and starts) and doubts[0].epoch == starts[0].epoch
-    if _is_error(late):
-        return _("The tool raised an error, too late to count. It may have happened all the same.")
-    if in_one_drive:
-        return _("The tool returned after its time was over. This is evidence that it happened:")
-    return _("The tool returned after its worker had lost the run. This is evidence that it happened:")
-
-
 def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) -> Run:
     run = found.run
     lock_session(settings.DATABASE, run.session_id)
@@ -361,7 +292,7 @@ def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) ->
 
 
 def _too_late(
-    admin: RunAdmin, request: HttpRequest, run: Run, call_id: str, given: dict[str, Any], why: str
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str, given: dict[str, Any], why: str
 ) -> HttpResponse:
     """Say what somebody else decided meanwhile, or that this very click was recorded already."""
     run = admin.find(request, run.pk)
@@ -380,20 +311,19 @@ def _too_late(
 
 
 def _refuse(
-    admin: RunAdmin,
+    admin: ReadOnlyAdmin,
     request: HttpRequest,
     run: Run,
     call_id: str,
     status: int,
     why: str,
-    given: dict[str, Any] | None = None,
+    given: Any = None,
 ) -> HttpResponse:
-    found = _history(run, call_id)
+    found, sent = _history(run, call_id), None
     text = _("Your verdict was not recorded. %(why)s") % {"why": why}
-    sent = None
     if given and given.get("verdict"):
         sent = verdicts.blank(found, keeps={"evidence": given.get("evidence", "")})
-    return _call_page(admin, request, run, found, status=status, refusal=text, sent=sent)
+    return _call_page(admin, request, found, sent, status=status, refusal=text)
 
 
 def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
@@ -404,80 +334,78 @@ def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
 
 
 def _call_page(
-    admin: RunAdmin,
-    request: HttpRequest,
-    run: Run,
-    found: CallHistory,
-    *,
-    status: int = 200,
-    sent: VerdictForm | None = None,
-    refusal: str = "",
+    admin: ReadOnlyAdmin, request: HttpRequest, found: CallHistory, sent: Any = None, **context: Any
 ) -> HttpResponse:
-    situation = actions.situation(request, run)
-    others = sum(wait.call_id != found.call.id for wait in situation.waits)
+    run, call = found.run, found.call
+    situation, row_url = actions.situation(request, run), partial(admin.url, request, "change", run.pk)
     why_not = _why_not(request, found)
-    approval = found.call.approval.id if found.call.approval is not None else None
-    may_decide = found.in_doubt and not why_not
-    before, after, place = _beside(_queue(request) if found.waits else [], run, found.call.id)
-    facts = call_facts(found)
-    context: dict[str, Any] = {
-        "refusal": refusal,
-        "session": visible(run.session.key),
-        "place": place,
-        "previous_url": admin.url(request, "call", *before) if before else "",
-        "next_url": admin.url(request, "call", *after) if after else "",
-        "queue_url": admin.url(request, "in_doubt"),
-        "tool": visible(found.call.tool),
-        "card_url": admin.other_page(request, Approval, approval) if approval else "",
-        "in_doubt": found.in_doubt,
-        "is_uncleared": found.is_uncleared,
-        "ended": run.is_ended,
-        "story": story(found),
-        "told": [_told(admin, request, run, row) for row in found.all(events.TOOL_RESULT)],
-        "arguments": arguments(found.call.arguments),
-        "masked": MASK in found.call.arguments.values(),
-        "may_reveal": permissions.may_reveal(request.user, _shown_by(run, found.call.id)),
-        "reveal_url": admin.url(request, "reveal", run.pk, found.call.id),
-        "late": [_late(admin, request, found, row) for row in found.all(events.LATE_RESULT)],
-        "keys": facts[:2],
-        "facts": facts[2:],
-        "rows": [(str(row.seq), _row_url(admin, request, run, row.seq)) for row in found.rows],
-        "why_not": why_not,
-        "choices": verdicts.choices(found, others=others) if may_decide else [],
-        "verdict_form": (sent or verdicts.blank(found)) if may_decide else None,
-        "resolve_url": admin.url(request, "resolve", run.pk, found.call.id),
-        "cancel": actions.cancel(situation),
-        "cancel_url": admin.url(request, "cancel", run.pk),
-        "cancel_form": CancelForm(auto_id="cancel_%s"),
-    }
-    title, template = plain(call_title(found)), "agentruns/admin/orphan.html"
-    return admin.render(request, run, title=title, status=status, template=template, **context)
+    before, after, place = neighbours(_queue(request) if found.waits else [], (run.pk, call.id), LOOKED_AT)
+    if found.in_doubt and not why_not:
+        paused = run.status == Run.Status.ORPHANED and bool(run.blocked_reason)
+        context |= {
+            "verdict_form": sent or verdicts.blank(found),
+            "paused": paused,
+            "others_wait": any(wait.call_id != call.id for wait in situation.waits),
+            "stored_as": verdicts.kind_of(found.returned.payload.get("content")) if found.returned else "",
+            "model_reads": _told_if_unknown(found),
+        }
+    return admin.render(
+        request,
+        run,
+        title=plain(call.approval.title if call.approval else text_of(call.tool, call.arguments)),
+        template="agentruns/admin/orphan.html",
+        run=run,
+        found=found,
+        call=call,
+        place=place,
+        previous_url=admin.url(request, "call", *before) if before else "",
+        next_url=admin.url(request, "call", *after) if after else "",
+        queue_url=admin.url(request, "in_doubt"),
+        card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
+        story=story(found),
+        started=found.last(events.TOOL_STARTED),
+        told=[(row, _content(row, _("Told to the model"))) for row in found.all(events.TOOL_RESULT)],
+        arguments=arguments(call.arguments),
+        masked=MASK in call.arguments.values(),
+        may_reveal=permissions.may_reveal(request.user, _shown_by(run, call.id)),
+        reveal_url=admin.url(request, "reveal", run.pk, call.id),
+        late=[(row, *_late(found, row)) for row in found.all(events.LATE_RESULT)],
+        rows=[(row.seq, f"{row_url(after=row.seq - 1)}#row-{row.seq}") for row in found.rows],
+        why_not=why_not,
+        resolve_url=admin.url(request, "resolve", run.pk, call.id),
+        cancel=actions.cancel(situation),
+        cancel_url=admin.url(request, "cancel", run.pk),
+        cancel_form=CancelForm(auto_id="cancel_%s"),
+        **context,
+    )
 
 
-def _row_url(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> str:
-    """Return where the page of a run shows one journal row."""
-    return f"{admin.url(request, 'change', run.pk, after=seq - 1)}#row-{seq}"
+def _told_if_unknown(found: CallHistory) -> list[Body]:
+    """Return what the model reads if nobody can say what became of the call."""
+    text = in_doubt.UNKNOWN.format(tool=plain(found.call.tool))
+    reads = [body(_("Told to the model, as an error"), text)]
+    if found.later:
+        reads.append(body(_("Not run"), "\n".join(found.later)))
+        reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
+    return reads
 
 
-def _told(admin: RunAdmin, request: HttpRequest, run: Run, row: Row) -> tuple[Body, str]:
-    """Return what the model was told, and where all of it is."""
-    text = verdicts.text_of(row.payload.get("content"))
-    return body(_("Told to the model"), text, TEXT_LIMIT), admin.url(request, "row", run.pk, row.seq)
+def _content(row: Row, label: str, kind: str = "") -> Body:
+    return body(label, as_text(row.payload.get("content")), TEXT_LIMIT, kind)
 
 
-def _late(admin: RunAdmin, request: HttpRequest, found: CallHistory, row: events.Row) -> dict[str, Any]:
-    content = row.payload.get("content")
-    said = {
-        "seq": str(row.seq),
-        "when": dated(row.created_at),
-        "attempt": str(row.attempt),
-        "whole_url": admin.url(request, "row", found.run.pk, row.seq),
-    }
+def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
+    """Return why a late report was no result and what it shows, and what it says that the tool returned."""
     if row.payload.get("never_entered"):
-        return {**said, "text": _("A worker that had lost the run says that it did not start the tool.")}
-    text = lateness(found, row)
-    returned = body(_("Returned"), verdicts.text_of(content), TEXT_LIMIT, verdicts.kind_of(content))
-    return {**said, "text": text, "body": returned, "is_evidence": not row.payload.get("is_error")}
+        return _("A worker that had lost the run says that it did not start the tool."), None
+    doubts = [one for one in found.all(events.ORPHAN_FOUND) if one.attempt == row.attempt]
+    starts = [one for one in found.all(events.TOOL_STARTED) if one.attempt == row.attempt]
+    text = _("The tool returned after its worker had lost the run. This is evidence that it happened:")
+    if _is_error(row):
+        text = _("The tool raised an error, too late to count. It may have happened all the same.")
+    elif doubts and starts and doubts[0].epoch == starts[0].epoch:  # in one drive
+        text = _("The tool returned after its time was over. This is evidence that it happened:")
+    return text, _content(row, _("Returned"), verdicts.kind_of(row.payload.get("content")))
 
 
 def _why_not(request: HttpRequest, found: CallHistory) -> str:
@@ -532,14 +460,6 @@ def text_of(tool: str, arguments: dict[str, Any]) -> str:
     return call_text(tool, redacted(arguments), hidden)
 
 
-def _approved_by(call: Call) -> SafeString | str:
-    if call.approval is None:
-        return _("nobody: no approval was needed")
-    if not call.approval.names:
-        return EMPTY
-    return format_html("{}, {}", visible(", ".join(call.approval.names)), dated(call.approval.decided_at))
-
-
 def _open(call: Call) -> str:
     if call.attempt == 0:
         return _("It has not been started.")
@@ -570,21 +490,10 @@ _FOLDED = (
     events.ORPHAN_FOUND,
     events.ORPHAN_RESOLVED,
 )
-_DECLARES = {
-    "nothing": gettext_lazy("nothing: it is not repeated by itself, and nothing can be asked about it"),
-    "safe_to_retry": gettext_lazy("safe to retry"),
-    "reconcile": gettext_lazy("reconcile: the outside system is asked by the key"),
-    "transactional": gettext_lazy("transactional"),
-}
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
     "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
-}
-_VERDICTS = {
-    "occurred": gettext_lazy("it happened"),
-    "not_occurred": gettext_lazy("it did not happen"),
-    "unknown": gettext_lazy("unknown"),
 }
 _ACTIONS = {
     "held": gettext_lazy("A person was asked."),

@@ -18,12 +18,11 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import status_of
 from agentruns.admin.forms import TypedField, area
-from agentruns.admin.html import Body, body, plain, visible
+from agentruns.admin.html import Body, as_text, body, plain, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs.steps import (
     VERBS,
     Shown,
-    as_text,
     outcome_words,
     returned,
     shown_files,

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from django import forms
-from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import status_of
+from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import TypedField, area
-from agentruns.admin.html import (
-    EMPTY,
-    Body,
-    Fact,
-    ago,
-    body,
-    plain,
-    pretty,
-    run_badge,
-    short_id,
-    stamp,
-    visible,
-)
+from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
 from agentruns.admin.runs import calls
-from agentruns.admin.runs.actions import Action, Situation, missing, refused
+from agentruns.admin.runs.actions import Situation, missing
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
@@ -42,14 +31,11 @@ from agentruns.journal.store import SessionState
 from agentruns.models import Message, Run
 from agentruns.services import permissions, starting
 from agentruns.services.control import agent_again
-from agentruns.services.forks import Fate, effects, fates
+from agentruns.services.forks import effects, fates
 from agentruns.services.history import OWN, ReplayReport, replay_run
 from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import get_logger
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 logger = get_logger("agentruns.admin")
 
@@ -130,22 +116,25 @@ class Moment:
         row, sent = rows[-1], ""
         if row.kind == events.ASSISTANT and row.run_id == run.pk:
             sent = {None: "unknown", True: "as sent", False: "other"}[state.was_sent_for(row)]
-        moment = cls(row, state.run, state, shown, sent)
-        moment.before = _frozen(state.run)
+        before = replace(state.run, usage={**state.run.usage})  # folding goes on in place
+        moment = cls(row, before, state, shown, sent)
         state.apply(row)
         if not sent:
             shown.apply(mask.row(row))
         return moment
 
 
-def lineage(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return the origin of a run, the runs derived from it, and the ways to run, fork or replay it."""
-    run = situation.run
-    derived = admin.get_queryset(request).filter(origin_id=run.pk)
-    newest = list(derived.order_by("-id")[: DERIVED + 1])
+    run, listed = situation.run, admin.get_queryset(request)
+    newest = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
+    origin = listed.filter(pk=run.origin_id).first() if run.origin_id else None
     return {
-        "origin": _origin(admin, request, run),
-        "derived": [_line(admin, request, one) for one in newest[:DERIVED]],
+        "run": run,
+        "origin": origin,
+        "origin_url": admin.url(request, "change", origin.pk) if origin else "",
+        "origin_at_url": admin.url(request, "at", origin.pk, seq=run.origin_seq) if origin else "",
+        "derived": [(one, admin.url(request, "change", one.pk)) for one in newest[:DERIVED]],
         "derived_more": len(newest) > DERIVED,
         "again": _again(request, run) if run.is_ended else None,
         "again_url": admin.url(request, "again", run.pk),
@@ -155,7 +144,7 @@ def lineage(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict
     }
 
 
-def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Queue a new run of the same task, and go to its page."""
     form = AgainForm(request.POST)
     key = form.cleaned_data["key"] if form.is_valid() else ""
@@ -164,14 +153,13 @@ def again_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     try:
         new = starting.run_again(request.user, run.pk, idempotency_key=key)
     except REFUSALS as error:
-        return refused(admin, request, run, error)
-    admin.log_change(request, run, _("Ran again from the console: run %(run)s.") % {"run": new.pk})
+        return admin.refused(request, run, error)
+    logged = _("Ran again from the console: run %(run)s.") % {"run": new.pk}
     done = _("Started again as run %(run)s. A worker picks it up.") % {"run": short_id(new.pk)}
-    admin.message_user(request, done, messages.SUCCESS)
-    return admin.back(request, new)
+    return admin.done(request, run, logged, done, new)
 
 
-def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Queue a run that goes on from a row of this one, and go to its page."""
     form = ForkForm(request.user, request.POST, auto_id="fork_%s")
     if not form.is_valid():
@@ -190,41 +178,39 @@ def fork_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
         )
     except REFUSALS as error:
         return _fork_refused(admin, request, run, form, status_of(error), plain(error))
-    logged = _("Forked at row %(seq)s from the console: run %(run)s.")
-    admin.log_change(request, run, logged % {"seq": given["at"], "run": new.pk})
+    logged = _("Forked at row %(seq)s from the console: run %(run)s.") % {"seq": given["at"], "run": new.pk}
     done = _("Forked at row %(seq)s as run %(run)s. A worker picks it up.")
-    admin.message_user(request, done % {"seq": given["at"], "run": short_id(new.pk)}, messages.SUCCESS)
-    return admin.back(request, new)
+    return admin.done(request, run, logged, done % {"seq": given["at"], "run": short_id(new.pk)}, new)
 
 
-def _repeats(admin: RunAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
+def _repeats(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
     """Return the page of what was done already and may be done again, until each of it was ticked."""
     done = effects(settings.DATABASE, run, after) if _may_fork(request, run) else []
     ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
     if not any(one.is_final and one.call_id not in ticked for one in done):
         return None
     mask = mask_for(run)
-    lines = [(one, visible(calls.text_of(one.tool, mask.arguments(one.tool, one.arguments)))) for one in done]
-    sent = [(name, text) for name, text in request.POST.items() if name in ForkForm.base_fields]
-    context: dict[str, Any] = {
-        "refusal": _("Nothing was started: tick each effect, or go back.") if was_asked else "",
-        "effects": [(one, text, ago(one.at), one.call_id in ticked) for one, text in lines],
-        "sent": sent,
-        "action_url": request.get_full_path(),
-        "is_fork": bool(after),
-    }
-    title, template = _("Do this again?"), "agentruns/admin/repeats.html"
     return admin.render(
-        request, run, title=title, status=400 if was_asked else 200, template=template, **context
+        request,
+        run,
+        title=_("Do this again?"),
+        status=400 if was_asked else 200,
+        template="agentruns/admin/repeats.html",
+        refusal=_("Nothing was started: tick each effect, or go back.") if was_asked else "",
+        effects=[(one, calls.text_of(one.tool, mask.arguments(one.tool, one.arguments))) for one in done],
+        ticked=ticked,
+        sent=[(name, text) for name, text in request.POST.items() if name in ForkForm.base_fields],
+        action_url=request.get_full_path(),
+        is_fork=bool(after),
     )
 
 
-def at_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def at_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Show what the run was at the row `seq`, by default the last one."""
     return _moment_page(admin, request, run, seq_of(request.GET.get("seq", "")))
 
 
-def replay_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Show the form; a POST goes through the run again. Nothing is executed or stored."""
     if request.method != "POST":
         return _replay_page(admin, request, run, ReplayForm())
@@ -233,16 +219,15 @@ def replay_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
         return _replay_page(admin, request, run, form, status=400, refusal=_("Correct the form below."))
     who = form.cleaned_data["who"]
     model = {"code": None, OWN: OWN}.get(who, form.cleaned_data["model"])
-    if model is not None and not permissions.may(request.user, "replay", run):
-        return _replay_page(admin, request, run, form, status=403, refusal=missing(REPLAY))
     try:
+        if model is not None and not permissions.may(request.user, "replay", run):
+            raise PermissionDeniedError(missing(REPLAY))
         permissions.require_whole(request.user, run)
         report = replay_run(run.pk, model=model, limit=ASKED if model else None)
-    except PermissionDeniedError as error:
-        return _replay_page(admin, request, run, form, status=403, refusal=plain(error))
     except AgentRunsError as error:  # also what a provider says
-        text = _("The replay stopped. %(why)s") % {"why": plain(error)}
-        return _replay_page(admin, request, run, form, status=409, refusal=text)
+        is_forbidden, why = isinstance(error, PermissionDeniedError), plain(error)
+        text = why if is_forbidden else _("The replay stopped. %(why)s") % {"why": why}
+        return _replay_page(admin, request, run, form, status=status_of(error), refusal=text)
     except Exception as error:
         if model is None:
             raise
@@ -251,27 +236,20 @@ def replay_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse
         return _replay_page(admin, request, run, form, status=409, refusal=text)
     if model is not None:
         admin.log_change(request, run, _("Asked %s what it would have done.") % plain(report.model))
-    return _replay_page(admin, request, run, form, report=report)
+    return _replay_page(admin, request, run, form, report)
 
 
 def _fork_refused(
-    admin: RunAdmin, request: HttpRequest, run: Run, form: ForkForm, status: int, why: str
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, form: ForkForm, status: int, why: str
 ) -> HttpResponse:
     """Show the form again at its row, with why nothing was done."""
     text = _("Nothing was forked. %(why)s") % {"why": why}
     seq = form.cleaned_data.get("at") if hasattr(form, "cleaned_data") else None
-    return _moment_page(admin, request, run, seq, status=status, refusal=text, sent=form)
+    return _moment_page(admin, request, run, seq, status=status, refusal=text, fork_form=form)
 
 
 def _moment_page(
-    admin: RunAdmin,
-    request: HttpRequest,
-    run: Run,
-    seq: int | None,
-    *,
-    status: int = 200,
-    refusal: str = "",
-    sent: ForkForm | None = None,
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int | None, **context: Any
 ) -> HttpResponse:
     seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).order_by("seq")
     first, last = (seqs.values_list("seq", flat=True).first(), seqs.values_list("seq", flat=True).last())
@@ -280,49 +258,46 @@ def _moment_page(
         permissions.require_whole(request.user, run, seq or last)
         moment = Moment.at(run, seq or last or 0, mask)
     except PermissionDeniedError as error:
-        return refused(admin, request, run, error)
+        return admin.refused(request, run, error)
     except RunStateError as error:
-        if first is None or status != 200:
-            return refused(admin, request, run, error)
+        if first is None or "status" in context:
+            return admin.refused(request, run, error)
         nearest = min(max(seq or 0, first), last or first)
         return HttpResponseRedirect(admin.url(request, "at", run.pk, seq=nearest))
-    row, ways = moment.row, _ways(admin, request, run, moment.row.seq)
-    context: dict[str, Any] = {
-        "refusal": refusal,
+    row, may = moment.row, partial(permissions.may, request.user)
+    may_erase = not row.is_erased and row.run_id == run.pk and may("erase", run)
+    form = ForkForm(request.user, initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s")
+    shown: dict[str, Any] = {
         "at_url": admin.url(request, "at", run.pk).partition("?")[0],
         "kept_filters": request.GET.get("_changelist_filters", ""),
         "first": first,
         "last": last,
-        "seq": row.seq,
-        "ways": ways,
+        "row": row,
+        "ways": _ways(admin, request, run, seqs, row.seq),
         "card": row_card(mask.row(row)),
         "is_copy": events.COPIED in row.payload,
         "is_other_run": row.run_id != run.pk,
         "facts": facts(moment),
-        "calls": [call_line(call, mask) for call in moment.state.run.calls.values()],
+        "calls": [
+            (call, body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST), _stood(call))
+            for call in moment.state.run.calls.values()
+        ],
         "sent": moment.sent,
         "request_body": _request(moment),
-        "fork": _fork(request, run),
-        "erase_url": _erase_url(admin, request, run, row),
-        "fates": [_fate(one) for one in fates(settings.DATABASE, run, moment.state.run, row.seq)],
+        "why_no_fork": "" if may("fork", run) else missing(FORK),
+        "erase_url": admin.url(request, "erase", run.pk, row.seq) if may_erase else "",
+        "fates": fates(settings.DATABASE, run, moment.state.run, row.seq),
         "fork_url": admin.url(request, "fork", run.pk),
-        "fork_form": sent
-        or ForkForm(request.user, initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s"),
+        "fork_form": form,
     }
     title = _("Row %(seq)s of %(task)s") % {"seq": row.seq, "task": task_title(run)}
-    return admin.render(
-        request, run, title=title, status=status, template="agentruns/admin/moment.html", **context
-    )
+    template = "agentruns/admin/moment.html"
+    return admin.render(request, run, title=title, template=template, **{**shown, **context})
 
 
-def _erase_url(admin: RunAdmin, request: HttpRequest, run: Run, row: Row) -> str:
-    if row.is_erased or row.run_id != run.pk or not permissions.may(request.user, "erase", run):
-        return ""
-    return admin.url(request, "erase", run.pk, row.seq)
-
-
-def _ways(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> dict[str, str]:
-    seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).order_by("seq")
+def _ways(
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seqs: QuerySet[Message], seq: int
+) -> dict[str, str]:
     numbers = seqs.values_list("seq", flat=True)
     replies = seqs.filter(kind=events.ASSISTANT).values_list("seq", flat=True)
     found = {
@@ -334,17 +309,7 @@ def _ways(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> dict[str
     return {name: admin.url(request, "at", run.pk, seq=to) for name, to in found.items() if to is not None}
 
 
-def _fork(request: HttpRequest, run: Run) -> Action:
-    effect = [
-        _("A new run, in a session of its own, gets a copy of the journal up to this row and goes on."),
-        _("No effect is repeated. Whatever its model asks for from there on is done, as new calls."),
-    ]
-    if not _may_fork(request, run):
-        return Action(effect, missing(FORK), forbidden=True)
-    return Action(effect)
-
-
-def facts(moment: Moment) -> list[Fact]:
+def facts(moment: Moment) -> list[tuple[str, Any, Any]]:
     """Return what the run was after the row, and what it was before where that was something else."""
     before, after = moment.before, moment.state.run
     lines = [
@@ -355,40 +320,19 @@ def facts(moment: Moment) -> list[Fact]:
         (_("Failed attempts since the last reply"), before.failures, after.failures),
         (_("Paused"), before.paused, after.paused),
     ]
-    found = [Fact(_("Written"), stamp(moment.row.created_at))]
-    for label, was, now in lines:
-        if was in (None, "", now):
-            found.append(Fact(label, visible(EMPTY if now in (None, "") else now)))
-        else:
-            found.append(Fact(label, visible(_("%(now)s (was %(was)s)") % {"now": now or EMPTY, "was": was})))
-    return found
+    return [
+        (label, None if was in (None, "", now) else was, EMPTY if now in (None, "") else now)
+        for label, was, now in lines
+    ]
 
 
-def call_line(call: Call, mask: Mask) -> dict[str, Any]:
-    """Return a call of the last reply as it stood then."""
-    outcome = outcome_words(call.outcome, in_doubt=call.in_doubt)[0] if call.outcome else ""
-    where = outcome or (_("at work, or in doubt") if call.is_started else _("not started"))
-    if not outcome and call.is_waiting:
-        where = _("in doubt, waits for a person") if call.orphan == "held" else _("waits for a person")
-    return {
-        "tool": visible(call.tool),
-        "arguments": body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST),
-        "where": visible(where),
-        "attempt": call.attempt,
-        "card": visible(call.approval.status) if call.approval else "",
-        "by": visible(", ".join(call.approval.names)) if call.approval else "",
-    }
-
-
-def _fate(fate: Fate) -> str:
-    tool = plain(fate.call.tool)
-    if fate.result is not None:
-        seq = fate.result.seq
-        text = _("%(tool)s has run since: the fork gets its result of row %(seq)s.")
-        return text % {"tool": tool, "seq": seq}
-    if fate.outcome == "unknown":
-        return _("%(tool)s had started: its outcome is told to the model as unknown.") % {"tool": tool}
-    return _("%(tool)s had not started: it is not executed in the fork.") % {"tool": tool}
+def _stood(call: Call) -> str:
+    """Return where a call of the last reply stood then."""
+    if call.outcome:
+        return outcome_words(call.outcome, in_doubt=call.in_doubt)[0]
+    if call.is_waiting:
+        return _("in doubt, waits for a person") if call.orphan == "held" else _("waits for a person")
+    return _("at work, or in doubt") if call.is_started else _("not started")
 
 
 def _request(moment: Moment) -> dict[str, Any]:
@@ -402,22 +346,17 @@ def _request(moment: Moment) -> dict[str, Any]:
     if "tools_for" in definition:
         tools = {name: tool for name, tool in tools.items() if name in (moment.shown.run.tools or ())}
     return {
-        "model": visible(definition.get("model") or EMPTY),
+        "model": definition.get("model"),
         "system": body(_("Instructions"), instructions, LONGEST),
-        "params": pretty(definition.get("model_params") or {}),
-        "tools": [(visible(name), body(plain(name), pretty(tool), LONGEST)) for name, tool in tools.items()],
+        "params": body(_("Parameters"), pretty(definition.get("model_params") or {}), LONGEST),
+        "tools": [body(name, pretty(tool), LONGEST) for name, tool in tools.items()],
         "messages": [_message(message) for message in messages[-MESSAGES:]],
         "left_out": max(0, len(messages) - MESSAGES),
     }
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    roles = {"user": _("to the model"), "assistant": _("the model")}
-    return {
-        "role": roles.get(message["role"], message["role"]),
-        "tone": "said" if message["role"] == "assistant" else "plain",
-        "blocks": [_block(block) for block in message["content"]],
-    }
+def _message(message: dict[str, Any]) -> tuple[str, list[Body]]:
+    return message["role"], [_block(block) for block in message["content"]]
 
 
 def _block(block: dict[str, Any]) -> Body:
@@ -441,56 +380,19 @@ def _tokens(state: RunState) -> str:
     return ", ".join(f"{plain(name)} {amount}" for name, amount in state.usage.items() if name != "cost")
 
 
-def _frozen(state: RunState) -> RunState:
-    """Return what the page says of a state, as it is now: folding goes on in place."""
-    kept = ("status", "step", "usage", "failures", "paused", "definition")
-    return RunState(state.run_id, **{name: getattr(state, name) for name in kept})
-
-
-def _again(request: HttpRequest, run: Run) -> Action:
-    effect = [
-        _("A new run of the same task is queued in the same session, linked to this one."),
-        _("Its model sees what was done before. Whatever it asks for again is done again."),
-    ]
+def _again(request: HttpRequest, run: Run) -> dict[str, str]:
+    """Return why the task of a run cannot be run again, and the version it then runs under if another."""
     if not _may_fork(request, run):
-        return Action(effect, missing(FORK), forbidden=True)
+        return {"why_not": missing(FORK)}
     if run.session.imported_at is not None:
-        return Action(effect, _("The run was imported: it is a record. Fork it to go on from it."))
+        return {"why_not": _("The run was imported: it is a record. Fork it to go on from it.")}
     try:
         agent = agent_again(run)
     except UnknownAgentError:
-        name = plain(run.agent)
-        return Action(effect, _("Agent %(agent)s is not known in this process.") % {"agent": name})
-    if why := starting.why_not_start(request.user, agent):
-        return Action(effect, why, forbidden=True)
-    if agent.version != run.version:
-        text = _("Version %(old)s is not registered any more; it runs under version %(new)s.")
-        effect.append(text % {"old": plain(run.version), "new": plain(agent.version)})
-    return Action(effect)
-
-
-def _origin(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any] | None:
-    if run.origin_id is None:
-        return None
-    origin = admin.get_queryset(request).filter(pk=run.origin_id).first()
-    found: dict[str, Any] = {"run": str(run.origin_id), "seq": run.origin_seq}
-    if origin is not None:
-        found |= _line(admin, request, origin)
-        if run.origin_seq is not None:
-            found["at_url"] = admin.url(request, "at", origin.pk, seq=run.origin_seq)
-    return found
-
-
-def _line(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
-    return {
-        "run": str(run.pk),
-        "short": short_id(run.pk),
-        "badge": run_badge(run),
-        "session": visible(run.session.key),
-        "age": ago(run.created_at),
-        "at": run.origin_seq,
-        "url": admin.url(request, "change", run.pk),
-    }
+        text = _("Agent %(agent)s is not known in this process.")
+        return {"why_not": text % {"agent": plain(run.agent)}}
+    version = agent.version if agent.version != run.version else ""
+    return {"why_not": starting.why_not_start(request.user, agent), "version": version}
 
 
 def _may_fork(request: HttpRequest, run: Run) -> bool:
@@ -498,68 +400,55 @@ def _may_fork(request: HttpRequest, run: Run) -> bool:
 
 
 def _replay_page(
-    admin: RunAdmin,
+    admin: ReadOnlyAdmin,
     request: HttpRequest,
     run: Run,
     form: ReplayForm,
-    *,
-    status: int = 200,
-    refusal: str = "",
     report: ReplayReport | None = None,
+    **context: Any,
 ) -> HttpResponse:
     may = permissions.may(request.user, "replay", run)
-    context = {
-        "refusal": refusal,
-        "form": form,
-        "why_no_model": "" if may else missing(REPLAY),
-        "replay_url": admin.url(request, "replay", run.pk),
-        "report": _report(admin, request, run, report) if report else None,
-    }
-    title = _("Replay of %(task)s") % {"task": task_title(run)}
+    context |= {"why_no_model": "" if may else missing(REPLAY), "report": report}
+    if report is not None:
+        context |= _report(admin, request, run, report)
     return admin.render(
-        request, run, title=title, status=status, template="agentruns/admin/replay.html", **context
+        request,
+        run,
+        title=_("Replay of %(task)s") % {"task": task_title(run)},
+        template="agentruns/admin/replay.html",
+        form=form,
+        replay_url=admin.url(request, "replay", run.pk),
+        **context,
     )
 
 
-def _report(admin: RunAdmin, request: HttpRequest, run: Run, report: ReplayReport) -> dict[str, Any]:
-    record = report.record()
+def _report(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, report: ReplayReport) -> dict[str, Any]:
+    record, sides = report.record(), {"then": _("Then"), "now": _("Now")}
     found = record["difference"]
-    return {
-        "is_equal": report.is_equal,
-        "model": visible(report.model) if report.model else "",
-        "notes": [visible(note) for note in record["notes"]],
+    shown: dict[str, Any] = {
+        "record": record,
         "steps": [
-            {
-                "seq": str(step["seq"]),
-                "url": admin.url(request, "at", run.pk, seq=step["seq"]),
-                "number": step["step"] + 1,
-                "sides": [
-                    (label, body(label, _decision(said), LONGEST))
-                    for label, said in ((_("Then"), step["then"]), (_("Now"), step["now"]))
-                    if said is not None
-                ],
-            }
+            (
+                {
+                    **step,
+                    "number": step["step"] + 1,
+                    "url": admin.url(request, "at", run.pk, seq=step["seq"]),
+                },
+                [body(sides[side], _decision(step[side]), LONGEST) for side in sides if step[side]],
+            )
             for step in record["steps"]
         ],
-        "difference": None
-        if found is None
-        else {
-            "seq": str(found["seq"]),
-            "url": admin.url(request, "at", run.pk, seq=found["seq"]),
-            "path": visible(found["path"]),
-            "then": body(_("Then"), _text(found["then"]), LONGEST),
-            "now": body(_("Now"), _text(found["now"]), LONGEST),
-        },
     }
+    if found is not None:
+        shown["difference_url"] = admin.url(request, "at", run.pk, seq=found["seq"])
+        shown["sides"] = [
+            body(sides[side], _("nothing") if found[side] is None else as_text(found[side]), LONGEST)
+            for side in sides
+        ]
+    return shown
 
 
 def _decision(said: dict[str, Any]) -> str:
     lines = [said["text"]] if said["text"] else []
     lines += [f"{call['name']}({pretty(call['input'])})" for call in said["calls"]]
     return "\n".join(lines) or _("nothing (%(stop)s)") % {"stop": said["stop_reason"]}
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return _("nothing")
-    return value if isinstance(value, str) else pretty(value)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
-from agentruns.admin.html import duration, plain, pretty, visible
+from agentruns.admin.html import as_text, duration
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.actions import Action, Situation
 from agentruns.agents.agent import Agent, definition_difference, get_agent
@@ -26,12 +25,8 @@ from agentruns.journal.read import definition_body, run_rows
 from agentruns.models import Run
 from agentruns.services.control import adopt_definition
 from agentruns.services.waiting import is_live
-from agentruns.services.write import find_run, lock_session
 from agentruns.utils import clock
 from agentruns.utils.redaction import redact
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 FULL = 100  # percent
 CUT = 400  # characters of a part of a definition
@@ -51,34 +46,17 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One value of a part; `whole` where `shown` is only the piece around what differs."""
-
-    shown: SafeString
-    whole: SafeString | str = ""
-    length: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part in which two definitions differ."""
-
-    name: str
-    before: Cell
-    now: Cell
-
-
-@dataclass(frozen=True, slots=True)
 class Drift:
     """The agent of this process compared with the definition that a run was started with.
 
     `agent` is None where this process knows none of that name. `is_served` says that the run's own version
-    is registered as it was, so the run just goes on with it, whatever a newer version differs in.
+    is registered as it was, so the run just goes on with it, whatever a newer version differs in. `parts` are
+    the names in which they differ, each with both values.
     """
 
     agent: Agent | None
     is_served: bool
-    parts: list[Part]
+    parts: list[tuple[str, list[dict[str, Any]]]]
 
     @property
     def hash(self) -> str:
@@ -91,7 +69,7 @@ class Drift:
         return self.agent is not None and not self.is_served
 
 
-def limits(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return the budgets and, of a run that goes on, its definition beside today's."""
     run = situation.run
     definition = definition_body(settings.DATABASE, run.definition_id)
@@ -108,33 +86,27 @@ def limits(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[
     return {
         **context,
         "drift": now,
-        "drift_summary": drift_summary(run, now),
         "adopt": adopt(situation, now),
         "adopt_url": admin.url(request, "adopt", run.pk),
         "adopt_form": AdoptForm(initial=seen, auto_id="adopt_%s"),
     }
 
 
-def adopt_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Let the run go on under the definition that was shown, if it still is the one registered."""
 
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
         sent = form.cleaned_data if form.is_valid() else {}
-        with transaction.atomic(using=settings.DATABASE):
-            lock_session(settings.DATABASE, run.session_id)
-            run = find_run(run.pk)
-            found = drift(run, definition_body(settings.DATABASE, run.definition_id))
-            actions.require(adopt(actions.situation(request, run), found))
-            if sent.get("hash") != found.hash:
-                raise RunStateError(_another())
-            actions.require_last_row(run, sent.get("seq"))
-            run = adopt_definition(run.pk, request.user, reason=sent["reason"])
-            if run.definition_id != sent["hash"]:  # registered while this was at work: undo
-                raise RunStateError(_another())
-        return _("Adopted. The run now follows the definition of version %(version)s.") % {
-            "version": run.version
-        }
+        found = drift(run, definition_body(settings.DATABASE, run.definition_id))
+        actions.require(adopt(actions.situation(request, run), found))
+        if sent.get("hash") != found.hash:
+            raise RunStateError(_another())
+        actions.require_last_row(run, sent.get("seq"))
+        run = adopt_definition(run.pk, request.user, reason=sent["reason"])
+        if run.definition_id != sent["hash"]:  # registered while this was at work: undo
+            raise RunStateError(_another())
+        return _("Adopted. The run now follows the definition of version %s.") % run.version
 
     return actions.press(admin, request, run, do, _("Adopted another definition from the console."))
 
@@ -221,37 +193,6 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
     return Drift(agent, is_served, [_part(name, definition, now) for name in names])
 
 
-def drift_summary(run: Run, found: Drift) -> str:
-    """Return in words what the comparison means for a run, or "" where nothing differs."""
-    about = {"agent": plain(run.agent), "version": plain(run.version)}
-    if found.agent is None:
-        text = _(
-            "This web server does not know agent %(agent)s, so it cannot tell whether its definition has "
-            "changed. A worker that knows it goes on."
-        )
-        return text % about
-    about["newest"] = plain(found.agent.version)
-    if found.is_served and found.parts:
-        text = _(
-            "Version %(newest)s of %(agent)s is the newest here. Version %(version)s, which this run was "
-            "started with, is still registered as it was: the run goes on with it."
-        )
-        return text % about
-    if found.is_served:
-        return ""
-    text = _("The definition of %(agent)s has changed since the run was started.")
-    if found.agent.version != run.version:
-        text = _(
-            "Version %(version)s of %(agent)s, which the run follows, is not registered here any more; "
-            "version %(newest)s is."
-        )
-    waits = _(
-        "Workers that know only the new one leave the run alone. Register the old one again under its own "
-        "version, or adopt the new one."
-    )
-    return f"{text % about} {waits}"
-
-
 def _elapsed(run: Run, definition: dict[str, Any]) -> timedelta | None:
     """Return the time that counts for the deadline, where there is one: only the whole journal says it."""
     if not definition.get("deadline"):
@@ -279,37 +220,32 @@ def _registered(name: str, version: str | None = None) -> Agent | None:
         return None
 
 
-def _part(name: str, before: dict[str, Any], now: dict[str, Any]) -> Part:
-    texts = [redact(_text(_value(name, body))) for body in (before, now)]
+def _part(name: str, before: dict[str, Any], now: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    texts = [redact(_value(name, body)) for body in (before, now)]
     start = 0
     if max(map(len, texts)) > CUT:  # where they part, or both would begin with the same
         pairs = enumerate(zip(*texts, strict=False))
         start = max(0, next((place for place, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
-    first, second = (_cell(text, start) for text in texts)
-    return Part(plain(name), first, second)
+    return name, [_cell(text, start) for text in texts]
 
 
-def _value(name: str, body: dict[str, Any]) -> Any:
+def _value(name: str, body: dict[str, Any]) -> str:
     """Return the value of a part as `definition_difference` names it: "model", "tools.refund.timeout" ..."""
-    if not name.startswith("tools."):
-        return body.get(name)
-    tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
-    policy = body.get("tools", {}).get(tool)
-    return policy.get(key) if key and policy is not None else policy
+    value = body.get(name)
+    if name.startswith("tools."):
+        tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
+        value = body.get("tools", {}).get(tool)
+        value = value.get(key) if key and value is not None else value
+    return _("not there") if value is None else as_text(value)
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return _("not there")
-    return value if isinstance(value, str) else pretty(value)
-
-
-def _cell(text: str, start: int) -> Cell:
+def _cell(text: str, start: int) -> dict[str, Any]:
+    """Return one value of a part; the `whole` of it too where only the piece around what differs is shown."""
     piece = text[start : start + CUT]
     if len(piece) == len(text):
-        return Cell(visible(text))
+        return {"shown": text}
     shown = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
-    return Cell(visible(shown), visible(text), len(text))
+    return {"shown": shown, "whole": text, "length": len(text)}
 
 
 def _another() -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
 from django.utils.safestring import SafeString
@@ -27,7 +27,6 @@ from agentruns.admin.html import (
     duration,
     exact,
     plain,
-    pretty,
     run_badge,
     visible,
 )
@@ -53,7 +52,6 @@ PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 3  # runs of the session that the page names
 STEADY = 10  # characters of a tag that the words of a reply do not change
-LARGEST = 2**63  # every seq is less: databases store no larger one
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +244,6 @@ def live(admin: RunAdmin, request: HttpRequest, run: Run, *, is_watched: bool = 
 def _tag(about: Any) -> str:
     # The reason of a run that is blocked may hold what is redacted.
     return salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()
-
-
-def row_view(admin: RunAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
-    """Return one journal row in full, as plain text."""
-    found = run_rows(settings.DATABASE, run.pk, seq - 1, 1) if seq < LARGEST else []
-    row = found[0] if found else None
-    if row is None or row.seq != seq:
-        raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
-    shown = mask_for(run).row(row).shown()
-    return as_text(pretty({name: value for name, value in shown.items() if value is not None}))
-
-
-def as_text(text: str) -> HttpResponse:
-    """Return a text as a page that no browser takes for anything else."""
-    return HttpResponse(
-        plain(text),
-        content_type="text/plain; charset=utf-8",
-        headers={"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"},
-    )
 
 
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import status_of
+from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import TypedField, area
 from agentruns.admin.html import plain
 from agentruns.agents.agent import Agent
@@ -21,9 +21,6 @@ from agentruns.providers.attachments import DEFAULT
 from agentruns.services import starting
 from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
 from agentruns.utils.ids import uuid7
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 
 class FilesInput(forms.FileInput):
@@ -71,7 +68,7 @@ class StartForm(forms.Form):
         return [Text(text), *map(of_upload, files)] if files else text
 
 
-def start_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the form; a POST queues the run and goes to its page."""
     agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
     if not agents:
@@ -93,16 +90,15 @@ def start_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     except (AgentRunsError, ValueError) as error:
         return _page(admin, request, form, status_of(error), plain(error))
     if is_new:
-        admin.log_change(request, run, _("Started from the console."))
-        admin.message_user(request, _("Started. A worker picks it up."), messages.SUCCESS)
-    else:
-        admin.message_user(request, _("This task was started already."), messages.INFO)
+        logged, done = _("Started from the console."), _("Started. A worker picks it up.")
+        return admin.done(request, run, logged, done)
+    admin.message_user(request, _("This task was started already."), messages.INFO)
     return admin.back(request, run)
 
 
 def _page(
-    admin: RunAdmin, request: HttpRequest, form: StartForm, status: int = 200, refusal: str = ""
+    admin: ReadOnlyAdmin, request: HttpRequest, form: StartForm, status: int = 200, refusal: str = ""
 ) -> HttpResponse:
-    template = "agentruns/admin/start.html"
     shown: dict[str, Any] = {"form": form, "refusal": refusal, "had_files": bool(request.FILES)}
+    template = "agentruns/admin/start.html"
     return admin.render(request, None, title=_("Start a run"), status=status, template=template, **shown)

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.html import Body, Fact, body, plain, pretty, stamp, visible
+from agentruns.admin.html import Body, Fact, as_text, body, plain, pretty, stamp, visible
 from agentruns.admin.runs.timing import Timing
 from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
@@ -163,11 +163,6 @@ def returned(row: Row) -> str:
     if isinstance(content, dict):
         content = ", ".join(f"{name} {as_text(value)}" for name, value in content.items())
     return as_text(content)
-
-
-def as_text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
-    return value if isinstance(value, str) else pretty(value)
 
 
 def _person(row: Row) -> str:
