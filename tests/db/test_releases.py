@@ -75,7 +75,9 @@ def shown(run: Run) -> None:
     rows = list(run.messages.order_by("seq").values_list("seq", "kind"))
     seqs = [seq for seq, _kind in rows]
     admin, api = browser("superuser"), Api(user("superuser"))
-    page = read(admin.get(url(run)))
+    steps = read(admin.get(url(run)))
+    assert {str(seq) for seq in seqs} <= {link.partition("?seq=")[2] for link in steps.links}
+    page = read(admin.get(f"{url(run)}?rows=full"))
     assert {f"#row-{seq}" for seq in seqs} <= {*page.links}
     assert page.text.count(HOSTILE) >= str([row.payload for row in run.messages.all()]).count(HOSTILE)
     for seq in (seqs[0], seqs[-1]):
