@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, transaction
 
 from agentruns.conf import settings
 from agentruns.models import Draft, Run
-from agentruns.utils import clock
 from agentruns.utils.db import later, short_lock_waits
 from agentruns.utils.redaction import get_logger
 
@@ -33,13 +31,10 @@ def watch(run_ids: Iterable[UUID]) -> None:
         logger.warning("No drafts for now, as it cannot be stored that somebody listens: %s", error)
 
 
-def draft_of(run: Run, *, is_watched: bool) -> str:
-    """Return what is written so far of a run's next reply, and with `is_watched` ask for more of it."""
+def draft_of(run: Run) -> str:
+    """Return what is written so far of a run's next reply."""
     if run.status not in AT_WORK:
         return ""
     draft = Draft.objects.using(settings.DATABASE).filter(pk=run.pk).first()
-    soon = clock.now(settings.DATABASE) + timedelta(seconds=WATCHED / 2)
-    if is_watched and (draft is None or draft.watched_until < soon):
-        watch([run.pk])
     is_its = draft is not None and (draft.epoch, draft.step) == (run.lease_epoch, run.step)
     return draft.text if draft is not None and is_its else ""

@@ -173,6 +173,8 @@ def test_the_words_of_a_reply_are_sent_as_they_are_written(world: World) -> None
     assert claim("default", run.pk)
     run.refresh_from_db()
     first = client.get(url(run, "live"), {"after": 2}).content.decode()
+    assert not Draft.objects.exists(), "nor does to look at it"
+    assert client.post(url(run, "watch")).status_code == 204
     draft = Draft.objects.get()
     assert draft.watched_until > timezone.now()
     seen = first.partition('data-seen="')[2].partition('"')[0]

@@ -53,8 +53,8 @@ def test_nothing_but_post_changes_anything(world: World, method: str) -> None:
                 assert response.status_code < 500, pattern.name
                 assert not [sql for sql in statements if sql.startswith(LOCKING)], pattern.name
                 asked.add(pattern.name)
-    for name in ("run_cancel", "run_pause", "run_again", "run_fork", "run_resolve", "approval_approve",
-                 "approval_reveal", "approval_turn", "apitoken_revoke"):  # fmt: skip
+    for name in ("run_cancel", "run_pause", "run_watch", "run_again", "run_fork", "run_resolve",
+                 "approval_approve", "approval_reveal", "approval_turn", "apitoken_revoke"):  # fmt: skip
         assert f"agentruns_{name}" in asked
     assert snapshot() == before
     assert list(ApiToken.objects.values()) == tokens

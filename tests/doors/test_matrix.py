@@ -190,6 +190,7 @@ CONSOLE_POSTS = {
 READS = {
     "run": {
         "live",
+        "watch",
         "row",
         "content",
         "file",

@@ -45,6 +45,7 @@ ACT = "runs.bulk.act_on_selected"
 VERBS = ("resume", "pause", "cancel")
 VIEWS = (
     View("live", "runs.page.live_view"),
+    View("watch", "runs.page.watch_view", acts=True),
     View("row", "runs.audit.row_view", "rows/<int:seq>/"),
     View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
     View("file", "runs.audit.file_view", "files/<str:sha256>/", in_transaction=False),

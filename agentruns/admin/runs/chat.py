@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from agentruns.admin.html import Body, as_text, body, plain, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs.steps import (
     VERBS,
+    File,
     Shown,
+    file_of,
     outcome_words,
     returned,
     shown_files,
@@ -76,6 +79,8 @@ class Line:
     took: str = ""
     says: list[str] = field(default_factory=list)
     result: Body | None = None
+    file: File | None = None  # where all of the result is
+    seq: int = 0  # the row of the result
     files: list[Shown] = field(default_factory=list)
     doubt: str = ""  # the id of a call that is, or was, in doubt
     started: int = 0  # the row
@@ -122,6 +127,7 @@ class Turn:
     text: Body | None = None
     note: str = ""
     lines: list[Line] = field(default_factory=list)
+    file: File | None = None  # where all of the text is
     files: list[Shown] = field(default_factory=list)
 
 
@@ -182,7 +188,8 @@ class Talk:
             return
         who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("Request")
         said = body("", text_of(payload["content"]), LONGEST)
-        self.turns.append(Turn(visible(who), "person", row.seq, said, files=shown_files(payload)))
+        turn = Turn(visible(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
+        self.turns.append(turn)
 
     def _agent(self, row: Row, raw: Row) -> None:
         text = text_of(row.payload["content"])
@@ -216,6 +223,7 @@ class Talk:
         if row.payload.get("edited"):
             line.given = row.payload["edited"]
         line.result, line.files = body(_("Result"), returned(row), RESULT), shown_files(row.payload)
+        line.seq, line.file = row.seq, file_of(row.payload)
         if outcome == "error" and not in_doubt:  # refused, or rolled back
             line.is_effect = False
 
@@ -239,16 +247,18 @@ def _tools(run: Run) -> dict[str, Tool]:
 def talk(run: Run, mask: Mask, rows: Iterable[Row], times: dict[int, Timing]) -> Talk:
     """Return the conversation of a run's rows."""
     found = Talk(run, mask, times)
-    with always_rollback():  # what describes a call is the project's code
+    is_described = any(tool.describe is not None for tool in found.tools.values())
+    with always_rollback() if is_described else nullcontext():  # what describes a call is the project's code
         for row in rows:
             found.add(mask.row(row), row)
     return found
 
 
-def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool]:
+def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool, Counter[str] | None]:
     """Return the calls of a run that ran more than once in its session with equal arguments.
 
-    And whether all of the session was looked at. A tool that declares that it may be repeated is left out.
+    And whether all of the session was looked at, and how often each call of the run was started; None where
+    these are too many to tell. A tool that declares that it may be repeated is left out.
     """
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
@@ -272,7 +282,9 @@ def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool]:
         for tool, places in kept
         if len(places) > 1 and any(run_id == run.pk for _seq, run_id in places)
     ]
-    return twice, len(starts) < LATEST and not is_narrowed(seen)
+    is_all = len(starts) < LATEST
+    times = Counter(call for _tool, call, _seq, run_id, _facts in starts if run_id == run.pk)
+    return twice, is_all and not is_narrowed(seen), times if is_all else None
 
 
 def _undone(run: Run, calls: set[str]) -> set[str]:

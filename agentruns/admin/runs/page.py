@@ -59,6 +59,7 @@ class Live:
     """The values by which an open page follows a run; as long as `tag` is the same there is nothing new."""
 
     url: str
+    watch: str
     page: str
     tag: str
     status: str
@@ -86,14 +87,15 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
     after = seq_of(request.GET.get("after", ""))
     rows = journal_rows(alias, run.pk, after)
     is_full = request.GET.get("rows") == "full"
-    repeated, is_whole = chat.repeated(request.user, run)
+    repeated, is_whole, times = chat.repeated(request.user, run)
+    resume = actions.resume(situation)
     return {
         "run_id": str(run.pk),
         "badge": run_badge(run),
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
         "meta": meta(run, shown),
-        "notes": [*actions.notes(situation), *starts(run, none_twice=is_whole and not repeated)],
+        "notes": [*actions.notes(situation), *starts(run, times, none_twice=is_whole and not repeated)],
         "repeated": [
             {**one, "rows": [(seq, f"{admin.url(request, 'at', key)}?seq={seq}") for seq, key in one["rows"]]}
             for one in repeated
@@ -101,9 +103,9 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
         "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
-        "resume": actions.resume(situation),
+        "resume": resume,
         "resume_url": admin.url(request, "resume", run.pk),
-        "resume_form": ResumeForm(initial={"seq": str(actions.last_seq(run))}),
+        "resume_form": None if resume.why_not else ResumeForm(initial={"seq": str(actions.last_seq(run))}),
         "pause": actions.pause(situation),
         "pause_url": admin.url(request, "pause", run.pk),
         "pause_form": PauseForm(auto_id="pause_%s"),
@@ -215,7 +217,7 @@ def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """
     if request.method not in READING:
         return HttpResponseNotAllowed(READING)
-    now, seen = live(admin, request, run, is_watched=True), request.GET.get("seen", "")
+    now, seen = live(admin, request, run), request.GET.get("seen", "")
     if seen == now.tag:
         return HttpResponse(status=204)
     if seen[:STEADY] == now.tag[:STEADY]:
@@ -224,14 +226,22 @@ def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     return admin.page(request, run, base="agentruns/admin/fragment.html", live=now)
 
 
-def live(admin: RunAdmin, request: HttpRequest, run: Run, *, is_watched: bool = False) -> Live:
+def watch_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Ask the run's worker for the words that it writes, for as long as this is repeated."""
+    if run.status in drafts.AT_WORK:
+        drafts.watch([run.pk])
+    return HttpResponse(status=204)
+
+
+def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
     """Return what an open page needs to follow the run from now on."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
-    draft = drafts.draft_of(run, is_watched=is_watched)
+    draft = drafts.draft_of(run)
     tag = _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6]
     query = "?rows=full" if request.GET.get("rows") == "full" else ""
     return Live(
         url=admin.url(request, "live", run.pk) + query,
+        watch=admin.url(request, "watch", run.pk),
         page=admin.url(request, "change", run.pk),
         tag=tag,
         status=run.status,

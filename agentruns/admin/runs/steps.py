@@ -336,10 +336,14 @@ def mask_for(run: Any) -> Mask:
     return mask
 
 
-def starts(run: Run, *, none_twice: bool) -> list[str]:
-    """Return in words how often a tool was started, and with `none_twice` that none was twice the same."""
-    rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
-    times = Counter(rows.values_list("call_id", flat=True))
+def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
+    """Return in words how often a tool was started, and with `none_twice` that none was twice the same.
+
+    `times` is how often each call was started, where that is known already.
+    """
+    if times is None:
+        rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
+        times = Counter(rows.values_list("call_id", flat=True))
     if not times:
         return []
     total, again = times.total(), sum(count > 1 for count in times.values())

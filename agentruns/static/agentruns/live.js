@@ -4,12 +4,14 @@
 const SLOWEST = 15_000; // milliseconds between two looks while nothing happens
 const LOST = 60_000; // and while the server does not answer
 const PATIENCE = 15_000;
+const WATCHED = 8_000; // and between two requests for the words that a worker writes
 const NOTED = 3; // failures in a row
 
 const box = document.getElementById("ar-live");
 const waits = Number(box.dataset.interval);
 const held = new Map(); // parts that are new and wait until nobody uses the old ones
-let delay = Math.min(waits, 500); // the first look asks the worker for the words it writes
+let delay = Math.min(waits, 500); // words may come at once
+let watched = -WATCHED;
 let failures = 0;
 let timer = 0;
 let asking = false;
@@ -98,6 +100,17 @@ function take(fresh) {
   over = "ended" in news.dataset && "end" in news.dataset;
 }
 
+// A look changes nothing. What the worker is asked for is a change, and as any other it has a token.
+function watch() {
+  const token = document.querySelector("[name=csrfmiddlewaretoken]");
+  if (!token || !["queued", "running"].includes(box.dataset.status)) return;
+  if (performance.now() - watched < WATCHED) return;
+  watched = performance.now();
+  const headers = { "X-CSRFToken": token.value };
+  const signal = AbortSignal.timeout(PATIENCE);
+  fetch(box.dataset.watch, { method: "POST", headers, mode: "same-origin", redirect: "manual", signal }).catch(() => {});
+}
+
 async function ask() {
   const url = new URL(box.dataset.url, window.location.href);
   url.searchParams.set("after", box.dataset.after);
@@ -120,6 +133,7 @@ async function ask() {
 async function look() {
   if (asking || over || document.hidden) return;
   asking = true;
+  watch();
   try {
     await ask();
     failures = 0;
