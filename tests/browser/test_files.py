@@ -12,7 +12,7 @@ from agentruns.models import Run
 from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitors, path_of
-from tests.files import MEGABYTE, fetched, folder, report_of, row_of, stored_in
+from tests.files import MEGABYTE, fetched, folder, report_of, stored_in
 from tests.pictures import HOSTILE, PDF, photograph
 from tests.shop.agents import call, shop_agent
 
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 def test_a_file_is_downloaded_from_its_card(visit: Visitors, desk: Desk, folder: Path, settings: Any) -> None:
     run, visitor = fetched(), visit()
     page = visitor.open(run)
-    card = page.locator(f"#row-{row_of(run).seq}")
+    visitor.unfold()
     with page.expect_download() as free:
-        visitor.click(card.get_by_role("link", name="Download all of it"))
+        visitor.click(visitor.link("Download all of it"))
     assert Path(free.value.path()).read_text() == report_of(MEGABYTE)
     assert free.value.suggested_filename.endswith(".txt")
     settings.AGENTRUNS_REDACT = "tests.files.without_cards"
-    visitor.click(card.get_by_role("link", name="Download all of it"))
+    visitor.click(visitor.link("Download all of it"))
     visitor.wait_for("This is logged.")
     assert_sound(page)
     with page.expect_download() as guarded:
@@ -52,6 +52,7 @@ def test_pictures_are_seen_on_the_page_of_the_run(visit: Visitors, desk: Desk, f
     blocks = [Text("It came broken."), Image(data=photo, name=HOSTILE), Document(data=PDF, name="bill.pdf")]
     run, visitor = Run.objects.get(pk=run_agent(agent, blocks, "s1").run_id), visit()
     page = visitor.open(run)
+    visitor.unfold()
     shown = page.locator(".ar-files img")
     assert shown.count() == 2
     for number in range(2):

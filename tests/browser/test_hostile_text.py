@@ -148,4 +148,4 @@ def test_a_message_about_a_hostile_card(desk: Desk, visitor: Visitor, hostile: s
     assert "".join(hostile.split()) in "".join(visitor.text.split())
     assert visitor.page.evaluate("window.owned") is None
     # What was done lately names the tool, and repeats nothing that a model wrote.
-    assert_harmless(visitor, f"write {run.approvals.get().pk}", INDEX)
+    assert_harmless(visitor, f"write {str(run.approvals.get().pk)[:13]}", INDEX)

@@ -52,7 +52,7 @@ def test_deny(approval: Approval, effects: Effects) -> None:
     [
         (("approve_call", "{id}", "--user=bob"), 1, "lacks the permission"),
         (("approve_call", "{id}", "--user=nobody"), 2, "nobody"),
-        (("approve_call", "{id}", "--user=ann", "--digest=00"), 1, "digest"),
+        (("approve_call", "{id}", "--user=ann", "--digest=00"), 1, "were edited since you looked"),
         (("approve_call", "x", "--user=ann"), 1, "There is no approval x"),
         (("deny_call", "{id}", "--user=ann", "--reason= "), 1, "needs a reason"),
     ],
