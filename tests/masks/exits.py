@@ -94,6 +94,9 @@ def console(client: Client, run: Run) -> dict[str, str]:
     for action, form in (("again", {"key": "k"}), ("fork", {"key": "k", "at": "1"})):
         door = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
         found[f"run_{action}"] = client.post(door, form).content.decode() if asks else ""
+    for action in ("reply", "watch"):  # a reply without a text is refused, on the page of the run
+        door = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
+        found[f"run_{action}"] = client.post(door, {"key": "k"}).content.decode()
     found["approval_changelist"] += _read(
         client, reverse("admin:agentruns_approval_changelist") + "?status=all"
     )
