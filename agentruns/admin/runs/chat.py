@@ -42,6 +42,7 @@ from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_runs
 from agentruns.models import Message, Run
 from agentruns.services import permissions, starting
+from agentruns.services.transfer import MARK
 from agentruns.tools import Tool
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import TEXT_LENGTH
@@ -164,9 +165,11 @@ class Talk:
             line.title, line.is_named = visible(payload["title"]), True
             line.state, line.tone = _("waits for a decision"), "waits"
         elif row.kind == events.APPROVAL_DECIDED:
-            line.says.append(_said(row, str(VERBS.get(payload["verb"], (plain(payload["verb"]),))[0])))
+            line.says.append(
+                self._decided(row, str(VERBS.get(payload["verb"], (plain(payload["verb"]),))[0]))
+            )
             if "arguments" in payload:
-                line.says[-1] = _said(row, _("Edited and approved"))
+                line.says[-1] = self._decided(row, _("Edited and approved"))
                 line.given = payload["arguments"]
             line.state, line.tone = "", "plain"
         elif row.kind == events.TOOL_STARTED:
@@ -176,9 +179,16 @@ class Talk:
             line.says.append(_("In doubt: %(evidence)s") % {"evidence": plain(payload.get("evidence", ""))})
             line.state, line.tone, line.doubt = _("in doubt"), "bad", row.call_id
         elif row.kind == events.ORPHAN_RESOLVED:
-            line.says.append(_said(row, verdict_words(payload["verdict"]), payload.get("evidence")))
+            line.says.append(self._decided(row, verdict_words(payload["verdict"]), payload.get("evidence")))
         elif row.kind == events.TOOL_RESULT:
             self._result(line, row)
+
+    def _decided(self, row: Row, what: str, why: Any = "") -> str:
+        """Return "maria: it happened. Why"."""
+        who = (row.payload.get("actor") or {}).get("name") or _("the program")
+        said = f"{plain(who)}{MARK if self.run.session.imported_at else ''}: {what}"
+        why = why or row.payload.get("reason") or ""
+        return f"{said}. {one_line(plain(why))}" if why else said
 
     def _person(self, row: Row) -> None:
         payload = row.payload
@@ -226,14 +236,6 @@ class Talk:
         line.seq, line.file = row.seq, file_of(row.payload)
         if outcome == "error" and not in_doubt:  # refused, or rolled back
             line.is_effect = False
-
-
-def _said(row: Row, what: str, why: Any = "") -> str:
-    """Return "maria: it happened, 21:25. Why"."""
-    who = (row.payload.get("actor") or {}).get("name") or _("the program")
-    why = why or row.payload.get("reason") or ""
-    said = f"{plain(who)}: {what}"
-    return f"{said}. {one_line(plain(why))}" if why else said
 
 
 def _tools(run: Run) -> dict[str, Tool]:
