@@ -24,8 +24,12 @@ ENGINE = re.compile(
     r"\b(epochs?|sweep\w*|fold(ed|s)?|surfac\w+|orphan\w*|digests?|seq|leases?|append\w*|payloads?)\b",
     re.IGNORECASE,
 )
-# Not in words of ours: rows as they are stored, what a tool or a model wrote, the names of permissions.
-RAW = re.compile(r"<details>\s*<summary>Raw.*?</details>|<(pre|code|style|script)\b.*?</\1>", re.DOTALL)
+# Not in words of ours: rows as stored, what a tool or a model wrote, the names of permissions and agents.
+RAW = re.compile(
+    r"<details>\s*<summary>Raw.*?</details>|<(pre|code|style|script)\b.*?</\1>"
+    r'|<option value="([^"]+)"[^>]*>\2</option>',
+    re.DOTALL,
+)
 SAID = re.compile(r'{% translate "([^"]*)"|{% blocktranslate[^%]*%}(.*?){% endblocktranslate', re.DOTALL)
 RUNS, QUEUE = "/admin/agentruns/run/", "/admin/agentruns/approval/"
 
@@ -49,6 +53,7 @@ def test_no_text_for_people_names_the_inside_of_the_engine() -> None:
 def test_no_page_that_people_work_with_does(settings: Any, mailoutbox: list[Any]) -> None:
     settings.AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]
     settings.AGENTRUNS_NOTIFY_EMAILS = ["ops@shop.example"]
+    shop_agent("surfaces")  # any project may call an agent so
     _history()
     sweep()
     client, looked = browser("superuser"), 0
