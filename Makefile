@@ -28,7 +28,8 @@ BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
 BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py tests/packaging/test_plugin.py \
 	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning tests/db/test_host_project.py
 LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/crash/test_soak.py \
-	$(patsubst %,tests/db/test_%.py,closing export_mutations mixed_replies odd_results) \
+	$(patsubst %,tests/db/test_%.py,closing export_mutations import_fuzz mixed_replies odd_results) \
+	tests/api/test_schemathesis.py \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
 # Nothing of it remembers, or it counts what remembering saves.
