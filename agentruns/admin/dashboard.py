@@ -174,7 +174,6 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
         found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
-    found.costs_url = _url(site, Run, "costs")
     if starting.agents_of(request.user):
         found.start_url = _url(site, Run, "start")
     found.worker = {"seen": age(seen) if seen else "", "is_silent": silent}
@@ -196,6 +195,8 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
     """Look at the newest runs of a week once: by day, by agent, and what they cost."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
+    these = urlencode({"by": "agent", "first": first, "last": today})
+    found.costs_url = f"{_url(site, Run, 'costs')}?{these}"
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
     found.looked_at, week = bounded(len(week), RUNS), week[:RUNS]

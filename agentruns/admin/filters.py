@@ -92,7 +92,7 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
     return Q(**{f"{run}pk__in": first.union(*others)})
 
 
-def run_texts(user: Any, runs: Collection[Run]) -> Iterator[tuple[UUID, list[str]]]:
+def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str]]]:
     """Yield what a search compares of each run, as it is shown: also what people were asked in it."""
     masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
     asked: dict[UUID, list[tuple[str, str]]] = defaultdict(list)
@@ -102,7 +102,8 @@ def run_texts(user: Any, runs: Collection[Run]) -> Iterator[tuple[UUID, list[str
     for run in runs:
         mask = masks[run.session_id]
         titles = (redact(str(mask.made(tool, title))) for tool, title in asked[run.pk])
-        yield run.pk, [*_texts_of(mask.run(run)), *titles]
+        told = (mask.said(run.task_text), mask.text(run.error_text), mask.text(run.answer))
+        yield run.pk, [*_texts_of(mask.run(run)), *map(redact, filter(None, told)), *titles]
 
 
 def _texts_of(shown: Run) -> Iterator[str]:
@@ -211,6 +212,12 @@ class KnownValues(admin.SimpleListFilter):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of a value that was offered."""
         return queryset.filter(status=value)
+
+
+def with_texts(runs: QuerySet[Any]) -> QuerySet[Any]:
+    """Return runs with those tasks, errors and answers that a list can read all of."""
+    texts = {"task_text": "input", "error_text": "error", "answer": "output"}
+    return runs.annotate(**{name: if_short(column) for name, column in texts.items()})
 
 
 def if_short(column: str) -> Case:

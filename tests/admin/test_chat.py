@@ -53,7 +53,7 @@ def refuses(cents: int) -> str:
 def test_equal_calls_of_a_session_are_said_in_red_with_their_rows() -> None:
     first = ran("once", {"tools": [call("post", text="hello"), call("lookup", number="A1")]})
     assert TWICE not in text(first)
-    assert "No two calls of this session did the same with equal arguments." in text(first)
+    assert "No effect of this session ran twice with equal arguments." in text(first)
     second = ran("again", {"tools": [call("post", text="hello"), call("lookup", number="A1")]})
     starts = [
         (row.run_id, row.seq)
@@ -63,7 +63,7 @@ def test_equal_calls_of_a_session_are_said_in_red_with_their_rows() -> None:
         shown = page(run)
         assert f"post {TWICE}" in shown.text
         assert f"lookup {TWICE}" not in shown.text, "it may be repeated"
-        assert "did the same with equal arguments" not in shown.text
+        assert "ran twice with equal arguments" not in shown.text
         for key, seq in starts:
             assert f"/admin/agentruns/run/{key}/at/?seq={seq}" in shown.links
     assert TWICE not in text(ran("other", {"tools": [call("post", text="another")]}))

@@ -249,6 +249,8 @@ def test_the_week_by_day_and_by_agent(world: World, monkeypatch: pytest.MonkeyPa
     assert (len(days), days[0][1:3], days[1][1:3]) == (7, ["4", "1"], ["0", "0"])
     assert "Cost of these 7 days: 0.7500" in text(page)
     today, client = timezone.localdate(), browser("superuser")
+    costs = f"/admin/agentruns/run/costs/?by=agent&first={today - timedelta(days=6)}&last={today}"
+    assert "0.7500" in read(client.get(next(link for link in page.links if link == costs))).text
     for link, count in (
         (f"/admin/agentruns/run/?started_from={today}&started_to={today}", 4),
         (f"/admin/agentruns/run/?status=failed&started_from={today}&started_to={today}", 1),

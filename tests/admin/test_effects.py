@@ -29,7 +29,7 @@ def test_who_allowed_what_and_how_often_it_started(world: World) -> None:
     approve(approval.pk, user("decider"))
     sweep()
     shown = page(approval.run)
-    assert "A tool was started 1 time. No two calls of this session did the same" in shown
+    assert "A tool was started 1 time. No effect of this session ran twice" in shown
     assert "decider: Approved" in shown
 
 

@@ -61,6 +61,20 @@ def test_an_approval_is_found_by_all_that_its_card_shows(world: World) -> None:
     assert not found(listed(QUEUE, "decider", q="and more"), approval), "no more than the first line"
 
 
+def test_a_run_is_found_by_its_whole_task_its_error_and_its_answer(world: World) -> None:
+    says = shop_agent("says", {"text": "Refunded order 1002 for Ben Okafor."})
+    done = run_agent(says, "Mail\nof Ada", "s1").run_id
+    fails = shop_agent("fails", {"tools": [call("lookup", number="A1")]}, max_steps=1)
+    failed = run_agent(fails, "Another", "s2").run_id
+    runs = {str(run.pk): run for run in Run.objects.all()}
+    error = runs[str(failed)].error
+    assert error
+    for wanted, terms in ((done, ("okafor", "order 1002", "of ada")), (failed, (error[:30],))):
+        for term in terms:
+            page = listed(RUNS, q=term)
+            assert [key for key, run in runs.items() if found(page, run)] == [wanted], term
+
+
 @pytest.mark.parametrize("term", ["DE77", "4321", "77-43", "de77-4321"])
 @pytest.mark.parametrize("name", [RUNS, QUEUE])
 def test_no_search_tells_what_is_masked(world: World, term: str, name: str) -> None:

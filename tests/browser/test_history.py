@@ -18,7 +18,7 @@ def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: E
     sweep()
     page = visitor.open("/admin/agentruns/run/?q=ticket-4")
     visitor.click(page.locator("#result_list tbody th a").first)
-    visitor.wait_for("No two calls of this session did the same with equal arguments.")
+    visitor.wait_for("No effect of this session ran twice with equal arguments.")
     assert "decider: Approved" in page.locator(".ar-line").inner_text()
     visitor.click(page.locator("summary", has_text="Steps"))
     decided = page.locator("li.ar-step", has_text="Approved").first

@@ -33,6 +33,7 @@ from agentruns.admin.filters import (
     is_uuid,
     run_texts,
     searched,
+    with_texts,
 )
 from agentruns.admin.html import EMPTY, age, plain, run_badge, two_lines, visible
 from agentruns.conf import settings
@@ -125,7 +126,8 @@ class RunAdmin(ReadOnlyAdmin):
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)
     search_help_text = gettext_lazy(
-        "Words of a task, a session key, a requester, a value of the context, or the beginning of an id"
+        "Words of a task, an error or an answer, a session key, a requester, a value of the context, "
+        "or the beginning of an id"
     )
     actions = (
         selected("resume", gettext_lazy("Resume selected…"), ACT),
@@ -145,10 +147,10 @@ class RunAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find runs by task, session key, requester, context or id."""
+        """Find runs by task, error, answer, session key, requester, context or id."""
         if search_term:
-            texts = partial(run_texts, request.user)
-            queryset = searched(request, queryset.defer(*RunList.deferred), search_term, texts)
+            rows = with_texts(queryset.defer(*RunList.deferred))
+            queryset = searched(request, rows, search_term, partial(run_texts, request.user))
         return queryset, False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:

@@ -357,7 +357,7 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         )
         said.append(twice % {"count": again})
     if none_twice:
-        said.append(_("No two calls of this session did the same with equal arguments."))
+        said.append(_("No effect of this session ran twice with equal arguments."))
     return [" ".join(said)]
 
 
