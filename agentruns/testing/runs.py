@@ -50,7 +50,7 @@ def run_until_blocked(
                 break
             clock.move_to(timer)
         else:
-            names = ", ".join(f"{each} ({each.status})" for each in _unfinished(run_id))
+            names = ", ".join(f"{each.agent} {each.pk} ({each.status})" for each in _unfinished(run_id))
             raise StillRunning(f"After {sweeps} sweeps these could still go on: {names}.")
         _refuse_leased(run_id)
     return [result_of(pk) for pk in sorted(driven)]
@@ -85,6 +85,6 @@ def _next_timer(run_id: UUID | None) -> datetime | None:
 def _refuse_leased(run_id: UUID | None) -> None:
     for run in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
         raise StillRunning(
-            f"Run {run} is held by a worker's lease until {run.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. "
+            f"Run {run.pk} is held by a worker's lease until {run.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. "
             "If that worker is dead, as after a crash that the test made, call expire_leases() first."
         )
