@@ -217,7 +217,8 @@ class KnownValues(admin.SimpleListFilter):
 def with_texts(runs: QuerySet[Any]) -> QuerySet[Any]:
     """Return runs with those tasks, errors and answers that a list can read all of."""
     texts = {"task_text": "input", "error_text": "error", "answer": "output"}
-    return runs.annotate(**{name: if_short(column) for name, column in texts.items()})
+    found: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
+    return found
 
 
 def if_short(column: str) -> Case:
