@@ -6,6 +6,7 @@ import csv
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.db import connection
@@ -64,7 +65,14 @@ def test_each_grouping_is_summed_and_leads_to_its_runs(world: World) -> None:
             for link in links
         ]
         assert found == counts, by
-    assert COSTS in read(client.get("/admin/")).links
+    [week] = [link for link in read(client.get("/admin/")).links if link.startswith(COSTS)]
+    days = parse_qs(urlsplit(week).query)
+    assert days == {
+        "by": ["agent"],
+        "first": [str(timezone.localdate() - timedelta(days=6))],
+        "last": [str(timezone.localdate())],
+    }
+    assert "3 runs, 8.5k tokens, cost 2.75" in " ".join(read(client.get(week)).text.split())
 
 
 def test_days_that_make_no_sense_are_refused(world: World) -> None:

@@ -71,15 +71,19 @@ def swept() -> list[dict[str, Any]]:
     return queries.captured_queries
 
 
+def least() -> list[dict[str, Any]]:
+    """Return the queries of a sweep that need not note that it is alive, which one does every few seconds."""
+    return min((swept() for _ in range(3)), key=len)
+
+
 def test_a_sweep_reads_partial_indexes_however_much_there_is() -> None:
     for number in range(RESUMABLE):
         start_run("calls-post", "do it", f"s{number}", idempotency_key=f"k{number}")
     sweep(drives=False)  # the first there ever was
-    before = len(swept())
+    before = len(least())
     alone = min(timed() for _ in range(5))
     fill()
-    sweep(drives=False)  # it notes that the sweep is alive, if filling took long
-    queries = swept()
+    queries = least()
     assert len(queries) == before
     beside = min(timed() for _ in range(5))
     for _ in range(100):  # the tests beside this one may take the machine for a while
