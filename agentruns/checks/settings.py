@@ -66,22 +66,6 @@ def check_notifiers() -> Iterator[CheckMessage]:
 
 
 @check()
-def check_anchor() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_ANCHOR names a function, and has a file if it is the ready-made one."""
-
-    def wrong() -> str:
-        if settings.ANCHOR is None:
-            return ""
-        if not callable(settings.anchor):
-            return "it cannot be called"
-        lacks_file = settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE
-        return "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else ""
-
-    hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
-    yield from unusable("ANCHOR", wrong, hint, id="agentruns.E019")
-
-
-@check()
 def check_policy() -> Iterator[CheckMessage]:
     """Check that AGENTRUNS_POLICY names a subclass of Policy, and that all its public methods are asked."""
     if DEFAULTS["POLICY"] == settings.POLICY:
@@ -105,48 +89,35 @@ def check_policy() -> Iterator[CheckMessage]:
 
 
 @check()
-def check_throttle() -> Iterator[CheckMessage]:
-    """Check the form of AGENTRUNS_API_THROTTLE."""
+def check_values() -> Iterator[CheckMessage]:
+    """Check that what other settings name can be used, and that sizes are numbers of bytes."""
+    hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
+    yield from unusable("ANCHOR", _wrong_anchor, hint, id="agentruns.E019")
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
     yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
-
-
-@check()
-def check_refusals() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_REFUSALS names exceptions, or functions of one."""
-
-    def wrong() -> str:
-        return next(filter(None, map(mistake, settings.refusals)), "")
-
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    yield from unusable("REFUSALS", wrong, hint, id="agentruns.E017")
-
-
-@check()
-def check_telemetry() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_TELEMETRY can be loaded."""
+    yield from unusable("REFUSALS", _wrong_refusal, hint, id="agentruns.E017")
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
     path = settings.TELEMETRY
-    if path:
-        yield from unusable("TELEMETRY", lambda: import_string(path), hint, id="agentruns.E016")
-
-
-@check()
-def check_payloads() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_PAYLOAD_INLINE_MAX is a number of bytes."""
+    yield from unusable("TELEMETRY", lambda: path and import_string(path), hint, id="agentruns.E016")
+    hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
+    yield from unusable("SCANNER", lambda: _uncalled("SCANNER"), hint, id="agentruns.E020")
+    yield from _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
     yield from _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
 
 
-@check()
-def check_files() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_SCANNER names a function, and AGENTRUNS_FILE_MAX is a number of bytes."""
+def _uncalled(name: str) -> str:
+    named = getattr(settings, name.lower())
+    return "" if named is None or callable(named) else "it cannot be called"
 
-    def wrong() -> str:
-        return "" if settings.SCANNER is None or callable(settings.scanner) else "it cannot be called"
 
-    hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
-    found = [*unusable("SCANNER", wrong, hint, id="agentruns.E020")]
-    yield from found or _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
+def _wrong_anchor() -> str:
+    lacks_file = settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE
+    return "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else _uncalled("ANCHOR")
+
+
+def _wrong_refusal() -> str:
+    return next(filter(None, map(mistake, settings.refusals)), "")
 
 
 def _no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:

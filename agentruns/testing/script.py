@@ -71,10 +71,10 @@ def check_messages(messages: Any) -> None:
     `messages`: `[{"role", "content": str or [blocks]}]`. Consecutive messages of one role count as one,
     as they do for the provider.
     """
-    if not isinstance(messages, list) or not messages:
-        raise InvalidMessages("messages: a list of at least one message is required")
-    if len(messages) > _MAX_MESSAGES:
-        raise InvalidMessages(f"messages: more than {_MAX_MESSAGES}")
+    _require(
+        isinstance(messages, list) and messages, "messages", "a list of at least one message is required"
+    )
+    _require(len(messages) <= _MAX_MESSAGES, "messages", f"more than {_MAX_MESSAGES}")
     turns: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
     for number, message in enumerate(messages):
         role, blocks = _message(message, f"messages.{number}")
@@ -82,8 +82,7 @@ def check_messages(messages: Any) -> None:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, blocks))
-    if turns[0][0] != "user":
-        raise InvalidMessages("messages.0: the first message must be the user's")
+    _require(turns[0][0] == "user", "messages.0", "the first message must be the user's")
     seen: set[str] = set()
     waiting: list[str] = []
     for role, blocks in turns:
@@ -96,109 +95,103 @@ def check_messages(messages: Any) -> None:
         raise InvalidMessages(f"tool_use {', '.join(waiting)} at the end has no tool_result after it")
 
 
+def _require(holds: object, where: str, rule: str) -> None:
+    if not holds:
+        raise InvalidMessages(f"{where}: {rule}")
+
+
 def _message(message: Any, where: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-        raise InvalidMessages(f"{where}: a message is an object with role and content")
+    is_message = isinstance(message, dict) and {"role", "content"} <= message.keys()
+    _require(is_message, where, "a message is an object with role and content")
     extra = message.keys() - {"role", "content"}
-    if extra:
-        raise InvalidMessages(f"{where}: unknown fields {', '.join(sorted(map(str, extra)))}")
+    _require(not extra, where, f"unknown fields {', '.join(sorted(map(str, extra)))}")
     role, content = message["role"], message["content"]
-    if role not in ("user", "assistant"):
-        raise InvalidMessages(f"{where}: role must be user or assistant, not {role!r}")
+    _require(role in ("user", "assistant"), where, f"role must be user or assistant, not {role!r}")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not content:
-        raise InvalidMessages(f"{where}: content must not be empty")
-    blocks = []
-    for position, block in enumerate(content):
-        at = f"{where}.content.{position}"
+    _require(isinstance(content, list) and content, where, "content must not be empty")
+    blocks = [(f"{where}.content.{position}", block) for position, block in enumerate(content)]
+    for at, block in blocks:
         _block(block, role, at)
-        blocks.append((at, block))
     return role, blocks
 
 
+def _typed(block: Any, where: str) -> str:
+    """Return the type of a block."""
+    is_block = isinstance(block, dict) and isinstance(block.get("type"), str)
+    _require(is_block, where, "a block is an object with a type")
+    return str(block["type"])
+
+
 def _block(block: Any, role: str, where: str) -> None:
-    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-        raise InvalidMessages(f"{where}: a block is an object with a type")
+    kind = _typed(block, where)
     _json(block, where)
-    kind = block["type"]
     if kind == "text":
         _text(block, where)
     elif kind == "tool_use":
-        if role != "assistant":
-            raise InvalidMessages(f"{where}: tool_use belongs in an assistant message")
+        _require(role == "assistant", where, "tool_use belongs in an assistant message")
         _tool_use(block, where)
-    elif kind == "tool_result":
-        if role != "user":
-            raise InvalidMessages(f"{where}: tool_result belongs in a user message")
-        _tool_result(block, where)
-    elif kind in ("image", "document"):
-        if role != "user":
-            raise InvalidMessages(f"{where}: {kind} belongs in a user message")
-        _file(block, where)
+    elif kind in ("tool_result", "image", "document"):
+        _require(role == "user", where, f"{kind} belongs in a user message")
+        (_tool_result if kind == "tool_result" else _file)(block, where)
 
 
 def _file(block: dict[str, Any], where: str) -> None:
-    source = block.get("source")
-    if not isinstance(source, dict) or not isinstance(source.get("type"), str):
-        raise InvalidMessages(f"{where}: {block['type']} needs a source")
+    kind, source = block["type"], block.get("source")
+    has_source = isinstance(source, dict) and isinstance(source.get("type"), str)
+    _require(has_source, where, f"{kind} needs a source")
+    source = block["source"]
     if source["type"] not in ("base64", "text"):
         return  # an address, or a file that the provider has
     media_type, data = source.get("media_type"), source.get("data")
-    if not isinstance(data, str) or not data:
-        raise InvalidMessages(f"{where}: the data of a source is a string")
+    _require(isinstance(data, str) and data, where, "the data of a source is a string")
     if source["type"] == "text":
-        if block["type"] != "document" or media_type != content.PLAIN:
-            raise InvalidMessages(f"{where}: a text is the source of a document, as {content.PLAIN}")
+        is_text = kind == "document" and media_type == content.PLAIN
+        _require(is_text, where, f"a text is the source of a document, as {content.PLAIN}")
         return
-    if media_type not in (content.IMAGES if block["type"] == "image" else (content.PDF,)):
-        raise InvalidMessages(f"{where}: {block['type']} of media type {media_type!r}")
+    taken = content.IMAGES if kind == "image" else (content.PDF,)
+    _require(media_type in taken, where, f"{kind} of media type {media_type!r}")
     try:
         found = content.type_of(base64.b64decode(data, validate=True))
     except ValueError:
         raise InvalidMessages(f"{where}: the data is no base64") from None
-    if found != media_type:
-        raise InvalidMessages(f"{where}: the data is {found or 'of no known type'}, not {media_type}")
-    if block["type"] == "image" and len(data) > DEFAULT.image:
-        raise InvalidMessages(f"{where}: an image of {len(data)} bytes; {DEFAULT.image} are allowed")
+    _require(found == media_type, where, f"the data is {found or 'of no known type'}, not {media_type}")
+    fits = kind != "image" or len(data) <= DEFAULT.image
+    _require(fits, where, f"an image of {len(data)} bytes; {DEFAULT.image} are allowed")
 
 
 def _text(block: dict[str, Any], where: str) -> None:
-    if not isinstance(block.get("text"), str) or not block["text"].strip():
-        raise InvalidMessages(f"{where}: text must contain more than white space")
+    text = block.get("text")
+    _require(isinstance(text, str) and text.strip(), where, "text must contain more than white space")
 
 
 def _tool_use(block: dict[str, Any], where: str) -> None:
-    if not isinstance(block.get("id"), str) or not _ID.fullmatch(block["id"]):
-        raise InvalidMessages(f"{where}: tool_use needs an id of letters, digits, _ and -")
-    if not isinstance(block.get("name"), str) or not _NAME.fullmatch(block["name"]):
-        raise InvalidMessages(f"{where}: tool_use needs a name of at most 64 letters, digits, _ and -")
-    if not isinstance(block.get("input"), dict):
-        raise InvalidMessages(f"{where}: the input of a tool_use is an object")
+    for part, form, rule in (("id", _ID, "an id of"), ("name", _NAME, "a name of at most 64")):
+        given = block.get(part)
+        is_right = isinstance(given, str) and form.fullmatch(given)
+        _require(is_right, where, f"tool_use needs {rule} letters, digits, _ and -")
+    _require(isinstance(block.get("input"), dict), where, "the input of a tool_use is an object")
 
 
 def _tool_result(block: dict[str, Any], where: str) -> None:
-    if not isinstance(block.get("tool_use_id"), str):
-        raise InvalidMessages(f"{where}: tool_result needs a tool_use_id")
-    if not isinstance(block.get("is_error", False), bool):
-        raise InvalidMessages(f"{where}: is_error must be true or false")
+    _require(isinstance(block.get("tool_use_id"), str), where, "tool_result needs a tool_use_id")
+    _require(isinstance(block.get("is_error", False), bool), where, "is_error must be true or false")
     content = block.get("content", "")
     if isinstance(content, str):
         return
-    if not isinstance(content, list):
-        raise InvalidMessages(f"{where}: the content of a tool_result is a string or a list of blocks")
+    is_list = isinstance(content, list)
+    _require(is_list, where, "the content of a tool_result is a string or a list of blocks")
     for position, inner in enumerate(content):
         at = f"{where}.content.{position}"
-        if not isinstance(inner, dict) or not isinstance(inner.get("type"), str):
-            raise InvalidMessages(f"{at}: a block is an object with a type")
-        if inner["type"] == "text":
+        kind = _typed(inner, at)
+        if kind == "text":
             _text(inner, at)
-        elif inner["type"] in ("image", "document"):
+        elif kind in ("image", "document"):
             _file(inner, at)
-            if block.get("is_error"):
-                raise InvalidMessages(f"{at}: an error may hold text only")
-        elif inner["type"] not in ("search_result", "tool_reference", "browser_state"):
-            raise InvalidMessages(f"{at}: a result holds no {inner['type']}")
+            _require(not block.get("is_error"), at, "an error may hold text only")
+        else:
+            is_held = kind in ("search_result", "tool_reference", "browser_state")
+            _require(is_held, at, f"a result holds no {kind}")
 
 
 def _assistant(blocks: list[tuple[str, dict[str, Any]]], seen: set[str]) -> list[str]:
@@ -206,11 +199,9 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]], seen: set[str]) -> list
     calls: list[str] = []
     for where, block in blocks:
         if block["type"] != "tool_use":
-            if calls:
-                raise InvalidMessages(f"{where}: nothing but tool_use may follow a tool_use")
+            _require(not calls, where, "nothing but tool_use may follow a tool_use")
             continue
-        if block["id"] in seen:
-            raise InvalidMessages(f"{where}: tool_use id {block['id']} is not unique")
+        _require(block["id"] not in seen, where, f"tool_use id {block['id']} is not unique")
         seen.add(block["id"])
         calls.append(block["id"])
     return calls
@@ -222,19 +213,14 @@ def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
     others = False
     for where, block in blocks:
         if block["type"] != "tool_result":
-            if missing:
-                raise InvalidMessages(
-                    f"{where}: tool_use {', '.join(missing)} has no tool_result before this block"
-                )
+            named = ", ".join(missing)
+            _require(not missing, where, f"tool_use {named} has no tool_result before this block")
             others = True
             continue
         used = block["tool_use_id"]
-        if used not in waiting:
-            raise InvalidMessages(f"{where}: no tool_use {used} in the message right before")
-        if used not in missing:
-            raise InvalidMessages(f"{where}: a second tool_result for {used}")
-        if others:
-            raise InvalidMessages(f"{where}: tool_result after another block")
+        _require(used in waiting, where, f"no tool_use {used} in the message right before")
+        _require(used in missing, where, f"a second tool_result for {used}")
+        _require(not others, where, "tool_result after another block")
         del missing[used]
     if missing:
         raise InvalidMessages(f"tool_use {', '.join(missing)} has no tool_result in the message after it")
@@ -243,18 +229,15 @@ def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
 def _json(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            if not isinstance(key, str):
-                raise InvalidMessages(f"{where}: the key {key!r} is not a string")
+            _require(isinstance(key, str), where, f"the key {key!r} is not a string")
             _json(key, where)
             _json(item, f"{where}.{key}")
     elif isinstance(value, list):
         for position, item in enumerate(value):
             _json(item, f"{where}.{position}")
     elif isinstance(value, str):
-        if _ILLEGAL.search(value):
-            raise InvalidMessages(f"{where}: text with NUL or a lone surrogate")
+        _require(not _ILLEGAL.search(value), where, "text with NUL or a lone surrogate")
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidMessages(f"{where}: {value} is not JSON")
-    elif value is not None and not isinstance(value, int):
-        raise InvalidMessages(f"{where}: {type(value).__name__} is not JSON")
+        _require(math.isfinite(value), where, f"{value} is not JSON")
+    else:
+        _require(value is None or isinstance(value, int), where, f"{type(value).__name__} is not JSON")

@@ -12,7 +12,7 @@ from django.urls import path
 
 from agentruns.api import auth
 from agentruns.api.poller import Poller
-from agentruns.checks.settings import check_throttle
+from agentruns.checks.settings import check_values
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
 from tests.api.http import Api
@@ -132,7 +132,7 @@ class Gone:
 )  # fmt: skip
 def test_a_setting_that_says_nothing_is_an_error_with_the_fix(settings: Any, bad: Any) -> None:
     settings.AGENTRUNS_API_THROTTLE = bad
-    (found,) = check_throttle(None)
+    (found,) = check_values(None)
     assert (found.id, "'user': '100/m'" in found.hint) == ("agentruns.E013", True)
     settings.AGENTRUNS_API_THROTTLE = {"user": "100/m", "anonymous": None}
-    assert check_throttle(None) == []
+    assert check_values(None) == []

@@ -15,7 +15,7 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from agentruns.checks.settings import check_anchor
+from agentruns.checks.settings import check_values
 from agentruns.journal.outbox import resting
 from agentruns.journal.read import stored_rows
 from agentruns.journal.verify import problems
@@ -161,4 +161,4 @@ def test_one_that_hangs_does_not_hold_the_engine(settings: Any, monkeypatch: pyt
 )
 def test_an_anchor_that_cannot_be_told_is_found(path: str | None, found: list[str], settings: Any) -> None:
     settings.AGENTRUNS_ANCHOR = path
-    assert [message.id for message in check_anchor(None)] == found
+    assert [message.id for message in check_values(None)] == found

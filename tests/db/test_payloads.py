@@ -14,7 +14,7 @@ from django.db.models.functions import Cast
 
 from agentruns import ToolContext, resolve_orphan, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent
-from agentruns.checks.settings import check_payload_storage, check_payloads
+from agentruns.checks.settings import check_payload_storage, check_values
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
 from agentruns.journal.store import DatabaseStore, load
@@ -176,7 +176,7 @@ def test_without_the_storage_a_check_says_so_and_results_stay_inline(folder: Pat
     settings.AGENTRUNS_PAYLOAD_STORAGE = ""
     assert check_payload_storage(None) == []
     settings.AGENTRUNS_PAYLOAD_INLINE_MAX = "64k"
-    assert [one.id for one in check_payloads(None)] == ["agentruns.E012"]
+    assert [one.id for one in check_values(None)] == ["agentruns.E012"]
 
 
 def test_a_stateless_run_has_no_files(folder: Path) -> None:

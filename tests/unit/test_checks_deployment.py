@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from agentruns import start_run, tool
 from agentruns.agents.agent import Agent
 from agentruns.checks.deployment import check_deployment, check_dispatcher, check_sweeper
-from agentruns.checks.settings import check_telemetry
+from agentruns.checks.settings import check_values
 from agentruns.engine.wakeup import SweepDispatcher
 from agentruns.models import Control, Run
 from agentruns.models.router import JournalRouter
@@ -82,11 +82,11 @@ def test_a_dispatcher_that_cannot_be_used(path: str, why: str, settings: Any) ->
 
 
 def test_telemetry_that_is_not_there(settings: Any) -> None:
-    assert check_telemetry(None) == []
+    assert check_values(None) == []
     settings.AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry"
-    assert check_telemetry(None) == []
+    assert check_values(None) == []
     settings.AGENTRUNS_TELEMETRY = "shop.spans.Spans"
-    (found,) = check_telemetry(None)
+    (found,) = check_values(None)
     assert (found.id, "No module named 'shop'" in found.msg) == ("agentruns.E016", True)
 
 

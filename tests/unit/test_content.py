@@ -15,7 +15,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 import agentruns
 from agentruns import Document, Image, Text
 from agentruns.agents import content
-from agentruns.checks.settings import check_files
+from agentruns.checks.settings import check_values
 from agentruns.exceptions import ContentError, ContentTooLargeError, ContentTypeError
 from agentruns.providers import attachments
 from agentruns.testing import check_messages
@@ -255,6 +255,6 @@ def test_where_files_may_be(block: Any) -> None:
 def test_the_settings_are_checked(names: dict[str, Any], why: str, settings: Any) -> None:
     for name, value in names.items():
         setattr(settings, f"AGENTRUNS_{name}", value)
-    found = check_files(None)
+    found = check_values(None)
     assert [each.id for each in found] == (["agentruns.E020"] if why else [])
     assert all(why in each.msg for each in found)

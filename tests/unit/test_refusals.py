@@ -11,7 +11,7 @@ import pytest
 from django.test import override_settings
 
 from agentruns import Agent, ToolContext, ToolRefused, http_refusal, tool
-from agentruns.checks.settings import check_refusals
+from agentruns.checks.settings import check_values
 from agentruns.tools import InvalidArguments
 from agentruns.tools.refusals import is_refusal
 from tests.registry import isolated_registry
@@ -129,7 +129,7 @@ def test_a_broken_setting_costs_no_tool_the_refusals_it_names() -> None:
 )
 def test_the_setting_is_checked(paths: Any, why: str) -> None:
     with override_settings(AGENTRUNS_REFUSALS=paths):
-        found = check_refusals(None)
+        found = check_values(None)
     assert [one.id for one in found] == (["agentruns.E017"] if why else [])
     assert not why or why in found[0].msg
 
