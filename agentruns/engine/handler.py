@@ -374,6 +374,7 @@ def store_late_result(
         try:
             with own_connection(lease.alias):
                 batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+                batch.closed = True
                 batch.add(
                     events.LATE_RESULT,
                     {**facts, "worker_epoch": lease.epoch},
@@ -382,7 +383,7 @@ def store_late_result(
                     attempt=call.attempt,
                     offload=offload,
                 )
-                driver.store.append(batch, closed=True, durable=True)
+                driver.store.append(batch, durable=True)
             return
         except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
             time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load

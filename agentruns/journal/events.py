@@ -358,31 +358,6 @@ class PayloadErased(Payload):
     file: NotRequired[str]  # that held the content, or several, separated by spaces
 
 
-PAYLOADS: dict[str, type] = {
-    RUN_STARTED: RunStarted,
-    USER: User,
-    ASSISTANT: Assistant,
-    APPROVAL_REQUESTED: ApprovalRequested,
-    APPROVAL_DECIDED: ApprovalDecided,
-    APPROVAL_EXTENDED: ApprovalExtended,
-    APPROVAL_VOIDED: ApprovalVoided,
-    TOOL_STARTED: ToolStarted,
-    TOOL_RESULT: ToolResult,
-    MODEL_FAILED: ModelFailed,
-    LATE_RESULT: LateResult,
-    ORPHAN_FOUND: OrphanFound,
-    ORPHAN_RESOLVED: OrphanResolved,
-    RUN_RESUMED: RunResumed,
-    RUN_PAUSE_REQUESTED: RunPauseRequested,
-    RUN_PAUSED: RunPaused,
-    RUN_CANCEL_REQUESTED: RunCancelRequested,
-    RUN_ADOPTED: RunAdopted,
-    RUN_COMPLETED: RunCompleted,
-    RUN_FAILED: RunFailed,
-    RUN_CANCELLED: RunCancelled,
-    PAYLOAD_ERASED: PayloadErased,
-}
-
 # (kind, v) -> payload of the next version. Old rows are upcast when read and never rewritten.
 UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
@@ -397,7 +372,7 @@ class Row(NamedTuple):
     tool_name: str
     attempt: int
     epoch: int
-    payload: Any  # of its kind's form in PAYLOADS, both parts; newer code may have added keys
+    payload: Any  # both parts, in the form of its kind above; newer code may have added keys
     created_at: datetime
     prev_hash: str
     hash: str

@@ -55,20 +55,18 @@ RUN = Run._meta.db_table
 INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))})'
 
 
-def write_rows(
-    connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, closed: bool = False, durable: bool = False
-) -> None:
+def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, durable: bool = False) -> None:
     """Store a batch by a cursor of Django's or of the driver's; `durable`: it is committed with that.
 
     Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
-    unless `closed` says that they change no status. Raises JournalConflictError if the writer did not know
+    unless the batch is `closed`. Raises JournalConflictError if the writer did not know
     the whole journal, lost its lease, or the run has ended; the caller rolls back.
     """
     state = batch.state
     session_id, run_id = as_id(connection, state.session_id), as_id(connection, state.run.run_id)
     at = connection.ops.adapt_datetimefield_value(batch.at)
     sets, values, dated = _run_columns(connection, batch, at)
-    where = "" if closed else f" AND status NOT IN {ENDED}"
+    where = "" if batch.closed else f" AND status NOT IN {ENDED}"
     if batch.epoch:
         where += " AND lease_epoch = %s"
     run = [*values, run_id, *([batch.epoch] if batch.epoch else ())]

@@ -183,6 +183,8 @@ class Batch:
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
         self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
+        self.closed = False  # service rows that change no status: stored although the run has ended
+        self.guard: Q | None = None  # of the pending approvals it changes: expiry by the database's clock
         self.reported = False  # whether telemetry has its events
 
     @cached_property
@@ -207,7 +209,7 @@ class Batch:
         consumes: UUID | None = None,
         offload: Offload | None = None,
     ) -> Row:
-        """Chain one more row and fold it; `payload` has the form of its kind in `events.PAYLOADS`.
+        """Chain one more row and fold it; `payload` has the form of its kind in `events`.
 
         `offload` may put a large content into a file.
         """
@@ -310,9 +312,7 @@ class Store(Protocol):
 
     durable: ClassVar[bool]
 
-    def append(
-        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
-    ) -> None:
+    def append(self, batch: Batch, *, durable: bool = False) -> None:
         """Store a batch, or raise and leave nothing of it."""
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
@@ -327,9 +327,7 @@ class DatabaseStore:
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias or settings.DATABASE
 
-    def append(
-        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
-    ) -> None:
+    def append(self, batch: Batch, *, durable: bool = False) -> None:
         """Store rows, folded columns and approvals in one transaction (a savepoint inside another).
 
         `durable` insists that no transaction is open, so that the commit is real, and commits on the
@@ -342,12 +340,12 @@ class DatabaseStore:
             alias = own_alias(alias)
         connection = connections[alias]
         if durable and _is_for_the_driver(connection, batch):
-            _commit_rows(connection, batch, closed=closed)
+            _commit_rows(connection, batch)
         else:
             with transaction.atomic(using=alias, durable=durable):
                 with connection.cursor() as cursor:
-                    write_rows(connection, cursor, batch, closed=closed, durable=durable)
-                project(alias, batch, guard)
+                    write_rows(connection, cursor, batch, durable=durable)
+                project(alias, batch)
                 announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)
@@ -362,9 +360,7 @@ class MemoryStore:
 
     durable: ClassVar[bool] = False
 
-    def append(
-        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
-    ) -> None:
+    def append(self, batch: Batch, *, durable: bool = False) -> None:
         """Accept a batch: its state is folded already."""
         telemetry.stored(batch, None)
 
@@ -380,7 +376,7 @@ def _is_for_the_driver(connection: BaseDatabaseWrapper, batch: Batch) -> bool:
     return not batch.changed_approvals() and not is_announced(batch)
 
 
-def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch, *, closed: bool) -> None:
+def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
     """Commit a batch of rows by the driver's cursor, without what Django has around it.
 
     On PostgreSQL the one statement is a transaction by itself: BEGIN and COMMIT would be two round trips for
@@ -390,22 +386,21 @@ def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch, *, closed: bool)
     with connection.wrap_database_errors:
         cursor = connection.connection.cursor()
         if connection.vendor == "postgresql":
-            write_rows(connection, cursor, batch, closed=closed, durable=True)
+            write_rows(connection, cursor, batch, durable=True)
             return
         try:
             cursor.execute("BEGIN IMMEDIATE")
-            write_rows(connection, cursor, batch, closed=closed, durable=True)
+            write_rows(connection, cursor, batch, durable=True)
             cursor.execute("COMMIT")
         except BaseException:
             connection.rollback()
             raise
 
 
-def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
+def project(alias: str, batch: Batch) -> None:
     """Write the approvals that a batch requests or changes, by conditional updates.
 
-    `guard` narrows the update of pending approvals (digest, expiry by the database clock). Raises
-    JournalConflictError when an update finds no row: somebody else decided, or the approval expired.
+    Raises JournalConflictError when one finds no row: somebody else decided, or the approval expired.
     """
     requested = {row.call_id: row for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
@@ -413,8 +408,8 @@ def project(alias: str, batch: Batch, guard: Q | None = None) -> None:
             new_approval(call, approval, requested[call.id]).save(force_insert=True, using=alias)
             continue
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
-        if guard is not None and before == "pending":
-            rows = rows.filter(guard)
+        if batch.guard is not None and before == "pending":
+            rows = rows.filter(batch.guard)
         if rows.update(**_columns(call, approval)) != 1:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
 

@@ -255,12 +255,13 @@ class _Erasure:
             state = store.load(session_id, run_id)
             for some in _chunks([*its]):
                 batch = Batch(state)
+                batch.closed = True
                 for row in some:
                     payload: events.PayloadErased = {"seq": row.seq, "actor": who, "reason": reason}
                     if names := payloads.names_in(row.payload):
                         payload["file"] = " ".join(names)
                     batch.add(events.PAYLOAD_ERASED, payload)
-                store.append(batch, closed=True)  # and folds the run's columns anew
+                store.append(batch)  # and folds the run's columns anew
 
     def _project(self, session_id: UUID, erased: Erased) -> None:
         """Rewrite what was made of a session's rows from what is left of these."""

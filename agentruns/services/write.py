@@ -81,11 +81,11 @@ def write(
         epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
         run = find_run(run_id)
         batch = Batch(state, epoch)
-        batch.release = bool(epoch)
+        batch.release, batch.guard, batch.closed = bool(epoch), guard, closed
         change(run, batch)
         if batch.rows:
             tried.append(batch.rows[0].hash)
-            store.append(batch, guard=guard, closed=closed)
+            store.append(batch)
         elif epoch:
             raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
         if batch.state.run.status == "active":

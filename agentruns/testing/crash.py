@@ -19,8 +19,6 @@ from agentruns.utils import failpoints
 from agentruns.utils.failpoints import arm
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
-    from django.db.models import Q
-
     from agentruns.journal.store import Batch, SessionState, Store
 
 CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable with the orders of a child process
@@ -85,14 +83,12 @@ class CrashingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    def append(
-        self, batch: Batch, *, guard: Q | None = None, closed: bool = False, durable: bool = False
-    ) -> None:
+    def append(self, batch: Batch, *, durable: bool = False) -> None:
         """Store a batch, or raise Crash."""
         self.left -= 1
         if self.left <= 0:
             raise Crash(f"The store stopped before {[row.kind for row in batch.rows]} were stored.")
-        self.store.append(batch, guard=guard, closed=closed, durable=durable)
+        self.store.append(batch, durable=durable)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Rebuild the state from what is stored."""

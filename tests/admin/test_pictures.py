@@ -122,7 +122,8 @@ def test_a_late_picture_becomes_the_result(folder: Path) -> None:
     batch = Batch(state)
     late = {**made, "is_error": False, "worker_epoch": 1}
     batch.add(events.LATE_RESULT, late, call_id=result.orphans[0], tool_name="dies", attempt=1)
-    store.append(batch, closed=True)
+    batch.closed = True
+    store.append(batch)
     resolve_orphan(run.pk, result.orphans[0], "occurred", None, result=made["content"])
     settled = Message.objects.get(run=run, kind="tool_result")
     assert settled.payload["stored"] == made["stored"]

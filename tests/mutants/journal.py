@@ -58,7 +58,7 @@ APPEND = [
     ),
     Mutant(
         "append: no service row for a run that has ended",
-        (Edit(STATEMENTS, '"" if closed else f" AND status NOT IN {ENDED}"', '""'),),
+        (Edit(STATEMENTS, '"" if batch.closed else f" AND status NOT IN {ENDED}"', '""'),),
         ("db/test_journal.py::test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NotRequired, get_origin, get_type_hints
+from typing import Any, NotRequired, get_origin, get_type_hints, is_typeddict
 from uuid import UUID
 
 import pytest
@@ -23,6 +23,8 @@ from agentruns.models.parts import merged
 ROOT = Path(__file__).parents[2]
 CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
 KINDS = CONSTANTS - {events.COPIED, events.OUTPUT_INVALID, events.MESSAGE}
+# Each kind has its form, a TypedDict of its name.
+PAYLOADS = {kind: getattr(events, kind.title().replace("_", "")) for kind in sorted(KINDS)}
 
 # Listed, not computed from KINDS: a new kind has to be put somewhere.
 OF_A_RUN = {
@@ -46,7 +48,6 @@ ABOUT_THE_RUN = because("is about the run, not about one call", *ENDS, *OF_A_RUN
 
 # Module and name of each table -> the kinds that it leaves out, and why.
 TABLES: dict[str, dict[str, str]] = {
-    "agentruns.journal.events:PAYLOADS": {},
     "agentruns.journal.events:CLOSING": because("the run goes on", *OF_A_CALL, *OF_A_RUN),
     "agentruns.journal.store:PROGRESS": because(
         "a worker that crashes each time gets as far",
@@ -118,7 +119,9 @@ ARGUMENTS = {
 
 
 def test_the_kinds_are_those_of_the_payloads() -> None:
-    assert set(events.PAYLOADS) == KINDS
+    forms = {form for name, form in vars(events).items() if is_typeddict(form) and not name.startswith("_")}
+    bases = [events.Payload, events.ResultFacts]
+    assert {form for form in forms.difference(bases) if "v" in get_type_hints(form)} == {*PAYLOADS.values()}
 
 
 @pytest.mark.parametrize("path", TABLES)
@@ -133,7 +136,7 @@ def test_each_table_knows_each_kind_or_says_why_not(path: str) -> None:
 @pytest.mark.parametrize("module", [fold, conversation])
 def test_each_handler_takes_the_payload_of_its_kind(module: Any) -> None:
     for kind, handler in module._APPLY.items():
-        assert get_type_hints(handler)["payload"] is events.PAYLOADS[kind], kind
+        assert get_type_hints(handler)["payload"] is PAYLOADS[kind], kind
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -186,9 +189,9 @@ def row_of(kind: str, payload: dict[str, Any]) -> events.Row:
 
 
 def keys_of(kind: str) -> set[str]:
-    return set(get_type_hints(events.PAYLOADS[kind]))
+    return set(get_type_hints(PAYLOADS[kind]))
 
 
 def required_of(kind: str) -> set[str]:
-    hints = get_type_hints(events.PAYLOADS[kind], include_extras=True)
+    hints = get_type_hints(PAYLOADS[kind], include_extras=True)
     return {key for key, hint in hints.items() if get_origin(hint) is not NotRequired}

@@ -8,6 +8,7 @@ import pytest
 
 from agentruns.journal import events
 from agentruns.models.parts import COMMON, ERASED, FORMS, Form, merged, split
+from tests.unit.test_event_kinds import PAYLOADS
 
 NESTED = {"calls": events.AskedCall, "error": events.Error}
 
@@ -22,27 +23,27 @@ def decided(form: Form) -> list[str]:
     return [*form.facts - COMMON, *form.content, *form.optional, *form.gone, *form.inside]
 
 
-@pytest.mark.parametrize("kind", sorted(events.PAYLOADS))
+@pytest.mark.parametrize("kind", sorted(PAYLOADS))
 def test_every_member_is_a_fact_or_content(kind: str) -> None:
-    form, payload = FORMS[kind], events.PAYLOADS[kind]
+    form, payload = FORMS[kind], PAYLOADS[kind]
     assert sorted(decided(form)) == sorted(members(payload)), "decide about it in models/parts.py, once"
     for name, inside in form.inside.items():
         assert sorted(decided(inside)) == sorted(members(NESTED[name]))
     assert all(members(payload)[name] for name in form.content), "what an erased row always has"
     assert not any(members(payload)[name] for name in form.optional)
-    assert set(FORMS) == set(events.PAYLOADS)
+    assert set(FORMS) == set(PAYLOADS)
 
 
 def whole(kind: str) -> dict[str, Any]:
     """Return a payload of a kind with every member."""
-    payload = {name: f"the {name}" for name in [*members(events.PAYLOADS[kind]), "v", "newer"]}
+    payload = {name: f"the {name}" for name in [*members(PAYLOADS[kind]), "v", "newer"]}
     for name in FORMS[kind].inside:
         one = {member: f"the {member}" for member in members(NESTED[name])}
         payload[name] = [one, {**one, "newer": 1}] if name == "calls" else one  # type: ignore[assignment]
     return payload
 
 
-@pytest.mark.parametrize("kind", [*sorted(events.PAYLOADS), "of newer code"])
+@pytest.mark.parametrize("kind", [*sorted(PAYLOADS), "of newer code"])
 def test_the_parts_add_up_to_the_payload(kind: str) -> None:
     payload = whole(kind) if kind in FORMS else {"v": 9, "said": [1], "copied": {"run": "r", "seq": 1}}
     facts, content = split(kind, payload)
@@ -50,12 +51,12 @@ def test_the_parts_add_up_to_the_payload(kind: str) -> None:
     assert content if kind in FORMS else content == {"said": [1]}, "what nobody has decided about is content"
 
 
-@pytest.mark.parametrize("kind", sorted(events.PAYLOADS))
+@pytest.mark.parametrize("kind", sorted(PAYLOADS))
 def test_an_erased_row_has_the_members_that_readers_count_on(kind: str) -> None:
     payload = whole(kind)
     facts, _content = split(kind, payload)
     left = merged(kind, facts, None)
-    required = {name for name, always in members(events.PAYLOADS[kind]).items() if always}
+    required = {name for name, always in members(PAYLOADS[kind]).items() if always}
     assert required - FORMS[kind].gone <= set(left) <= set(payload)
     assert set(FORMS[kind].optional) <= set(left), "it still tells which of these it had"
     for name in [*FORMS[kind].content, *FORMS[kind].optional]:
