@@ -28,10 +28,11 @@ from agentruns.services import api_tokens, permissions
 from agentruns.services.control import agent_again
 from agentruns.services.quotas import count_start, start_limit
 from agentruns.services.rendering import kept, put_away, rendered, renders
-from agentruns.services.sessions import Owner, checked_context, title_of
+from agentruns.services.sessions import Owner, checked_context
 from agentruns.services.submit import (
     RunRequest,
     first_row,
+    new_run,
     new_session,
     refuse_pruned,
     store_definition,
@@ -302,21 +303,7 @@ def _write(alias: str, fork: _Fork) -> Run:
     api_tokens.require_requester(agent, session)
     count_start(alias, request.actor, start_limit(request.actor, agent))
     store_definition(alias, agent)
-    run = Run(
-        id=request.run_id,
-        session_id=session.pk,
-        scope=request.scope,
-        agent=agent.name,
-        version=agent.version,
-        definition_id=agent.definition_hash,
-        idempotency_key=request.key,
-        input=request.text,
-        title=title_of(request.text),
-        context=request.context,
-        origin_id=fork.origin.pk,
-        origin_seq=fork.at,
-        **request.owner.columns(),
-    )
+    run = new_run(session, request, origin_id=fork.origin.pk, origin_seq=fork.at)
     # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
     Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
     if not Run.objects.using(alias).filter(pk=run.pk).exists():

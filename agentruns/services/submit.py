@@ -284,7 +284,8 @@ def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit:
     batch = Batch(state, 1 if owner else 0)
     write_start(batch, request)
     session.next_seq, session.head = state.next_seq, state.head
-    run = _new_run(session, request, batch, owner)
+    origin_id = request.again.pk if request.again else None
+    run = new_run(session, request, origin_id=origin_id, **_after_start(batch, owner))
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
     lease = _first_lease(alias, run) if owner else None
     if is_one:  # then it is committed with the statement
@@ -353,25 +354,21 @@ def taken(request: RunRequest) -> SessionBusyError:
     return SessionBusyError(text % {"session": request.session})
 
 
-def _new_run(session: Session, request: RunRequest, batch: Batch, owner: str) -> Run:
-    """Return a run as it is after its first rows."""
-    state = batch.state.run
+def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
+    """Return the run of a request in its session."""
+    agent = request.agent
+    made: dict[str, Any] = {"idempotency_key": request.key, "input": request.text}
+    made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
+    made |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
+    made |= {"scope": request.scope, "context": request.context, "not_before": request.not_before}
+    return Run(id=request.run_id, session=session, title=title_of(request.text), **made | columns)
+
+
+def _after_start(batch: Batch, owner: str) -> dict[str, Any]:
+    """Return the columns of a run after its first rows."""
     leased = {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1} if owner else {}
-    return Run(
-        id=state.run_id,
-        session=session,
-        owner_id=session.owner_id,
-        owner_name=session.owner_name,
-        agent=state.agent,
-        idempotency_key=request.key,
-        input=request.text,
-        title=title_of(request.text),
-        not_before=request.not_before,
-        origin_id=request.again.pk if request.again else None,
-        created_at=batch.at,
-        updated_at=batch.at,
-        **{**state.columns(), **state.given(), "status": Run.Status.QUEUED.value, **leased},
-    )
+    times = {"created_at": batch.at, "updated_at": batch.at}
+    return {**batch.state.run.columns(), "status": Run.Status.QUEUED.value, **leased, **times}
 
 
 def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[Any]]:
