@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import re
-import string
 from collections.abc import Iterable
 from datetime import timedelta
 from hashlib import sha256
@@ -13,6 +12,7 @@ from uuid import UUID
 from zlib import crc32
 
 from django.contrib.auth import get_user_model
+from django.core.signing import b62_encode
 from django.db import transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
@@ -43,7 +43,6 @@ logger = get_logger("agentruns.tokens")
 PERMISSION = "agentruns.revoke_api_token"
 USED_EVERY = 60  # seconds between two notes that a token is in use
 
-_LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
 _TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9]{{{_SECRET + _CHECKSUM}}}")
 _NOBODYS = canonical.sha256("")  # compared with where there is no such prefix, so that it costs the same
@@ -82,8 +81,7 @@ def create_token(
 
 def new_text() -> str:
     """Return the text of a new token: `ar_`, a prefix that finds it, a secret, the checksum of all that."""
-    prefix = get_random_string(_PREFIX, string.ascii_lowercase + string.digits)
-    begun = f"ar_{prefix}_{get_random_string(_SECRET, _LETTERS)}"
+    begun = f"ar_{get_random_string(_PREFIX).lower()}_{get_random_string(_SECRET)}"
     return begun + _checksum(begun)
 
 
@@ -154,11 +152,7 @@ def _credential(text: str, password: str) -> str:
 
 def _checksum(text: str) -> str:
     """Return the CRC32 of a text in base 62, as GitHub's tokens have it, so that scanners know a real one."""
-    rest, digits = crc32(text.encode()), ""
-    for _place in range(_CHECKSUM):
-        rest, digit = divmod(rest, len(_LETTERS))
-        digits = _LETTERS[digit] + digits
-    return digits
+    return b62_encode(crc32(text.encode())).rjust(_CHECKSUM, "0")
 
 
 def session_token(session: Session | str, ttl: timedelta, *, scope: str | None = None) -> str:

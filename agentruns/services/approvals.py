@@ -62,7 +62,9 @@ def approve(
     edit = _edited(actor, approval, arguments) if arguments is not None else None
     if edit is None:
         permissions.require_decide(actor, approval)
-    lost = _lapsed(approval) if edit is None else {}
+    # Before the transaction, as it is users' code; an edit voids what others gave in any case.
+    givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
+    lost = lapsed(approval, givers, approval.arguments)
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         if pending.only_answers:
@@ -222,12 +224,6 @@ def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb=verb)
     return approval
-
-
-def _lapsed(approval: Approval) -> dict[str, str]:
-    """Return who approved and may not do so any more; asked before the transaction, as it is users' code."""
-    given = permissions.givers([approval]).get(approval.pk, [])
-    return lapsed(approval, given, approval.arguments)
 
 
 def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
