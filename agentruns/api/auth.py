@@ -28,23 +28,11 @@ if TYPE_CHECKING:
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
-# What a session token is for; everything else is refused.
+# The operations that a session token is for; everything else is refused.
 VISITORS = {
-    ("GET", "/runs"),
-    ("POST", "/runs"),
-    ("GET", "/runs/{run_id}"),
-    ("GET", "/runs/{run_id}/messages"),
-    ("GET", "/runs/{run_id}/events"),
-    ("GET", "/sessions"),
-    ("GET", "/sessions/{path:key}"),
-    ("POST", "/sessions/{path:key}/messages"),
-    ("GET", "/sessions/{path:key}/messages"),
-    ("GET", "/approvals"),
-    ("GET", "/approvals/{approval_id}"),
-    ("POST", "/approvals/{approval_id}/approve"),
-    ("POST", "/approvals/{approval_id}/deny"),
-    ("POST", "/approvals/{approval_id}/answer"),
-}
+    "list_runs", "start_run", "get_run", "list_messages", "stream_events", "list_sessions", "get_session",
+    "send_message", "list_conversation", "list_approvals", "get_approval", "approve", "deny", "answer",
+}  # fmt: skip
 
 logger = get_logger("agentruns.api.auth")
 
@@ -164,7 +152,7 @@ def require_password(request: HttpRequest, approval: Approval) -> None:
         )
 
 
-def entry_for(method: str, path: str) -> Entry:
+def entry_for(name: str, method: str, path: str) -> Entry:
     """Return the notes on an operation of the router, by which tokens it may be used."""
     scope, reads = ApiToken.Scope, method == "GET"
     scopes = [scope.RUNS_READ if reads else scope.RUNS_WRITE]
@@ -172,7 +160,7 @@ def entry_for(method: str, path: str) -> Entry:
         # Which of the two a decision takes depends on the approval.
         deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
-    return Entry([each.value for each in scopes], (method, path) in VISITORS)
+    return Entry([each.value for each in scopes], name in VISITORS)
 
 
 def entry_of(request: HttpRequest) -> Entry:

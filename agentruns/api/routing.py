@@ -71,7 +71,7 @@ class LateOperation(Operation):
         self.module, _, late.__name__ = ENDPOINTS[method, path].partition(".")
         super().__init__("", [method], late, auth=None if path in OPEN else NOT_SET)
         self.path, self.operation_id = path, late.__name__
-        self.entry = Entry() if path in OPEN else entry_for(method, path)
+        self.entry = Entry() if path in OPEN else entry_for(late.__name__, method, path)
         for name in DECLARED:
             delattr(self, name)
 

@@ -203,10 +203,8 @@ def _traceback(error: Exception) -> str:
 @contextmanager
 def journal_in(alias: str | None) -> Iterator[None]:
     """Switch all threads of this process to another journal for a block."""
-    if alias is None:
-        yield
-        return
-    before, settings.DATABASE = settings.DATABASE, alias
+    before = settings.DATABASE
+    settings.DATABASE = alias or before
     try:
         yield
     finally:

@@ -28,10 +28,8 @@ class Command(AgentRunsCommand):
         argument("--dry-run", action="store_true", help="Only say what would go."),
     )
 
-    def act(
-        self, *, row: list[str] | None, user: str | None, session: str | None, scope: str | None, reason: str,
-        dry_run: bool, **options: Any,
-    ) -> bool:  # fmt: skip
+    def act(self, *, row: list[str] | None, user: str | None, session: str | None, **options: Any) -> bool:
+        scope, reason, dry_run = options["scope"], options["reason"], options["dry_run"]
         if session is None and not reason.strip():
             usage("Give a --reason: it is kept in the journal.")
         if session is None and scope is not None:

@@ -41,17 +41,8 @@ class Command(AgentRunsCommand):
         ),
     )
 
-    def act(
-        self,
-        *,
-        older_than: int | None,
-        session: str | None,
-        scope: str | None,
-        limit: int | None,
-        dry_run: bool,
-        forget_key: bool,
-        **options: Any,
-    ) -> bool:
+    def act(self, *, session: str | None, limit: int | None, dry_run: bool, **options: Any) -> bool:
+        scope, forget_key, days = options["scope"], options["forget_key"], options["older_than"]
         if session is not None and (limit or dry_run):
             usage("--limit and --dry-run go with --older-than only.")
         if session is None and (forget_key or scope is not None):
@@ -59,10 +50,10 @@ class Command(AgentRunsCommand):
         if session is not None:
             pruned = erase_session(session, scope=scope, forget_key=forget_key)
         elif dry_run:
-            pruned = count_ended(older_than or 0)
+            pruned = count_ended(days)
         else:
             with Stop() as stop:
-                pruned = prune_ended(older_than or 0, limit=limit, should_stop=stop)
+                pruned = prune_ended(days, limit=limit, should_stop=stop)
         copies = (
             f"Session {key!r} was forked from it and holds copies of its rows." for key in pruned.copies
         )

@@ -20,20 +20,13 @@ from agentruns.management.timeline import Follower
 from agentruns.models import Run
 from agentruns.services.runs import RunResult
 from agentruns.services.sessions import place
+from agentruns.services.waiting import FOR_PEOPLE
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import redact, redacted
 
-EXIT = {
-    "completed": 0,
-    "failed": 1,
-    "awaiting-approval": 3,
-    "orphaned": 3,
-    "paused": 3,
-    "queued": 4,
-    "running": 4,
-    "cancelled": 5,
-}
 BUSY, INTERRUPTED = 4, 130
+EXIT = {"completed": 0, "failed": 1, "cancelled": 5, "queued": BUSY, "running": BUSY}
+EXIT |= dict.fromkeys(FOR_PEOPLE, 3)
 
 
 class Command(AgentRunsCommand):

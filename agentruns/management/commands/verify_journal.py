@@ -46,16 +46,8 @@ class Command(AgentRunsCommand):
         ),
     )
 
-    def act(
-        self,
-        *,
-        session: str | None,
-        scope: str | None,
-        repair: bool,
-        anchors: str | None,
-        **options: Any,
-    ) -> bool:
-        alias = settings.DATABASE
+    def act(self, *, session: str | None, scope: str | None, repair: bool, **options: Any) -> bool:
+        alias, anchors = settings.DATABASE, options["anchors"]
         self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
         if scope is not None and session is None:
             usage("--scope goes with --session only.")
