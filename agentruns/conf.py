@@ -31,6 +31,7 @@ class Defaults:
     REQUESTER_MAY_APPROVE: bool = True
     DEFAULT_MODEL: Any = None  # a Claude model's name, or an object with propose()
     PRICES: dict[str, dict[str, Any]] = {}
+    CURRENCY: str = ""
     REDACT: str | None = None
     TELEMETRY: str | None = None
     ADMIN: bool = True

@@ -129,3 +129,4 @@ AGENTRUNS_HEARTBEAT_SECONDS = 1
 
 # Of the transcripts, as if a real model had said them: per million tokens.
 AGENTRUNS_PRICES = {"scripted": {"input": 3, "output": 15}}
+AGENTRUNS_CURRENCY = "EUR"

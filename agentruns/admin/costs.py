@@ -73,7 +73,7 @@ class CostsForm(forms.Form):
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show what the runs of some days used; of those that the user may see."""
     form = _form(admin, request)
-    shown: dict[str, Any] = {"form": form}
+    shown: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
     if form.is_valid():
         first, last, by = (form.cleaned_data[name] for name in ("first", "last", "by"))
         runs = runs_of_days(visible_runs(request.user), first, last, RUNS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 from statistics import median
@@ -86,6 +86,7 @@ class Dashboard:
 
     figures: list[Figure]
     poll_url: str = ""  # where an open page asks for itself anew
+    lists: list[tuple[str, str, str]] = field(default_factory=list)  # a list, its search, and their URL
     start_url: str = ""  # where the user may start a run
     costs_url: str = ""
     waiting: list[dict[str, Any]] | None = None  # the approvals that wait longest
@@ -106,6 +107,9 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
     if not sees_runs and not sees_approvals:
         return None
     alias, found = settings.DATABASE, Dashboard([], _url(site, Run, "figures"))
+    runs = (_("Runs"), _("Search runs"), _list(site, Run)) if sees_runs else ()
+    approvals = (_("Approvals"), _("Search approvals"), _list(site, Approval)) if sees_approvals else ()
+    found.lists = [each for each in (runs, approvals) if each]
     # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
     # none of our own: on SQLite it would wait for whoever writes.
     inside = connections[alias].in_atomic_block

@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
-from agentruns.admin.html import ONE_LINE, plain, pretty
+from agentruns.admin.html import ONE_LINE, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import EscapedTextField
@@ -214,9 +214,9 @@ class KnownValues(admin.SimpleListFilter):
         return queryset.filter(status=value)
 
 
-def with_texts(runs: QuerySet[Any]) -> QuerySet[Any]:
-    """Return runs with those tasks, errors and answers that a list can read all of."""
-    texts = {"task_text": "input", "error_text": "error", "answer": "output"}
+def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
+    """Return runs with those errors, answers and `more` that a list can read all of."""
+    texts = {"error_text": "error", "answer": "output", **more}
     found: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
     return found
 
@@ -245,7 +245,7 @@ def failures(user: Any) -> dict[str, Failures]:
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
         text = plain(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
-        cause = _VARYING.sub("…", text.splitlines()[0])[: ONE_LINE * 2]
+        cause = _VARYING.sub("…", reason(text.splitlines()[0]))[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
         found.setdefault(key, Failures(cause)).runs.append(run)
     return found

@@ -72,6 +72,12 @@ def plain(text: object) -> str:
     return "".join(found)
 
 
+def reason(error: str) -> str:
+    """Return the error of a run with the name of its kind behind the words, where a person needs it last."""
+    kind, _colon, text = error.partition(": ")
+    return f"{text} ({kind})" if kind.isidentifier() and text.strip() else error
+
+
 def pretty(value: Any) -> str:
     """Return a JSON value for people to read, redacted, on one line where it fits."""
     value = redacted(value)  # each text before JSON escapes what is in it

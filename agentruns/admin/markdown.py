@@ -61,10 +61,21 @@ def markdown(
             source += part.replace(MASK, f"{nonce}x0x")
 
     html = nh3.clean(_MARKDOWN.render(source), tags=TAGS, attributes={})
-    read = unescape(nh3.clean(html, tags=set()))
+    read = _read(html)
     if redact(hide(read)) != read:
         read = re.sub(rf"{nonce}x(\d+)x", lambda found: MASK if found[1] == "0" else " ", read)
         return body(label, hide(read).strip(), limit)
     for number, one in enumerate(kept):
         html = html.replace(f"{nonce}x{number}x", one)
     return Body(plain(label), mark_safe(html), left_out, "markdown")  # noqa: S308 - sanitised above
+
+
+def unmarked(text: str, *, hide: Callable[[str], str]) -> str:
+    """Return a text that is hidden and redacted already without its markdown, where `markdown` takes it."""
+    nonce = token_hex(8)
+    read = _read(_MARKDOWN.render(text.replace(MASK, nonce))).replace(nonce, MASK)
+    return read if redact(hide(read)) == read else text
+
+
+def _read(html: str) -> str:
+    return unescape(nh3.clean(html, tags=set()))

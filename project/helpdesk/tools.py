@@ -67,7 +67,7 @@ def open_tickets() -> list[dict[str, Any]]:
     return [*Ticket.objects.filter(status=Ticket.Status.OPEN).values("number", "subject")]
 
 
-@tool(transactional=True)
+@tool(transactional=True, describe=lambda args: f"Note on ticket {args['ticket_number']}: {args['text']}")
 def add_note(ticket_number: int, text: str, solved: bool = False) -> dict[str, Any]:
     """Write an internal note on a ticket; the customer does not see it.
 
@@ -139,7 +139,10 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
     return receipt(line)
 
 
-@tool(refuses=SMTPRecipientsRefused)  # of the only recipient, so that nobody got the mail
+@tool(
+    refuses=SMTPRecipientsRefused,  # of the only recipient, so that nobody got the mail
+    describe=lambda args: f"Mail about ticket {args['ticket_number']}: {args['subject']}",
+)
 def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
     """Send an e-mail to the customer who wrote the ticket. It cannot be taken back.
 

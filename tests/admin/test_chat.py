@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,9 +12,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agentruns import approve, run_agent
+from agentruns.admin.runs.chat import Talk
 from agentruns.engine.leases import claim
+from agentruns.journal.masking import NOTHING
+from agentruns.journal.read import run_rows
 from agentruns.models import Draft, Run
 from agentruns.services.control import resolve_orphan
+from agentruns.services.forks import fork_run
 from agentruns.services.sweep import sweep
 from agentruns.tools import tool
 from tests.admin.conftest import World, secretive
@@ -70,6 +76,38 @@ def test_equal_calls_of_a_session_are_said_in_red_with_their_rows() -> None:
     assert TWICE not in text(ran("elsewhere", {"tools": [call("post", text="hello")]}, session="s2"))
 
 
+def approved(world: World, session: str, **options: Any) -> Run:
+    approval = world.waiting(session, **options)
+    approve(approval.pk, user("superuser"))
+    sweep()
+    approval.run.refresh_from_db()
+    assert approval.run.status == "completed"
+    return approval.run
+
+
+def test_the_same_approved_call_in_another_session_is_said_in_red_on_both_pages(world: World) -> None:
+    words = "refund(cents=5000): This exact call was approved and started in another session,"
+    first = approved(world, "a")
+    world.waiting("asked-only")
+    fork = fork_run(first.pk, first.messages.latest("seq").seq, text="and now?")
+    for run in (first, fork):
+        assert "in another session" not in text(run), "one was only asked for, the other only copied"
+    second, other = approved(world, "b"), approved(world, "c", cents=5001)
+    for run, twin in ((first, second), (second, first)):
+        shown = page(run)
+        assert words in " ".join(shown.text.split())
+        assert "by superuser." in shown.text
+        assert url(twin) in shown.links
+    assert "in another session" not in text(other)
+
+
+def test_what_is_masked_is_masked_beside_the_same_call_elsewhere(world: World) -> None:
+    runs = [approved(world, session, tools=[secretive]) for session in "ab"]
+    shown = page(runs[0])
+    assert "in another session" in shown.text
+    assert "DE02-secret" not in shown.html
+
+
 def test_a_call_that_did_nothing_did_nothing_twice() -> None:
     turn = {"tools": [call("refuses", cents=5)]}
     assert TWICE not in text(ran("refused", turn, turn, tools=[refuses]))
@@ -103,6 +141,24 @@ def test_who_decided_and_what_a_person_said_became_of_it(world: World) -> None:
     assert "In doubt: MemoryError inside the handler." in text(doubt)
     resolve_orphan(doubt.pk, call_id, "occurred", user("superuser"), evidence="it is on the statement")
     assert "superuser: it happened. it is on the statement" in text(doubt)
+
+
+def test_a_takeover_is_said_of_the_call_that_was_at_work() -> None:
+    run = Run.objects.get(
+        pk=run_agent(shop_agent("dead", {"tools": [call("lookup", number="A1")]}), "look", "s9").run_id
+    )
+    begun = run.messages.get(kind="tool_started").seq
+    rows = [row for row in run_rows("default", run.pk) if row.seq <= begun]
+    why = "Its worker fell silent; another one took the run over."
+    taken = rows[-1]._replace(
+        seq=begun + 1, kind="run_resumed", call_id="", payload={"reason": "lease expired"}
+    )
+    for shown, notes in ((rows, []), (rows[:-1], [why])):
+        talk = Talk(run, NOTHING, {}, whole=None, is_plain=False)
+        talk.add([*shown, taken])
+        [line] = talk.lines.values()
+        assert [turn.note for turn in talk.turns if turn.note] == notes
+        assert line.says == ([] if notes else [why])
 
 
 def test_what_is_sensitive_is_masked(world: World) -> None:
@@ -200,3 +256,80 @@ def test_a_long_run_costs_as_many_queries_as_a_short_one(world: World) -> None:
     assert counts[1] <= counts[0] + 3, "the steps before the page, and whether there are any"
     assert "task of long-120" in shown.text
     assert "Earlier in this run" in shown.text
+
+
+@tool
+def recites(line: str) -> str:
+    """Recite."""
+    return f"{line} " * 500
+
+
+def test_a_text_that_is_cut_leads_to_the_whole_of_it() -> None:
+    said = "".join(f"{number} " for number in range(2_000))
+    turn = {"text": said, "tools": [call("recites", line="verse")]}
+    run = ran("poet", turn, {"text": "done"}, tools=[recites])
+    shown = page(run)
+    asked, answered = (
+        run.messages.filter(kind=kind).earliest("seq").seq for kind in ("assistant", "tool_result")
+    )
+    call_id = run.messages.get(kind="tool_started").call_id
+    places = {f"?whole={asked}#said-{asked}": " 1999", f"?whole={answered}#call-{call_id}": "verse " * 500}
+    for link, end in places.items():
+        assert link in shown.links
+        assert end.strip() not in shown.text
+        whole = page(run, query=link.partition("#")[0])
+        assert end.strip() in whole.text
+        assert f'id="{link.partition("#")[2]}"' in whole.html
+        assert link not in whole.links
+    assert f'id="call-{call_id}" open>' in whole.html
+
+
+def test_the_model_s_words_can_be_read_as_it_wrote_them(world: World) -> None:
+    run = ran("writer", {"text": "I **write** <b>him</b>."})
+    assert "?plain=1" in page(run).links
+    plain = page(run, query="?plain=1")
+    assert "I **write** <b>him</b>." in plain.text
+    assert "?" in plain.links, "and back"
+    assert f'data-url="{url(run, "live")}?plain=1"' in plain.html
+    assert "?plain=1" not in page(world.queued()).links, "nothing to choose"
+
+
+BUSY = 0.4  # seconds
+
+
+@tool(describe=lambda args: time.sleep(BUSY) or f"Wait {args['number']}")
+def waits(number: int) -> str:
+    """Wait."""
+    return "waited"
+
+
+@tool(describe=lambda args: 1 / 0)
+def breaks(number: int) -> str:
+    """Break."""
+    return "broke"
+
+
+def test_what_describes_calls_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [call("waits", number=number) for number in range(20)]
+    run = ran("slow", {"tools": [call("breaks", number=1), *calls]}, tools=[breaks, waits])
+    began = time.monotonic()
+    shown = text(run)
+    assert time.monotonic() - began < 20 * BUSY / 2
+    assert "breaks(number=1)" in shown
+    assert "Wait 0" in shown
+    assert "waits 19" in shown, "by its name"
+
+
+def test_what_describes_a_call_writes_nothing_through_the_request(world: World) -> None:
+    threads = set()
+
+    @tool(describe=lambda args: threads.add(threading.get_ident()) or "Tell")
+    def tells(text: str) -> str:
+        """Tell."""
+        return "told"
+
+    run = ran("teller", {"tools": [call("tells", text="x")]}, tools=[tells])
+    threads.clear()
+    assert "Tell" in text(run)
+    assert threads, "asked"
+    assert threading.get_ident() not in threads, "not with the connections of the request"

@@ -65,7 +65,7 @@ def test_each_grouping_is_summed_and_leads_to_its_runs(world: World) -> None:
             for link in links
         ]
         assert found == counts, by
-    [week] = [link for link in read(client.get("/admin/")).links if link.startswith(COSTS)]
+    [week] = {link for link in read(client.get("/admin/")).links if link.startswith(COSTS)}
     days = parse_qs(urlsplit(week).query)
     assert days == {
         "by": ["agent"],

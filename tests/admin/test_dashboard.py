@@ -212,7 +212,7 @@ def test_failures_are_grouped_by_their_cause_and_lead_to_it(world: World) -> Non
     assert [count for _cause, count in causes] == ["2", "1"]
     assert "has no stock" in causes[0][0]
     assert "4117" not in causes[0][0]
-    assert "ToolError: no run …" in causes[1][0]
+    assert "no run … (ToolError)" in causes[1][0]
     links = [link for link in page.links if "cause=" in link]
     assert len(links) == 2
     client = browser("superuser")

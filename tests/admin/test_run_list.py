@@ -18,7 +18,7 @@ from agentruns.admin.runs.list import cost, short, tokens
 from agentruns.engine.leases import claim
 from agentruns.models import Run, Session
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
 from tests.db.helpers import kill
@@ -159,10 +159,11 @@ def test_the_dearest_come_first_and_where_nothing_has_a_price_the_longest(world:
     for one, (cost_of_it, tokens_of_it) in zip(Run.objects.all(), figures, strict=True):
         Run.objects.filter(pk=one.pk).update(cost=cost_of_it, tokens=tokens_of_it)
         order.append(str(one.pk))
-    page = browser("superuser").get(reverse(LIST), {"o": "-6"})
-    assert [str(one.pk) for one in page.context["cl"].result_list] == order
-    page = browser("superuser").get(reverse(LIST), {"o": "6"})
-    assert [str(one.pk) for one in page.context["cl"].result_list] == order[::-1]
+    for column, expected in {"6": order, "-6": order[::-1], "5": [order[2], order[3], *order[1::-1]]}.items():
+        page = browser("superuser").get(reverse(LIST), {"o": column})
+        assert [str(one.pk) for one in page.context["cl"].result_list] == expected, column
+    first_clicks = {link.partition(".")[0] for link in listed().links}
+    assert {"?o=5", "?o=6"} <= first_clicks
 
 
 def test_figures_are_short() -> None:
@@ -182,6 +183,9 @@ def test_figures_are_short() -> None:
         assert cost({"cost": given}) == f'<span title="{given}">{shown}</span>'
     assert cost({}) == ""
     assert [cost({"cost": odd}) for odd in ("NaN", "1E+999999", "<b>")] == ["NaN", "1E+999999", "&lt;b&gt;"]
+    with override_settings(AGENTRUNS_CURRENCY="EUR"):
+        assert cost({"cost": "0.07"}) == '<span title="0.07">0.0700\xa0EUR</span>'
+        assert cost({}) == ""
     with override_settings(LANGUAGE_CODE="de"):
         from django.utils import translation
 
@@ -209,3 +213,48 @@ def test_the_search_stays(world: World) -> None:
     for term in (str(run.pk)[:13], "ticket"):
         assert keys(listed(q=term)) == {str(run.pk)}
     assert url(run) in {link.split("?")[0] for link in listed(q="ticket").links}
+
+
+def second_lines(page: Page) -> list[str]:
+    return [text.partition("</span>")[0] for text in page.html.split('<br><span class="ar-second">')[1:]]
+
+
+def test_an_answer_is_listed_without_its_markdown(world: World) -> None:
+    run = world.completed()
+    for answer, shown in {
+        "I refunded **24.90 EUR** for `1002`:\n\n- a *mug*\n- <b>more</b>": (
+            "I refunded 24.90 EUR for 1002: a mug &lt;b&gt;more&lt;/b&gt;"
+        ),
+        "# Done\n\n3 * 4 * 5 = 60": "Done 3 * 4 * 5 = 60",
+    }.items():
+        Run.objects.filter(pk=run.pk).update(output=answer)
+        assert second_lines(listed())[0] == shown
+
+
+def test_markdown_is_left_where_it_keeps_a_masked_value_apart(world: World) -> None:
+    approval = world.waiting(tools=[secretive])
+    Run.objects.filter(pk=approval.run_id).update(
+        status="completed", output="To **DE02**-secret, and *** is **hidden**"
+    )
+    [line, *_rest] = second_lines(listed())
+    assert line == "To **DE02**-secret, and *** is **hidden**"
+    Run.objects.filter(pk=approval.run_id).update(output="To DE02-secret, **at once**")
+    assert second_lines(listed())[0] == "To ***, at once"
+
+
+def test_a_failed_run_says_why_before_what_kind_of_error_that_is(world: World) -> None:
+    run = world.completed()
+    for error, shown in {
+        "ValueError: parcel 3 has no label": "parcel 3 has no label (ValueError)",
+        "The model: it refused": "The model: it refused",
+        "KeyError: ": "KeyError:",
+    }.items():
+        Run.objects.filter(pk=run.pk).update(status="failed", error=error)
+        assert second_lines(listed())[0] == shown
+        assert f"Failed: {shown}" in " ".join(read(browser("superuser").get(url(run))).text.split())
+
+
+def test_a_long_session_key_is_whole_in_its_tooltip(world: World) -> None:
+    key = "0198f3a2-7c11-7d6e-9a53-6f1f7e2b4c90"
+    run = world.completed(key)
+    assert f'<a href="?session={run.session_id}" title="{key}">{key}</a>' in listed().html

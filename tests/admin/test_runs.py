@@ -201,8 +201,10 @@ def test_a_failed_run_says_why(world: World) -> None:
     agent = shop_agent("spender", {"tools": [call("post", text="x")]}, max_steps=1)
     run = Run.objects.get(pk=run_agent(agent, "spend", "failed").run_id)
     shown = page(run)
-    assert "Failed: BudgetExceededError: max_steps: 1 of 1 replies used." in shown.text
-    assert "To redo the task, start a new run." in shown.text
+    assert "Failed: max_steps: 1 of 1 replies used. (BudgetExceededError)" in shown.text
+    assert "/admin/agentruns/run/start/?agent=spender" in shown.links
+    shop_agent("spender", {"text": "x"}, starters=None)
+    assert "/start/" not in "".join(page(run, "viewer").links), "who may not start it"
 
 
 @ONCE

@@ -51,6 +51,57 @@ def test_the_front_page_follows(desk: Desk, visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("javascript", [True, False])
+def test_runs_and_approvals_are_searched_from_the_first_screen(
+    desk: Desk, visit: Visitors, javascript: bool
+) -> None:
+    approval = desk.one(REFUND, session="a-customer")
+    for size in ({"width": 1280, "height": 720}, {"width": 390, "height": 844}):
+        visitor = visit(javascript=javascript, size=size)
+        page = visitor.open(INDEX)
+        for place, button in ((RUNS, "Search runs"), (QUEUE, "Search approvals")):
+            link = page.locator(f".ar-find a[href='{place}']")
+            for element in (link, visitor.button(button)):
+                box = element.bounding_box()
+                assert box is not None
+                assert box["y"] + box["height"] < size["height"]
+    for button, found in (("Search runs", approval.run), ("Search approvals", approval)):
+        visitor.open(INDEX).get_by_role("searchbox", name="Search").fill("a-customer")
+        visitor.click(visitor.button(button))
+        visitor.page.wait_for_url("**q=a-customer*")
+        assert visitor.page.locator(f"#result_list a[href*='{found.pk}']").count() > 0
+
+
+def test_what_is_typed_into_the_search_stays(desk: Desk, visitor: Visitor) -> None:
+    visitor.page.clock.install()
+    field = visitor.open(INDEX).get_by_role("searchbox", name="Search")
+    field.fill("a-cust")
+    visitor.page.evaluate("document.activeElement.blur()")
+    desk.in_doubt()
+    visitor.page.clock.fast_forward(INTERVAL)
+    visitor.page.wait_for_timeout(300)
+    assert field.input_value() == "a-cust"
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_a_run_is_rated_by_one_click(desk: Desk, visit: Visitors, javascript: bool) -> None:
+    run = World().completed()
+    visitor = visit(javascript=javascript)
+    page = visitor.open(run)
+    visitor.click(page.locator("summary", has_text="Rate, note, assign"))
+    page.get_by_label("good", exact=True).check()
+    page.get_by_label("Note, for colleagues").fill("Well done.")
+    visitor.click(visitor.button("Save"))
+    visitor.wait_for("The review is saved.")
+    assert visitor.button("Rate it good").get_attribute("aria-pressed") == "true"
+    visitor.click(visitor.button("Rate it bad"))
+    visitor.wait_for("Rated: bad")
+    review = Review.objects.get(run=run)
+    assert (review.rating, review.note) == (-1, "Well done."), "the rest of the review stays"
+    if javascript:
+        assert_sound(page)
+
+
+@pytest.mark.parametrize("javascript", [True, False])
 def test_a_run_is_started_and_reviewed(desk: Desk, visit: Visitors, javascript: bool) -> None:
     shop_agent("helper", {"text": "done"}, starters="anyone")
     user("viewer")

@@ -12,7 +12,7 @@ from agentruns.models import Approval
 from agentruns.services.sweep import sweep
 from tests.admin.conftest import World
 from tests.admin.people import user
-from tests.browser.desk import Desk
+from tests.browser.desk import REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, path_of
 
@@ -72,6 +72,19 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     assert page.evaluate("window.stays")
     before = count()
     assert count() == before
+    assert_sound(page)
+
+
+def test_what_a_run_does_is_listed_as_it_does_it(desk: Desk, visitor: Visitor) -> None:
+    approval = desk.one(REFUND)
+    page = visitor.open(approval.run)
+    page.evaluate("window.stays = true")
+    did = page.locator("[data-part=effects]")
+    assert did.inner_text() == ""
+    decide(approval)
+    did.locator("li", has_text="Refund 349.00 EUR for order 1004").wait_for()
+    assert page.evaluate("window.stays")
+    assert page.locator("[data-notice=held]").is_hidden()
     assert_sound(page)
 
 

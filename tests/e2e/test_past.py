@@ -57,3 +57,14 @@ def test_every_journal_is_sound_and_every_effect_happened_once(shop: Project) ->
     assert Counter(line["kind"] for line in lines) == {"email": 18, "refund": 9}
     assert set(Counter(line["key"] for line in lines).values()) == {1}
     assert not list(Path(shop.folder).glob("**/*.log")), "the mail folder is for the demo's own"
+
+
+def test_who_starts_a_run_is_told_what_the_transcripts_answer(shop: Project) -> None:
+    code = (
+        "from django.test import Client; from project.helpdesk.preparation import demo_user; "
+        "client = Client(headers={'host': 'localhost'}); client.force_login(demo_user()); "
+        "print(client.get('/admin/agentruns/run/start/').content.decode())"
+    )
+    page = shop.run("shell", "-v0", "-c", code).stdout
+    assert "follows a transcript for each of the tickets 1 to 5" in page
+    assert page.index("tickets 1 to 5") < page.index('name="text"')

@@ -77,7 +77,7 @@ class Surroundings:
 
     def flags(self, approval: Approval) -> list[Flag]:
         """Return what makes a person stop: the same call was made before, or one like it is in doubt."""
-        same = [*self._same_here(approval), *self._elsewhere[approval.same_call]]
+        same = [*self._same_here(approval), *self.elsewhere[approval.same_call]]
         return [*same[:SHOWN], *self._failed(approval), *self._in_doubt[approval.tool_name][:SHOWN]]
 
     def _same_here(self, approval: Approval) -> Iterable[Flag]:
@@ -97,7 +97,8 @@ class Surroundings:
         return list(rows.order_by("-seq").values_list("run_id", "call_id", "facts", "created_at")[:LATEST])
 
     @cached_property
-    def _elsewhere(self) -> Mapping[str, list[Flag]]:
+    def elsewhere(self) -> Mapping[str, list[Flag]]:
+        """The same calls as those of the cards in other sessions, by what they are recognised by."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         found: dict[str, list[Flag]] = defaultdict(list)
         calls = {one.same_call for one in self.cards} - {""}

@@ -6,7 +6,7 @@ Each records what a person wants; workers carry it out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
-from agentruns.admin.html import ago, exact, plain
+from agentruns.admin.html import ago, exact, plain, reason
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
@@ -62,6 +62,14 @@ class Situation:
     may_cancel: bool = False
     may_pause: bool = False
     may_adopt: bool = False
+    definition: dict[str, Any] = field(default_factory=dict)
+    drift: Any = None  # limits.Drift, on the page of a run that goes on
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return whether no worker takes the run as it is, as far as is known here."""
+        is_other = self.drift is not None and self.drift.is_other
+        return is_other or any(wait.kind == waiting.BLOCKED for wait in self.waits)
 
     @property
     def is_scheduled(self) -> bool:
@@ -99,7 +107,7 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.COMPLETED:
         return _left_to_say(situation) or _("Completed. There is nothing to do.")
     if run.status == Run.Status.FAILED:
-        return _("Failed: %(error)s") % {"error": one_line(plain(run.error))}  # in full below
+        return _("Failed: %(error)s") % {"error": one_line(reason(plain(run.error)))}  # in full below
     if run.status == Run.Status.CANCELLED:
         return _left_to_say(situation) or _("Cancelled. There is nothing to do.")
     if situation.cancel_requested is not None:
@@ -122,14 +130,14 @@ def headline(situation: Situation) -> str:
         return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
     if waits_for_time(run):
         return _("It waits a while, because its model failed.")
+    if situation.is_stuck:
+        return _("It is queued, but cannot go on here as it is.")
     return _("It is queued: the next free worker takes it.")
 
 
 def notes(situation: Situation) -> list[str]:
     """Return what else a person should know now."""
     run, found = situation.run, []
-    if run.status in (Run.Status.FAILED, Run.Status.CANCELLED):
-        found.append(_("An ended run cannot be resumed. To redo the task, start a new run."))
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
     for one in situation.orphans:
         found.append(text % {"tool": plain(one.tool), "attempt": one.attempt, "evidence": plain(one.text)})
@@ -157,7 +165,7 @@ def resume(situation: Situation) -> Action:
     if not situation.may_resume:
         return Action(effect, missing("agentruns.resume_run"), forbidden=True)
     if run.status == Run.Status.QUEUED and not waits_for_time(run):
-        return Action(effect, _("It is queued already: the next free worker takes it."))
+        return Action(effect, headline(situation))
     return Action(effect)
 
 

@@ -29,7 +29,6 @@ from agentruns.admin.filters import (
     RunStatusFilter,
     SessionFilter,
     StartedFilter,
-    if_short,
     is_uuid,
     run_texts,
     searched,
@@ -77,8 +76,8 @@ PAGES = (
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
 
-def _link(url: str, text: str) -> SafeString:
-    return format_html('<a href="{}">{}</a>', url, text)
+def _link(url: str, text: str, title: str = "") -> SafeString:
+    return format_html('<a href="{}"{}>{}</a>', url, format_html(' title="{}"', title) if title else "", text)
 
 
 class RunList(LeanChangeList):
@@ -87,10 +86,8 @@ class RunList(LeanChangeList):
     deferred = ("input", "output", "error")
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        """Return the rows with those errors and answers that a line can show the beginning of."""
-        found: Any = super().get_queryset(request, *args, **kwargs)
-        annotated: QuerySet[Any] = found.annotate(error_text=if_short("error"), answer=if_short("output"))
-        return annotated
+        """Return the rows with those texts that a line can show the beginning of."""
+        return with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
         """Fetch the rows of the page, and what their second lines say."""
@@ -149,7 +146,7 @@ class RunAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find runs by task, error, answer, session key, requester, context or id."""
         if search_term:
-            rows = with_texts(queryset.defer(*RunList.deferred))
+            rows = with_texts(queryset.defer(*RunList.deferred), task_text="input")
             queryset = searched(request, rows, search_term, partial(run_texts, request.user))
         return queryset, False
 
@@ -191,13 +188,13 @@ class RunAdmin(ReadOnlyAdmin):
         """The time since it was started, and the user that it was started for."""
         return two_lines(age(run.created_at), run.links["requester"])
 
-    @admin.display(description=gettext_lazy("tokens"), ordering="tokens")
+    @admin.display(description=gettext_lazy("tokens"), ordering="-tokens")
     def used_tokens(self, run: Run) -> SafeString:
         """The tokens of all replies; below them their number."""
         steps = ngettext("%(count)d step", "%(count)d steps", run.step) % {"count": run.step}
         return two_lines(runs.list.tokens(run.usage) or EMPTY, steps)
 
-    @admin.display(description=gettext_lazy("cost"), ordering=COST)
+    @admin.display(description=gettext_lazy("cost"), ordering=COST.desc())
     def used_cost(self, run: Run) -> SafeString | str:
         """The cost of all replies."""
         return runs.list.cost(run.usage) or EMPTY
@@ -210,7 +207,7 @@ class RunAdmin(ReadOnlyAdmin):
         return {
             "act": _link(self.wait_url(request, wait), act) if wait else SafeString(),
             "agent": _link("?" + urlencode({"agent": run.agent}), plain(run.agent)),
-            "session": _link(f"?session={run.session_id}", visible(run.session.key)),
+            "session": _link(f"?session={run.session_id}", visible(run.session.key), plain(run.session.key)),
             "requester": _link("?" + urlencode({"requester": run.owner_id}), name) if run.owner_id else name,
         }
 
@@ -229,7 +226,7 @@ class RunAdmin(ReadOnlyAdmin):
         try:
             # Before the rows are read: what comes in between is then new to the page, and not missed.
             shown: dict[str, Any] = {} if "live" in context else {"live": page.live(self, request, obj)}
-            situation = runs.actions.situation(request, obj)
+            situation = runs.limits.situation(request, obj)
             for section in sections:
                 shown |= section(self, request, situation)
         except runs.actions.UNREADABLE:

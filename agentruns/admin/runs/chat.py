@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django import forms
@@ -17,6 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.approvals.around import Surroundings
 from agentruns.admin.base import status_of
 from agentruns.admin.forms import TypedField, area
 from agentruns.admin.html import Body, as_text, body, plain, visible
@@ -31,7 +33,7 @@ from agentruns.admin.runs.steps import (
     shown_files,
     verdict_words,
 )
-from agentruns.admin.runs.timing import Timing
+from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, UnknownAgentError
@@ -39,15 +41,15 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.masking import Mask
-from agentruns.journal.policy import is_narrowed, visible_runs
-from agentruns.models import Message, Run
+from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
+from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting
 from agentruns.services.transfer import MARK
 from agentruns.tools import Tool
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.db import always_rollback
 from agentruns.utils.ids import uuid7
+from agentruns.utils.lanes import Lane
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
@@ -56,7 +58,9 @@ LONGEST = 4_000  # characters of what somebody said
 RESULT = 1_000  # characters of what a tool returned
 SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
+PATIENCE = 1.0  # seconds for what all tools of a page say of their calls
 SAFE = "safe_to_retry"
+ODD = (AttributeError, KeyError, TypeError, ValueError)  # raised by rows of newer code
 NOTES: dict[str, Any] = {
     events.RUN_PAUSED: gettext_lazy("Paused"),
     events.RUN_RESUMED: gettext_lazy("Resumed"),
@@ -67,10 +71,15 @@ NOTES: dict[str, Any] = {
 }
 
 
+_lane = Lane("agentruns-describe", 4)
+
+
 @dataclass
 class Line:
     """One call: what it does, where it stands, who had a say in it, its arguments and its result."""
 
+    key: str
+    asked: int  # the row
     tool: str
     title: SafeString
     is_named: bool  # the title is the tool's own sentence, and not made of its name
@@ -83,8 +92,9 @@ class Line:
     file: File | None = None  # where all of the result is
     seq: int = 0  # the row of the result
     files: list[Shown] = field(default_factory=list)
-    doubt: str = ""  # the id of a call that is, or was, in doubt
+    is_doubted: bool = False  # it is, or was, in doubt
     started: int = 0  # the row
+    limit: int | None = LONGEST
     is_effect: bool = False
 
     @cached_property
@@ -102,11 +112,11 @@ class Line:
         return visible(beside) if len(beside) <= 2 * SHORT else ""
 
     @property
-    def bodies(self) -> list[Body]:
-        """The arguments that do not, and the result."""
+    def bodies(self) -> list[tuple[int, Body]]:
+        """The arguments that do not, and the result, each with its row."""
         below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
-        found = [body(name.replace("_", " "), text, LONGEST) for name, text in below.items()]
-        return [*found, self.result] if self.result is not None else found
+        found = [(self.asked, body(name.replace("_", " "), text, self.limit)) for name, text in below.items()]
+        return [*found, (self.seq, self.result)] if self.result is not None else found
 
     @property
     def is_letter(self) -> bool:
@@ -133,27 +143,35 @@ class Turn:
 
 
 class Talk:
-    """The turns of rows that are masked already; a call is found by its id when more becomes known of it."""
+    """The turns of rows; a call is found by its id when more becomes known of it."""
 
-    def __init__(self, run: Run, mask: Mask, times: dict[int, Timing]) -> None:
+    def __init__(
+        self, run: Run, mask: Mask, times: dict[int, Timing], *, whole: int | None, is_plain: bool
+    ) -> None:
         self.run, self.mask, self.times = run, mask, times
+        self.whole, self.is_plain = whole, is_plain
         self.turns: list[Turn] = []
         self.lines: dict[str, Line] = {}
-        self.tools = _tools(run)
+        self.described: dict[str, str] = {}
 
-    def add(self, row: Row, raw: Row) -> None:
-        """Take one row; one of newer code, or an odd one, is left to the steps."""
-        try:
-            self._add(row, raw)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take rows; one of newer code, or an odd one, is left to the steps."""
+        self.described = _described(self.run, rows)
+        for row in rows:
+            with suppress(*ODD):
+                self._add(self.mask.row(row))
 
-    def _add(self, row: Row, raw: Row) -> None:
+    def _limit(self, row: Row, limit: int) -> int | None:
+        return None if row.seq == self.whole else limit
+
+    def _add(self, row: Row) -> None:
         payload, line = row.payload, self.lines.get(row.call_id)
         if row.kind == events.USER:
             self._person(row)
         elif row.kind == events.ASSISTANT:
-            self._agent(row, raw)
+            self._agent(row)
+        elif row.kind == events.RUN_RESUMED and str(payload.get("reason")) in TAKEN_OVER:
+            self._taken_over(row)
         elif row.kind in NOTES:
             error = payload.get("error") or {}
             why = error.get("text") or payload.get("reason") or ""
@@ -177,7 +195,7 @@ class Talk:
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.ORPHAN_FOUND:
             line.says.append(_("In doubt: %(evidence)s") % {"evidence": plain(payload.get("evidence", ""))})
-            line.state, line.tone, line.doubt = _("in doubt"), "bad", row.call_id
+            line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
             line.says.append(self._decided(row, verdict_words(payload["verdict"]), payload.get("evidence")))
         elif row.kind == events.TOOL_RESULT:
@@ -190,6 +208,15 @@ class Talk:
         why = why or row.payload.get("reason") or ""
         return f"{said}. {one_line(plain(why))}" if why else said
 
+    def _taken_over(self, row: Row) -> None:
+        """Say it of the calls that were at work, else between the turns."""
+        why = str(TAKEN_OVER[row.payload["reason"]])
+        at_work = [line for line in self.lines.values() if line.started and not line.seq]
+        for line in at_work:
+            line.says.append(why)
+        if not at_work:
+            self.turns.append(Turn("", "note", row.seq, note=why))
+
     def _person(self, row: Row) -> None:
         payload = row.payload
         if payload.get("reason") == events.OUTPUT_INVALID:
@@ -197,30 +224,25 @@ class Talk:
             self.turns.append(Turn("", "note", row.seq, note=note))
             return
         who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("Request")
-        said = body("", text_of(payload["content"]), LONGEST)
+        said = body("", text_of(payload["content"]), self._limit(row, LONGEST))
         turn = Turn(visible(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
         self.turns.append(turn)
 
-    def _agent(self, row: Row, raw: Row) -> None:
-        text = text_of(row.payload["content"])
-        said = markdown("", text, LONGEST, hide=self.mask.text) if text.strip() else None
+    def _agent(self, row: Row) -> None:
+        text, limit = text_of(row.payload["content"]), self._limit(row, LONGEST)
+        said = body("", text, limit) if text.strip() else None
+        if said is not None and not self.is_plain:
+            said = markdown("", text, limit, hide=self.mask.text)
         is_same = bool(self.turns) and self.turns[-1].side == "agent"
         turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, said)
-        given = {call["id"]: call["arguments"] for call in raw.payload["calls"]}
         for call in row.payload["calls"]:
-            described = self._described(call, given.get(call["id"]) or {})
-            title = visible(described or plain(call["tool"]).replace("_", " "))
-            line = Line(plain(call["tool"]), title, bool(described), call["arguments"])
-            self.lines[call["id"]] = line
+            key, tool = call["id"], call["tool"]
+            described = self.mask.made(tool, self.described.get(key, ""))
+            title = visible(described or plain(tool).replace("_", " "))
+            line = Line(key, row.seq, plain(tool), title, bool(described), call["arguments"], limit=limit)
+            self.lines[key] = line
             turn.lines.append(line)
         self.turns.append(turn)
-
-    def _described(self, call: dict[str, Any], given: dict[str, Any]) -> str:
-        """Return the tool's own sentence about a call that no person was asked about; "" without one."""
-        tool = self.tools.get(call["tool"])
-        if tool is None or tool.describe is None or call["verdict"] != "run":
-            return ""
-        return self.mask.made(call["tool"], tool.title(given)) or ""
 
     def _result(self, line: Line, row: Row) -> None:
         outcome, in_doubt = row.payload.get("outcome"), row.payload.get("in_doubt", False)
@@ -232,8 +254,8 @@ class Talk:
         line.took = timing.took if timing is not None else ""
         if row.payload.get("edited"):
             line.given = row.payload["edited"]
-        line.result, line.files = body(_("Result"), returned(row), RESULT), shown_files(row.payload)
-        line.seq, line.file = row.seq, file_of(row.payload)
+        line.result = body(_("Result"), returned(row), self._limit(row, RESULT))
+        line.seq, line.file, line.files = row.seq, file_of(row.payload), shown_files(row.payload)
         if outcome == "error" and not in_doubt:  # refused, or rolled back
             line.is_effect = False
 
@@ -246,22 +268,54 @@ def _tools(run: Run) -> dict[str, Tool]:
     return agent.tools if agent.definition_hash == run.definition_id else {}
 
 
-def talk(run: Run, mask: Mask, rows: Iterable[Row], times: dict[int, Timing]) -> Talk:
-    """Return the conversation of a run's rows."""
-    found = Talk(run, mask, times)
-    is_described = any(tool.describe is not None for tool in found.tools.values())
-    with always_rollback() if is_described else nullcontext():  # what describes a call is the project's code
-        for row in rows:
-            found.add(mask.row(row), row)
-    return found
+def _described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
+    """Return the tools' own sentences about calls that no person was asked about, by the ids of the calls.
 
-
-def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool, Counter[str] | None]:
-    """Return the calls of a run that ran more than once in its session with equal arguments.
-
-    And whether all of the session was looked at, and how often each call of the run was started; None where
-    these are too many to tell. A tool that declares that it may be repeated is left out.
+    What describes a call is the project's code: it runs beside the request, and is not waited for long.
     """
+    tools = {name: tool for name, tool in _tools(run).items() if tool.describe is not None}
+    found: dict[str, str] = {}
+
+    def describe() -> None:
+        for row in rows:
+            with suppress(*ODD):
+                for call in row.payload["calls"] if row.kind == events.ASSISTANT else ():
+                    if call["verdict"] == "run" and call["tool"] in tools:
+                        found[call["id"]] = tools[call["tool"]].title(call["arguments"])
+
+    if tools:
+        with suppress(TimeoutError):
+            _lane(partial(copy_context().run, describe), PATIENCE)
+    return {**found}
+
+
+def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
+    """Return that approved calls were made in other sessions, too, each with a run that made it."""
+    done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
+    cards = list(done.select_related("run").order_by("pk")) if keys else []
+    found = Surroundings(user, cards).elsewhere if cards else {}
+    return [
+        (f"{plain(mask.approval(one).title)}: {flag.text}", flag.run_id)
+        for one in cards
+        for flag in found[one.same_call]
+    ]
+
+
+class Starts(NamedTuple):
+    """The calls of a run that ran more than once in its session with equal arguments.
+
+    And whether none did for sure, how often each of its calls was started, None where these are too many to
+    tell, and the approvals of these.
+    """
+
+    twice: list[dict[str, Any]]
+    none_twice: bool
+    times: Counter[str] | None
+    approvals: set[str]
+
+
+def repeated(user: Any, run: Run) -> Starts:
+    """Return what ran more than once; a tool that declares that it may be repeated is left out."""
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
     seen = visible_runs(user)
@@ -285,8 +339,10 @@ def repeated(user: Any, run: Run) -> tuple[list[dict[str, Any]], bool, Counter[s
         if len(places) > 1 and any(run_id == run.pk for _seq, run_id in places)
     ]
     is_all = len(starts) < LATEST
-    times = Counter(call for _tool, call, _seq, run_id, _facts in starts if run_id == run.pk)
-    return twice, is_all and not is_narrowed(seen), times if is_all else None
+    own = [(call, facts.get("approval")) for _tool, call, _seq, run_id, facts in starts if run_id == run.pk]
+    times = Counter(call for call, _approval in own) if is_all else None
+    none_twice = is_all and not twice and not is_narrowed(seen)
+    return Starts(twice, none_twice, times, {key for _call, key in own if key})
 
 
 def _undone(run: Run, calls: set[str]) -> set[str]:

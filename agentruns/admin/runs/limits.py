@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -69,19 +69,23 @@ class Drift:
         return self.agent is not None and not self.is_served
 
 
+def situation(request: HttpRequest, run: Run) -> Situation:
+    """Return where a run stands, with its definition and, while it goes on, what differs in today's."""
+    found, definition = actions.situation(request, run), definition_body(settings.DATABASE, run.definition_id)
+    return replace(found, definition=definition, drift=None if run.is_ended else drift(run, definition))
+
+
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return the budgets and, of a run that goes on, its definition beside today's."""
-    run = situation.run
-    definition = definition_body(settings.DATABASE, run.definition_id)
+    run, definition, now = situation.run, situation.definition, situation.drift
     found = meters(definition, run.step, run.usage, _elapsed(run, definition))
     context = {
         "meters": found,
         "unlimited": unlimited(definition),
         "judgement": judgement(found, ended=run.is_ended, error=run.error),
     }
-    if run.is_ended:
+    if now is None:
         return context
-    now = drift(run, definition)
     seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
     return {
         **context,

@@ -11,9 +11,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from agentruns.admin.html import ago, exact, plain, run_badge, visible
+from agentruns.admin.html import ago, exact, plain, reason, run_badge, visible
 from agentruns.admin.html import words as time_words
+from agentruns.admin.markdown import unmarked
 from agentruns.admin.runs.steps import mask_for
+from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
 from agentruns.models import Review, Run
@@ -22,6 +24,7 @@ from agentruns.services.waiting import Wait
 from agentruns.tools.card import one_line
 
 LINE = 110  # characters of a second line
+READ = 5 * LINE  # of an answer, whose markdown takes some
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 TITLE = 100  # characters
@@ -58,12 +61,14 @@ def second(run: Any) -> str:
         return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
             "count": run.step
         }
-    return one_line(plain(run.came or ""), LINE)
+    return one_line(plain(run.came), LINE)
 
 
 def came(run: Any, mask: Mask) -> str:
     """Return what came of a run, its error or its answer, as it may be shown; "" for a very long one."""
-    return mask.text(run.error_text if run.status == Run.Status.FAILED else run.answer) or ""
+    if run.status == Run.Status.FAILED:
+        return reason(mask.text(run.error_text) or "")
+    return unmarked(plain(mask.text(run.answer) or "")[:READ], hide=mask.text)
 
 
 def words(wait: Wait) -> str:
@@ -138,8 +143,9 @@ def cost(usage: dict[str, Any]) -> SafeString | str:
 
 
 def amount(cost: Decimal | None) -> str:
-    """Return a cost, shortly; "" where no price is known."""
+    """Return a cost, shortly, in its currency; "" where no price is known."""
     if cost is None:
         return ""
     text = number_format(cost.quantize(CENT if cost >= 1 else LEAST))
-    return text if cost >= LEAST or not cost else f"< {LEAST}"
+    text = text if cost >= LEAST or not cost else f"< {LEAST}"
+    return f"{text}\xa0{plain(settings.CURRENCY)}" if settings.CURRENCY else text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
 from django.utils.safestring import SafeString
@@ -40,7 +40,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows, run_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import drafts, waiting
+from agentruns.services import drafts, starting, waiting
 from agentruns.services.transfer import MARK
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
@@ -52,6 +52,7 @@ PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 3  # runs of the session that the page names
 STEADY = 10  # characters of a tag that the words of a reply do not change
+KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
     after = seq_of(request.GET.get("after", ""))
     rows = journal_rows(alias, run.pk, after)
     is_full = request.GET.get("rows") == "full"
-    repeated, is_whole, times = chat.repeated(request.user, run)
+    found = chat.repeated(request.user, run)
     resume = actions.resume(situation)
     return {
         "run_id": str(run.pk),
@@ -95,10 +96,14 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
         "meta": meta(run, shown),
-        "notes": [*actions.notes(situation), *starts(run, times, none_twice=is_whole and not repeated)],
+        "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=found.none_twice)],
         "repeated": [
             {**one, "rows": [(seq, f"{admin.url(request, 'at', key)}?seq={seq}") for seq, key in one["rows"]]}
-            for one in repeated
+            for one in found.twice
+        ],
+        "elsewhere": [
+            (text, admin.url(request, "change", key) if key else "")
+            for text, key in chat.elsewhere(request.user, found.approvals, mask_for(run))
         ],
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
@@ -129,12 +134,22 @@ def _conversation(
     is_live = "seen" in request.GET
     # An open page asks for the rows after its last one; its conversation is that of the latest.
     spoken = journal_rows(settings.DATABASE, run.pk, None) if is_live and after is not None else rows
-    said = chat.talk(run, mask_for(run), spoken.rows, _timings(run, spoken))
+    whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
+    said = chat.Talk(run, mask_for(run), _timings(run, spoken), whole=whole, is_plain=is_plain)
+    said.add(spoken.rows)
+    is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
+    may_start = is_stopped and run.agent in {agent.name for agent in starting.agents_of(request.user)}
     task = body("", mask_for(run).run(run).input, chat.LONGEST) if spoken.earlier is not None else None
     return {
+        "is_stopped": is_stopped,
+        "start_url": admin.url(request, "start", agent=run.agent) if may_start else "",
         "session_url": f"{admin.url(request, 'changelist')}?session={run.session_id}",
         "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
         "turns": said.turns,
+        "query": query_of(request, *KEPT, *([] if is_live else ["after"])),
+        "whole": whole,
+        "is_plain": is_plain,
+        "has_markdown": any(turn.text is not None and turn.text.kind == "markdown" for turn in said.turns),
         "lines": [line for line in said.lines.values() if line.started and line.is_effect],
         "task": task,
         "is_latest": is_live or rows.later is None,
@@ -238,9 +253,8 @@ def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
     draft = drafts.draft_of(run)
     tag = _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6]
-    query = "?rows=full" if request.GET.get("rows") == "full" else ""
     return Live(
-        url=admin.url(request, "live", run.pk) + query,
+        url=admin.url(request, "live", run.pk, **query_of(request, *KEPT).dict()),
         watch=admin.url(request, "watch", run.pk),
         page=admin.url(request, "change", run.pk),
         tag=tag,
@@ -249,6 +263,13 @@ def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
         interval=str(admin.live_interval),
         draft=body("", draft).text if draft else "",
     )
+
+
+def query_of(request: HttpRequest, *names: str) -> QueryDict:
+    """Return those parameters of a page's URL."""
+    found = QueryDict(mutable=True)
+    found.update({name: request.GET[name] for name in names if name in request.GET})
+    return found
 
 
 def _tag(about: Any) -> str:

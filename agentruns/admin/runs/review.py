@@ -50,8 +50,11 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     if found:
         initial |= {"rating": found.rating, "assignee": plain(found.assignee_name)}
         initial |= {"seen": found.updated_at.isoformat()}
-    form = ReviewForm(initial=initial, auto_id="review_%s")
-    return {**shown, "review_form": form, "review_url": admin.url(request, "review", run.pk)}
+    form, url = ReviewForm(initial=initial, auto_id="review_%s"), admin.url(request, "review", run.pk)
+    good, bad = Review.Rating.GOOD, Review.Rating.BAD
+    ratings = [(good, "+1", _("Rate it good")), (bad, "-1", _("Rate it bad"))]
+    thumbs = ReviewForm(initial=initial, auto_id="")
+    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs, "ratings": ratings}
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.html import Body, Fact, as_text, body, plain, pretty, stamp, visible
-from agentruns.admin.runs.timing import Timing
+from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
 from agentruns.journal import events
@@ -316,6 +316,15 @@ def _control(title: Any, tone: str = "plain") -> Callable[[RowCard, Payload], No
     return describe
 
 
+def _run_resumed(card: RowCard, payload: Payload) -> None:
+    reason = payload.get("reason")
+    if taken_over := TAKEN_OVER.get(str(reason)):
+        card.title, reason = _("Another worker took over"), taken_over
+    else:
+        card.title = _("Resumed")
+    _add(card, _("Reason"), reason)
+
+
 def _run_completed(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Completed"), "good"
     if payload.get("truncated"):
@@ -413,6 +422,7 @@ _TOLD_BY_FACTS = (
     events.ORPHAN_FOUND,
     events.ORPHAN_RESOLVED,
     events.RUN_PAUSED,
+    events.RUN_RESUMED,
     events.RUN_CANCEL_REQUESTED,
     events.RUN_CANCELLED,
 )
@@ -430,7 +440,7 @@ _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.LATE_RESULT: _late_result,
     events.ORPHAN_FOUND: _orphan_found,
     events.ORPHAN_RESOLVED: _orphan_resolved,
-    events.RUN_RESUMED: _control(gettext_lazy("Resumed")),
+    events.RUN_RESUMED: _run_resumed,
     events.RUN_PAUSE_REQUESTED: _control(gettext_lazy("Pause requested")),
     events.RUN_PAUSED: _control(gettext_lazy("Paused"), "waits"),
     events.RUN_CANCEL_REQUESTED: _control(gettext_lazy("Cancel requested"), "waits"),

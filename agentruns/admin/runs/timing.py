@@ -16,7 +16,11 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 
 NOTICED = timedelta(seconds=1)  # a shorter gap is not worth a line
-TAKEN_OVER = ("lease expired", "the last drive failed")
+# Why another worker drives a run, as its journal says it, in words for people.
+TAKEN_OVER = {
+    "lease expired": gettext_lazy("Its worker fell silent; another one took the run over."),
+    "the last drive failed": gettext_lazy("Its worker failed; another one took the run over."),
+}
 # The row that something began with, by the row that ends it.
 BEGINS = {
     events.TOOL_RESULT: events.TOOL_STARTED,
@@ -71,7 +75,7 @@ def _timing(row: Row, before: Row, begin: str, since: datetime | None) -> Timing
     if begin == events.TOOL_STARTED:
         return _took(row.created_at - since) if since else Timing()
     if row.kind == events.RUN_RESUMED and since is None:
-        silent = row.payload.get("reason") in TAKEN_OVER
+        silent = str(row.payload.get("reason")) in TAKEN_OVER
         why = _("no word of its worker for %(time)s") if silent else _("waited %(time)s to be resumed")
         return Timing(_waited(why, gap))
     if begin or before.kind in WAITS:

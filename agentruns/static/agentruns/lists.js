@@ -7,6 +7,7 @@ const LOST = 60_000; // between two looks while the server does not answer
 function isUsed(element) {
   const selection = document.getSelection();
   if (element.contains(document.activeElement)) return true;
+  if ([...element.querySelectorAll("input")].some((field) => field.value !== field.defaultValue)) return true;
   return !selection.isCollapsed && selection.containsNode(element, true);
 }
 
