@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
@@ -19,6 +20,18 @@ PREFIX = "argument-"  # of the fields of an edit
 SHORT = 60  # characters of a text that fits on one line
 MOST_ROWS = 12
 WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask again.")
+
+
+class MomentField(forms.DateTimeField):
+    """A moment that every database can compare: in UTC it is still one of the calendar."""
+
+    def to_python(self, value: Any) -> datetime | None:
+        """Return the moment in UTC."""
+        moment: datetime | None = super().to_python(value)
+        try:
+            return moment and moment.astimezone(UTC)
+        except OverflowError:
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
 
 
 class TypedField(forms.CharField):
@@ -100,7 +113,13 @@ class AnswerForm(ShownForm):
 class ExtendForm(ShownForm):
     """Give people more time."""
 
-    seen = forms.CharField(max_length=40, widget=forms.HiddenInput)
+    seen = MomentField(
+        widget=forms.HiddenInput,
+        error_messages={
+            kind: _("The page does not say which expiry it showed. Open it again.")
+            for kind in ("required", "invalid")
+        },
+    )
     hours = forms.TypedChoiceField(
         label=_("Extend by"),
         coerce=int,

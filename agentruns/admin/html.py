@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -154,7 +155,11 @@ def _name(character: str) -> str:
 
 def exact(moment: datetime | None) -> str:
     """Return a moment to the second, with its time zone: what an audit needs."""
-    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S %Z}" if moment else EMPTY
+    if moment is None:
+        return EMPTY
+    with suppress(OverflowError):  # the last hours of the calendar have no other zone
+        moment = timezone.localtime(moment)
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def stamp(moment: datetime | None) -> SafeString | str:

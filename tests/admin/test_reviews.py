@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
+from agentruns import start_run
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError, RunStateError
 from agentruns.models import Message, Review, Run
 from agentruns.services.erasure import erase_payload
@@ -17,6 +19,7 @@ from agentruns.tools.card import MASK
 from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db
 
@@ -97,6 +100,41 @@ def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -
     assert Review.objects.get().rating == 1
     with pytest.raises(RunStateError, match="meanwhile"):
         review_run(run.pk, None, rating=-1)
+
+
+@pytest.mark.parametrize(
+    "seen", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59", "x", "2026-02-30"]
+)
+def test_a_moment_outside_of_the_calendar_is_a_mistake(world: World, reviewer: Any, seen: str) -> None:
+    run = world.completed()
+    review_run(run.pk, None, rating=1)
+    answer = browser("viewer").post(url(run, "review"), {"seen": seen, "rating": "-1", "note": "kept text"})
+    assert answer.status_code in (400, 409)
+    assert "kept text" in str(read(answer).forms)
+    assert Review.objects.get().rating == 1
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Etc/GMT+12", ""])
+def test_a_run_of_the_last_day_of_the_calendar_breaks_no_page(world: World, zone: str) -> None:
+    last, client = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC), browser("superuser")
+    run = start_run(shop_agent("patient", {"text": "x"}), "wait", "patient", not_before=last)
+    client.cookies["agentruns_zone"] = zone
+    for path in (url(run), reverse("admin:agentruns_run_changelist"), reverse("admin:index")):
+        assert client.get(path).status_code == 200, path
+    assert "It starts at 9999-12-31 " in read(client.get(url(run))).text
+
+
+@pytest.mark.parametrize("day", ["9999-12-31", "9999-12-30", "0001-01-01", "0001-01-02"])
+def test_a_day_at_an_end_of_the_calendar_is_no_error(world: World, day: str) -> None:
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+        client = browser("superuser")
+        client.cookies["agentruns_zone"] = zone
+        for name in ("started_from", "started_to"):
+            listed = client.get(reverse("admin:agentruns_run_changelist"), {name: day})
+            assert listed.status_code == 200, (name, zone)
+        for page in ("costs", "csv"):
+            asked = reverse(f"admin:agentruns_run_{page}"), {"first": day, "last": day}
+            assert client.get(*asked).status_code == 400
 
 
 def test_a_note_is_masked_and_what_is_hidden_of_it_stays(world: World, reviewer: Any) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -190,11 +189,8 @@ def _record(verb: str, approval: Approval, user: Any, form: Any) -> Approval:
             approval.pk, user, digest=digest, arguments=form.arguments, reason=reason, channel=CHANNEL
         )
     if verb == "extend":
-        seen = _moment(given["seen"])
-        if seen is None:
-            raise ApprovalStateError(_("The page does not say which expiry it showed. Open it again."))
         by = timedelta(hours=given["hours"])
-        return extend(approval.pk, user, by, digest=digest, seen=seen, channel=CHANNEL)
+        return extend(approval.pk, user, by, digest=digest, seen=given["seen"], channel=CHANNEL)
     return decide(approval, user, verb, digest, given["text"] if verb == "answer" else given["reason"])
 
 
@@ -223,13 +219,6 @@ def _logged(verb: str, form: Form) -> str:
         "extend": _("Extended by %s h.") % given.get("hours", ""),
     }
     return texts[verb]
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        return parse_datetime(text)
-    except ValueError:  # of the right form, but no such day
-        return None
 
 
 # The statuses of an approval after each verb, those included that follow by themselves.

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, status_of
-from agentruns.admin.forms import TypedField, area
+from agentruns.admin.forms import MomentField, TypedField, area
 from agentruns.admin.html import plain
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.steps import mask_for
@@ -23,7 +23,7 @@ from agentruns.utils.bounds import NAME_LENGTH, REASON_LENGTH
 class ReviewForm(forms.Form):
     """The whole review; `seen` says which one was shown."""
 
-    seen = forms.DateTimeField(required=False, widget=forms.HiddenInput)
+    seen = MomentField(required=False, widget=forms.HiddenInput)
     rating = forms.TypedChoiceField(
         label=gettext_lazy("Rating"), coerce=int, choices=Review.Rating.choices, widget=forms.RadioSelect
     )
