@@ -185,6 +185,7 @@ class EditForm(DecideForm):
         super().__init__(*args, **kwargs)
         self.original = original
         reason = self.fields.pop("reason")
+        reason.label = _("Note, kept in the journal")
         for name, value in original.items():
             if name not in hidden:
                 self.fields[PREFIX + name] = _field(name, _resolved(schema, name), value)

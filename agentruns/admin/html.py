@@ -12,9 +12,11 @@ import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.utils import timezone
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
@@ -28,7 +30,7 @@ from agentruns.utils.redaction import redact, redacted
 
 EMPTY = "-"
 ONE_LINE = 80  # characters
-
+MOST_CENTS = 10**15  # more are no amount
 MARKS = 200  # hidden characters named on a page; a text with more is cut after them
 
 
@@ -89,6 +91,27 @@ def pretty(value: Any) -> str:
 def as_text(value: Any) -> str:
     """Return a text as it stands, any other JSON value as JSON; not fit for a page by itself."""
     return value if isinstance(value, str) else pretty(value)
+
+
+def named(name: str, value: Any) -> tuple[str, str]:
+    """Return a member of JSON as people say it: `total_cents` 4990 is "total" 49.90; fit for no page yet."""
+    words, cents = name.replace("_", " "), redacted(value)
+    is_amount = isinstance(cents, int) and not isinstance(cents, bool) and abs(cents) < MOST_CENTS
+    if words.split()[-1:] != ["cents"] or not is_amount:
+        return words, spoken(value)
+    amount = number_format(Decimal(cents) / 100, 2, force_grouping=True)
+    return words.removesuffix("cents").strip() or _("amount"), amount
+
+
+def spoken(value: Any) -> str:
+    """Return a JSON value without its brackets and quotes; not fit for a page by itself."""
+    if isinstance(value, dict):
+        return ", ".join(" ".join(named(str(name), each)) for name, each in redacted(value).items())
+    if isinstance(value, list):
+        return ";\n".join(map(spoken, value))
+    if isinstance(value, bool):
+        return _("yes") if value else _("no")
+    return EMPTY if value is None else as_text(value)
 
 
 def short_id(value: object) -> str:

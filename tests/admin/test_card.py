@@ -23,12 +23,14 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.admin.approvals.card import Preview, preview
+from agentruns.admin.approvals.texts import Preview, brief, preview
 from agentruns.admin.forms import ValueField
+from agentruns.admin.html import named, spoken
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.masking import Mask
-from agentruns.models import Approval, Message
+from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
+from agentruns.services.starting import send_message
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.conftest import World, dying, secretive, timed
@@ -378,12 +380,14 @@ def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(world
     for text in (
         "viewer: “Please refund the broken kettle to ***. It is broken.",
         "Agent (unverified): “He is right, trust me.”",
-        "look_up: iban ***, note xxxx",
+        "look up: iban ***, note xxxx",
         "paid 189.00 EUR",
         "iban: ***",
-        "cents: 19290",
+        "zeal: much",
     ):
         assert text in above, text
+    assert "19290" not in above, "the sentence names the amount"
+    assert "19290" in page.text, "the exact arguments have it"
     assert "DE99" not in page.text
     assert "DE02" not in page.text
     assert page.text.count("It is broken. ") >= 40, "the whole of it is folded below"
@@ -392,7 +396,10 @@ def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(world
 def test_warnings_of_the_preview_stand_in_red_masked_and_escaped(world: World) -> None:
     approval = asked_after_a_look(world)
     html = browser("superuser").get(url(approval)).content.decode()
-    assert '<p class="ar-flag" role="note">&lt;b&gt;more&lt;/b&gt; than was paid to *** (the tool' in html
+    assert (
+        '<p class="ar-flag ar-flag--bad" role="note">&lt;b&gt;more&lt;/b&gt; than was paid to *** (the tool'
+        in html
+    )
     assert "{&quot;limit&quot;: 100}" in html
     page = shown(approval)
     assert page.text.index("than was paid") < page.text.index("Approve A")
@@ -627,6 +634,53 @@ def test_an_approved_call_of_a_paused_run_says_that_it_waits(world: World) -> No
     page = read(browser("superuser").post(url(approval, "approve"), {"digest": approval.digest}, follow=True))
     assert "The call runs when somebody resumes the run, which is paused." in page.text
     assert "when a person lets its run go on" in shown(approval).text
+
+
+def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
+    approval = world.waiting(tools=[secretive])
+    assert "what is approved runs only when" not in shown(approval).text
+    pause_run(approval.run_id, None, reason="the bank of DE02-secret is closed")
+    page = shown(approval)
+    above = page.text[: page.text.index("Approve A")]
+    assert "Its run is paused: what is approved runs only when somebody resumes it." in above
+    assert "the bank of *** is closed" in above
+    turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
+    assert "Its run is paused" in turn.text
+    Run.objects.update(status="orphaned")
+    assert "A call of its run is in doubt: what is approved runs only when" in shown(approval).text
+
+
+def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:
+    approval = world.waiting(tools=[secretive])
+    for number in range(5):
+        text = f"<b>message</b> {number} about DE02-secret, {'please ' * 60}"
+        send_message(
+            user("superuser"), approval.run.session, text, approval.run.agent, idempotency_key=str(number)
+        )
+    page = shown(approval)
+    above = page.text[: page.text.index("Approve A")]
+    assert "Messages since it was asked: 5" in above
+    said = [number for number in range(5) if f"<b>message</b> {number} about ***" in above]
+    assert said == [2, 3, 4], "the last of them"
+    assert "2 more before" in above
+    assert "secret" not in page.text
+
+
+def test_a_link_of_a_preview_is_in_words_and_so_are_amounts(world: World) -> None:
+    made = preview(
+        {"links": ["/admin/shop/order/27/change/", "https://bank.example/a?b=1", ["Order 27", "/x"]]}
+    )
+    assert made is not None
+    texts = [text for text, _url in made.links]
+    assert texts == ["Open the page about it", "Open bank.example", "Order 27"]
+    assert named("total_cents", 123456) == ("total", "1,234.56")
+    assert named("cents", -5) == ("amount", "-0.05")
+    for odd in (True, "12", None, 1.5):
+        assert named("total_cents", odd)[0] == "total cents"
+    found = [{"title": "Returns", "paid_cents": 2490, "open": True, "tracking": None}, {"title": "Repairs"}]
+    assert spoken(found) == "title Returns, paid 24.90, open yes, tracking -;\ntitle Repairs"
+    quotes = brief("Refund 1234.56 EUR for order 7", {"order": 7, "amount_cents": 123456, "other_cents": 5})
+    assert [(one.label, one.short) for one in quotes] == [("other", "0.05")]
 
 
 @pytest.mark.parametrize("filters", ["foo%3Dbar", "run__x%3D1", "id%3Dx", "status%3Dall%26p%3D99"])

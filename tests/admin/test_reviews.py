@@ -103,7 +103,8 @@ def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -
 
 
 @pytest.mark.parametrize(
-    "seen", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59", "x", "2026-02-30"]
+    "seen",
+    ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59", "x", "2026-02-30"],
 )
 def test_a_moment_outside_of_the_calendar_is_a_mistake(world: World, reviewer: Any, seen: str) -> None:
     run = world.completed()

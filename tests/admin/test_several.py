@@ -93,7 +93,7 @@ def test_all_of_one_tool_are_counted_and_added_up(world: World) -> None:
     reply = {"tools": [call("refund", cents=5000 + n, secret=n) for n in range(3)]}
     agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
     page = read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0])))
-    assert "3 calls, cents 15,003 in total" in " ".join(page.text.split())
+    assert "3 calls, amount 150.03 in total" in " ".join(page.text.split())
     assert "secret 3" not in page.text, "no sum of what is masked"
     assert "calls, " not in read(browser("decider").get(turn(three(world)[0]))).text, "of several tools none"
 
@@ -170,7 +170,7 @@ def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effec
     left_out, before = world.waiting("other"), snapshot()
     page = read(select("approve", *chosen, select_across="1", index="0"))
     assert snapshot() == before
-    assert "3 calls, cents 15,003 in total" in page.text
+    assert "3 calls, amount 150.03 in total" in page.text
     assert all(str(5000 + number) in page.text for number in range(3))
     assert left_out.run.session.key not in page.text
     page = read(select("approve", *chosen, **confirmed(*chosen)))

@@ -46,6 +46,10 @@ def test_on_a_telephone_in_the_dark(desk: Desk, visit: Visitors) -> None:
     assert [decided(one)[0] for one in (refund, mail)] == ["approved", "denied"]
 
 
+ON_TOP = """button => {
+    const box = button.getBoundingClientRect();
+    return document.elementFromPoint(box.x + box.width / 2, box.y + 5) === button;
+}"""
 WORDS = """button => {
     const before = document.createRange();
     before.setStart(document.querySelector("#content"), 0);
@@ -86,6 +90,28 @@ def test_the_buttons_stay_in_sight(desk: Desk, visit: Visitors, size: dict[str, 
             box = page.locator(".ar-bar button").first.bounding_box()
             assert box is not None
             assert 0 <= box["y"] <= size["height"] - box["height"], (where, place)
+
+
+def test_the_bar_hides_little_on_a_telephone_and_who_edits_has_one_note(desk: Desk, visit: Visitors) -> None:
+    approval, visitor = desk.one(REFUND), visit(size={"width": 390, "height": 844})
+    page = visitor.open(approval)
+    bar, notes = page.locator(".ar-bar"), page.locator("#content [name=reason]").filter(visible=True)
+    box = bar.bounding_box()
+    assert box is not None
+    assert box["height"] <= 60
+    assert notes.count() == 1
+    notes.fill("By telephone.")
+    visitor.click(bar.get_by_role("link", name="Edit…"))
+    assert not bar.is_visible(), "nothing approves what was not edited"
+    assert notes.count() == 1
+    assert notes.input_value() == "By telephone."
+    page.get_by_label("cents").fill("100")
+    button = visitor.button("Approve with these arguments")
+    button.scroll_into_view_if_needed()
+    assert button.evaluate(ON_TOP)
+    visitor.click(button)
+    visitor.wait_for("Approved.")
+    assert (decided(approval)[0], approval.reason) == ("approved", "By telephone.")
 
 
 def test_no_table_of_the_card_is_squeezed_on_a_telephone(desk: Desk, visit: Visitors) -> None:

@@ -158,7 +158,7 @@ def test_several_at_once(desk: Desk, visitor: Visitor, verb: str) -> None:
         visitor.row(approval).get_by_role("checkbox").check()
     visitor.act(f"{verb} selected")
     visitor.wait_for(f"{verb} these calls?")
-    for shown in (refund.title, mail.title, "34900"):
+    for shown in (refund.title, mail.title, "349.00 EUR"):
         assert shown in visitor.text
     assert other.title not in visitor.text
     if verb == "Deny":

@@ -70,7 +70,8 @@ class Visitor:
         form = self.form(verb)
         fold = form.locator("xpath=ancestor::details[not(@open)]/summary")
         if fold.count():
-            self.click(fold)
+            shown = fold.is_visible()  # else a link of the bar opens it
+            self.click(fold if shown else self.page.locator(".ar-bar a[href^='#']"))
         for label, value in fields.items():
             field = form.get_by_label(label)
             if field.evaluate("element => element.tagName") == "SELECT":

@@ -31,10 +31,11 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A warning in red, with the run it is about."""
+    """A warning, with the run it is about; in red, unless it only says that something waits."""
 
     text: Any
     run_id: UUID | None = None
+    tone: str = "bad"
 
 
 class Surroundings:

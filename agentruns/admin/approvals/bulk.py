@@ -19,7 +19,7 @@ from agentruns.admin.approvals.card import ApprovalCard, asked
 from agentruns.admin.approvals.decide import decide, done, no_password, outcome
 from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import NoteForm
-from agentruns.admin.html import plain, risk_badge, visible
+from agentruns.admin.html import named, plain, risk_badge, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
@@ -175,9 +175,14 @@ def _total(cards: Sequence[ApprovalCard]) -> str:
     if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
         return text
     [name] = numbers[0]
-    amount = number_format(sum(Decimal(str(each[name])) for each in numbers), force_grouping=True)
-    named = {"calls": text, "name": plain(name), "amount": amount}
-    return _("%(calls)s, %(name)s %(amount)s in total") % named
+    total = sum(Decimal(str(each[name])) for each in numbers)
+    words, amount = named(name, int(total)) if name.endswith("cents") else (name, "")
+    amount = amount or number_format(total, force_grouping=True)
+    return _("%(calls)s, %(name)s %(amount)s in total") % {
+        "calls": text,
+        "name": plain(words),
+        "amount": amount,
+    }
 
 
 def _is_number(value: Any) -> bool:

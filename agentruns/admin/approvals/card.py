@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings
 from agentruns.admin.approvals.decide import form_of, form_options, model_reads, outcome
+from agentruns.admin.approvals.texts import LINE, Quote, brief, preview, quote
 from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
     EMPTY,
@@ -25,12 +23,10 @@ from agentruns.admin.html import (
     Fact,
     ago,
     arguments,
-    as_text,
-    body,
     dated,
     is_urgent,
+    named,
     plain,
-    pretty,
     remaining,
     risk_badge,
     visible,
@@ -49,7 +45,7 @@ from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
 from agentruns.tools import Tool
-from agentruns.tools.card import MASK, one_line
+from agentruns.tools.card import one_line
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock
@@ -57,11 +53,7 @@ from agentruns.utils import json as canonical
 from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
 
-LINES = 100  # of a preview
-LONGEST = 2_000  # characters of one of its values
 BEFORE = 20  # rows in which the request and the results before a call are looked for
-QUOTED = 200  # characters of what somebody said, the rest of which is folded
-LINE = 100  # the same of an argument or a result
 EDITABLE = 30_000  # characters of arguments in a form
 DECIDED: dict[str, Any] = {
     "approved": gettext_lazy("approved"),
@@ -82,36 +74,6 @@ HISTORY = (
 )
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
 GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were when the agent asked.")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One line of the comparison, fit for a page."""
-
-    label: str
-    before: SafeString
-    after: SafeString
-    differs: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """A preview fit for a page; `links` are pairs of a text and a URL that is safe to follow."""
-
-    changes: list[Change] = field(default_factory=list)
-    links: list[tuple[str, str]] = field(default_factory=list)
-    note: SafeString | str = ""
-    left_out: int = 0
-    warnings: list[SafeString] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Quote:
-    """A text of a person or a tool, in short; `whole` where that is not all of it."""
-
-    label: str
-    short: SafeString
-    whole: SafeString | str = ""
 
 
 @dataclass
@@ -153,8 +115,10 @@ class ApprovalCard:
     def request(self) -> Quote | None:
         """The last message of a person before the call."""
         row = next(filter(_is_request, self.before), None)
-        if row is None:
-            return None
+        return None if row is None else self.words_of(row)
+
+    def words_of(self, row: Row) -> Quote:
+        """Return what a person wrote in a row."""
         who = (row.payload.get("actor") or {}).get("name") or self.approval.run.owner_name
         return quote(who or _("Request"), text_of(self.mask.row(row).payload.get("content") or []))
 
@@ -162,20 +126,12 @@ class ApprovalCard:
     def evidence(self) -> list[Quote]:
         """The results of the latest calls before this one."""
         rows = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT]
-        return [quote(row.tool_name, _returned(row), LINE) for row in reversed(rows[:SHOWN])]
+        return [quote(named(row.tool_name, "")[0], _returned(row), LINE) for row in reversed(rows[:SHOWN])]
 
     @property
     def brief(self) -> list[Quote]:
         """The arguments that the sentence does not name."""
-        if self.only_answers:
-            return []
-        given = self.ordered(self.face.arguments).items()
-        texts = [(name, as_text(value)) for name, value in given]
-        return [
-            quote(name, text, LINE)
-            for name, text in texts
-            if text == MASK or not _names(self.face.title, text)
-        ]
+        return [] if self.only_answers else brief(self.face.title, self.ordered(self.face.arguments))
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
@@ -316,18 +272,34 @@ def asked(one: ApprovalCard) -> dict[str, Any]:
         "arguments": one.shown(given if not one.only_answers else {"question": given.get("question")}),
         "brief": one.brief,
         "preview": seen,
-        "flags": [*(Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told), *warnings],
+        "flags": [
+            *_held(one),
+            *(Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told),
+            *warnings,
+        ],
     }
 
 
 def _written(one: ApprovalCard) -> dict[str, Any]:
-    """Return that the customer wrote again since the model asked, and the row in which they did first."""
+    """Return what the customer wrote since the model asked, the last of it, and the row of the first."""
     rows = one.around.unread().get(one.approval.run_id) if one.pending else None
     if not rows:
         return {}
     facts = {"count": len(rows), "ago": ago(rows[-1][1])}
     written = _("Messages since it was asked: %(count)s, the last %(ago)s") % facts
-    return {"written": written, "written_in": rows[0][0], "written_after": rows[0][0] - 1}
+    about = Message.objects.using(settings.DATABASE).filter(run_id=one.approval.run_id)
+    last = read_rows(about.filter(seq__in=[seq for seq, _at in rows[-SHOWN:]]).order_by("seq"))
+    new = {"new_messages": [one.words_of(row) for row in last], "earlier": len(rows) - len(last)}
+    return {**new, "written": written, "written_in": rows[0][0], "written_after": rows[0][0] - 1}
+
+
+def _held(one: ApprovalCard) -> list[Flag]:
+    """Return that what is approved does not run yet, and why."""
+    run, text = one.face.run, _HELD.get(one.approval.run.status)
+    if text is None or not one.pending:
+        return []
+    reason = visible(one_line(run.blocked_reason)) if run.blocked_reason else ""
+    return [Flag(format_html("{} {}", text, reason), one.approval.run_id, "waits")]
 
 
 def shown(one: ApprovalCard) -> dict[str, Any]:
@@ -386,17 +358,6 @@ def buttons(one: ApprovalCard) -> dict[str, Any]:
     if may_change and one.approval.expires_at is not None:
         found["extend_form"] = form_of("extend", one.approval)
     return found
-
-
-def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
-    """Return a text on one line, cut, and the whole of it if that is more."""
-    said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
-    short = body(label, " ".join(said.split()), limit)
-    return Quote(short.label, short.text, body("", said).text if short.left_out else "")
-
-
-def _names(sentence: str, value: str) -> bool:
-    return bool(value) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", sentence) is not None
 
 
 def _is_request(row: Row) -> bool:
@@ -481,67 +442,6 @@ def _denial(approval: Approval) -> str:
     }
 
 
-def preview(shown: Any) -> Preview | None:
-    """Return a journaled preview for the card; None without one."""
-    if shown == MASK:
-        return Preview(note=visible(MASK))
-    if not isinstance(shown, dict) or not shown:
-        return None
-    before, after = shown.get("before"), shown.get("after")
-    given, warned = shown.get("links"), shown.get("warnings")
-    links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
-    warnings = [one for one in (warned if isinstance(warned, list) else [warned]) if one not in (None, "")]
-    texts = [quote("", as_text(one), LONGEST).short for one in warnings[:LINES]]
-    rest = {name: value for name, value in shown.items() if name not in _PARTS}
-    changes = _changes(before, after)
-    names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
-    note = body("", pretty(rest), LONGEST).text if rest else ""
-    return Preview(changes, links[:LINES], note, max(0, names - len(changes)), texts)
-
-
-def _changes(before: Any, after: Any) -> list[Change]:
-    if before is None and after is None:
-        return []
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        before, after = {"": before}, {"": after}
-    return [
-        Change(plain(name), _shown(before, name), _shown(after, name), before.get(name) != after.get(name))
-        for name in list({**before, **after})[:LINES]
-    ]
-
-
-def _shown(values: dict[str, Any], name: str) -> SafeString:
-    value = values.get(name)
-    if value is None:
-        return visible("")
-    shown = body("", as_text(value), LONGEST)
-    more = _("and %(count)d characters more") % {"count": shown.left_out}
-    return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
-
-
-def _link(link: Any) -> tuple[str, str] | None:
-    """Return a link's text and URL: one of this site or of the web, never a script."""
-    if isinstance(link, dict):
-        text, url = link.get("label"), link.get("url")
-    elif isinstance(link, list) and len(link) == 2:
-        text, url = link
-    else:
-        text, url = link, link
-    if not isinstance(url, str) or not _is_safe(url):
-        return None
-    return plain(text or url), url
-
-
-def _is_safe(url: str) -> bool:
-    if plain(url) != url or any(character in url for character in "\\\n\t ") or url.startswith("//"):
-        return False
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") if parts.scheme or parts.netloc else url.startswith("/")
-
-
 def _preview(one: ApprovalCard, warnings: list[Flag]) -> Any:
     """Return the preview to show: of a pending card the one made now, and a warning if it differs."""
     shown = one.preview
@@ -578,7 +478,12 @@ def _tool(approval: Approval) -> Tool | None:
     return agent.tools.get(approval.tool_name) if same else None
 
 
-_PARTS = ("before", "after", "links", "warnings")
+_HELD = {
+    "paused": gettext_lazy("Its run is paused: what is approved runs only when somebody resumes it."),
+    "orphaned": gettext_lazy(
+        "A call of its run is in doubt: what is approved runs only when somebody says what became of it."
+    ),
+}
 _STATES = {
     events.TOOL_STARTED: gettext_lazy("is at work"),
     events.ORPHAN_FOUND: gettext_lazy("is in doubt: it may have happened"),

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.html import Body, Fact, as_text, body, plain, pretty, stamp, visible
+from agentruns.admin.html import Body, Fact, as_text, body, plain, pretty, spoken, stamp, visible
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
@@ -156,13 +156,11 @@ def _said(payload: Payload) -> Any:
 
 
 def returned(row: Row) -> str:
-    """Return what a call returned on one line, of an object its members."""
+    """Return what a call returned, in words."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = text_of(content)
-    if isinstance(content, dict):
-        content = ", ".join(f"{name} {as_text(value)}" for name, value in content.items())
-    return as_text(content)
+    return spoken(content)
 
 
 def _person(row: Row) -> str:

@@ -68,6 +68,21 @@ document.addEventListener("keydown", (event) => {
   if (rows().length ? onList(key) : onCard(key)) event.preventDefault();
 });
 
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('.ar-bar a[href^="#"]');
+  if (link) goTo(document.querySelector(link.hash));
+});
+
+// One note: it is taken along by who edits after all.
+document.addEventListener(
+  "toggle",
+  ({ target }) => {
+    const [note, mine] = document.querySelectorAll("#ar-decide [name=reason], #edit [name=reason]");
+    if (target.id === "edit" && mine) mine.value ||= note.value;
+  },
+  true,
+);
+
 document.addEventListener("DOMContentLoaded", () => {
   if (rows().length) mark(rows()[0]);
   const verb = { "#approve": "a", "#deny": "d", "#edit": "e" }[window.location.hash];

@@ -1,0 +1,143 @@
+"""The texts of a card: what people and tools said, in short, and what a call changes by its preview."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from agentruns.admin.approvals.around import SHOWN
+from agentruns.admin.html import as_text, body, named, plain, pretty, spoken, visible
+from agentruns.tools.card import MASK
+from agentruns.utils.redaction import redact
+
+LINES = 100  # of a preview
+LONGEST = 2_000  # characters of one of its values
+QUOTED = 200  # characters of what somebody said, the rest of which is folded
+LINE = 100  # the same of an argument or a result
+_PARTS = ("before", "after", "links", "warnings")
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A text of a person or a tool, in short; `whole` where that is not all of it."""
+
+    label: str
+    short: SafeString
+    whole: SafeString | str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of the comparison, fit for a page."""
+
+    label: str
+    before: SafeString
+    after: SafeString
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A preview fit for a page; `links` are pairs of a text and a URL that is safe to follow."""
+
+    changes: list[Change] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    note: SafeString | str = ""
+    left_out: int = 0
+    warnings: list[SafeString] = field(default_factory=list)
+
+    @property
+    def is_short(self) -> bool:
+        """True if it can stand before what people said."""
+        size = sum(len(one.before) + len(one.after) for one in self.changes)
+        return not self.note and len(self.changes) <= SHOWN and size <= QUOTED
+
+
+def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
+    """Return a text on one line, cut, and the whole of it if that is more."""
+    said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
+    short = body(label, " ".join(said.split()), limit)
+    return Quote(short.label, short.text, body("", said).text if short.left_out else "")
+
+
+def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
+    """Return the arguments of a call that its sentence does not name, each on one line."""
+    return [
+        quote(*named(name, value), LINE)
+        for name, value in given.items()
+        if value == MASK or not _names(sentence, as_text(value), named(name, value)[1])
+    ]
+
+
+def _names(sentence: str, *texts: str) -> bool:
+    """Return whether a sentence has one of some texts as words of their own."""
+    forms = {form for text in texts for form in (text, text.replace(",", "")) if text}
+    return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
+
+
+def preview(shown: Any) -> Preview | None:
+    """Return a journaled preview for the card; None without one."""
+    if shown == MASK:
+        return Preview(note=visible(MASK))
+    if not isinstance(shown, dict) or not shown:
+        return None
+    before, after = shown.get("before"), shown.get("after")
+    given, warned = shown.get("links"), shown.get("warnings")
+    links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
+    warnings = [one for one in (warned if isinstance(warned, list) else [warned]) if one not in (None, "")]
+    texts = [quote("", as_text(one), LONGEST).short for one in warnings[:LINES]]
+    rest = {name: value for name, value in shown.items() if name not in _PARTS}
+    changes = _changes(before, after)
+    names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
+    note = body("", pretty(rest), LONGEST).text if rest else ""
+    return Preview(changes, links[:LINES], note, max(0, names - len(changes)), texts)
+
+
+def _changes(before: Any, after: Any) -> list[Change]:
+    if before is None and after is None:
+        return []
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        before, after = {"": before}, {"": after}
+    return [
+        Change(plain(name), _shown(before, name), _shown(after, name), before.get(name) != after.get(name))
+        for name in list({**before, **after})[:LINES]
+    ]
+
+
+def _shown(values: dict[str, Any], name: str) -> SafeString:
+    value = values.get(name)
+    shown = body("", "" if value is None else spoken(value), LONGEST)
+    more = _("and %(count)d characters more") % {"count": shown.left_out}
+    return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
+
+
+def _link(link: Any) -> tuple[str, str] | None:
+    """Return a link's text and URL: one of this site or of the web, never a script."""
+    if isinstance(link, dict):
+        text, url = link.get("label"), link.get("url")
+    elif isinstance(link, list) and len(link) == 2:
+        text, url = link
+    else:
+        text, url = "", link
+    if not isinstance(url, str) or not _is_safe(url):
+        return None
+    if not text:
+        site = urlsplit(url).netloc
+        text = _("Open %(site)s") % {"site": site} if site else _("Open the page about it")
+    return plain(text), url
+
+
+def _is_safe(url: str) -> bool:
+    if plain(url) != url or any(character in url for character in "\\\n\t ") or url.startswith("//"):
+        return False
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") if parts.scheme or parts.netloc else url.startswith("/")
