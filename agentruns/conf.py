@@ -89,10 +89,7 @@ class Settings(Typed):
 
     @cached_property
     def refusals(self) -> tuple[Any, ...]:
-        """Return the exceptions, and functions of one, that mean "nothing happened" for every tool.
-
-        Raises ValueError for anything but a list of dotted paths, ImportError.
-        """
+        """Return exceptions, and functions of one, that mean "nothing happened"; ValueError, ImportError."""
         paths = self.REFUSALS
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
             raise ValueError(f"{paths!r} is not a list of dotted paths")
@@ -100,10 +97,7 @@ class Settings(Typed):
 
     @cached_property
     def api_throttle(self) -> dict[str, str]:
-        """Return the rate of each kind of caller of the API, such as "100/m"; without one there is no limit.
-
-        Raises ValueError for a setting of another form.
-        """
+        """Return the rate of each kind of caller that has a limit, such as "100/m"; ValueError."""
         rates = self.API_THROTTLE
         if rates is None:
             return {}

@@ -193,10 +193,8 @@ def packed(blocks: Iterable[Block]) -> Packed:
 
 
 def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> str:
-    """Return blocks as a text for people: their texts, and what their files are.
-
-    Nobody can find a file by its digest there, which is keyed: by the project's SECRET_KEY unless given.
-    """
+    """Return blocks as a text for people: their texts, and what their files are."""
+    # Nobody can find a file by its digest there, which is keyed: by the project's SECRET_KEY unless given.
 
     def text(block: dict[str, Any]) -> str:
         if block.get("type") == "text":

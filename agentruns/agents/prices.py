@@ -22,10 +22,8 @@ MAX_DIGITS = 20
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
-    """Return the prices of the first of the models that has any; the longest matching name counts.
-
-    An invalid price counts as none: a reply that was paid for must be journaled in any case.
-    """
+    """Return the prices of the first of the models that has any; the longest matching name counts."""
+    # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
         names = [name for name in known if isinstance(name, str) and _stands_for(name, model)]

@@ -503,10 +503,7 @@ class ApprovalOut(Out):
 
     @classmethod
     def of(cls, approval: Approval, *, reveals: bool = False) -> ApprovalOut:
-        """Return an approval, read together with its run, as it is shown to everybody.
-
-        It `reveals` the arguments it has only to who may see them, and asked to.
-        """
+        """Return an approval, read together with its run, as it is shown; `reveals` for who may and asked."""
         return cls.all([approval], reveals=reveals)[0]
 
     @classmethod

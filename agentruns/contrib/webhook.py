@@ -142,10 +142,8 @@ class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
 
 
 def _post(request: urls.Request) -> int:
-    """Return the status of the answer, of which only the head is read. Raises OSError.
-
-    A time limit of a socket begins anew with each byte; this one is for the whole delivery.
-    """
+    """Return the status of the answer, of which only the head is read. Raises OSError."""
+    # A time limit of a socket begins anew with each byte; this one is for the whole delivery.
     watched = _Watched()
     # The environment's proxy is not for localhost.
     direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []

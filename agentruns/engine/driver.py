@@ -99,10 +99,8 @@ class Driver:
 
     @property
     def is_entering(self) -> bool:
-        """True while a call is journaled as started and its handler comes next.
-
-        Stopping then would leave a call in doubt although this process knows that it never ran.
-        """
+        """True while a call is journaled as started and its handler comes next."""
+        # Stopping then would leave a call in doubt although this process knows that it never ran.
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:

@@ -74,10 +74,7 @@ class Intent:
 
 
 def call_digest(secret: str, tool: str, arguments: dict[str, Any]) -> str:
-    """Return the digest that an approval is bound to: of the tool and its exact effective arguments.
-
-    Keyed by the session's secret: nobody else finds the arguments by trying.
-    """
+    """Return the digest of a tool and its effective arguments, keyed so that nobody finds these by trying."""
     if not secret:
         raise AssertionError("A state that is only looked at has no key for digests.")
     return keyed(secret, canonical.dumps({"tool": tool, "arguments": arguments}))

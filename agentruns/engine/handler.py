@@ -212,10 +212,7 @@ class _RollBack(Exception):
 def run_transactional(
     driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Callable[[Observation], None]
 ) -> Observation | None:
-    """Run the handler and `record` its result in one transaction; None when that was committed.
-
-    Returns the error to store when the handler failed and everything was rolled back.
-    """
+    """Run the handler and `record` its result in one transaction; return the error if all was rolled back."""
     entered: list[bool] = []
     committed: list[bool] = []
 
@@ -302,10 +299,8 @@ def fenced(alias: str) -> Iterator[None]:
 
 
 def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke it for good.
-
-    Asked of the driver itself: Django answers no question in a block that it knows to be broken.
-    """
+    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke it for good."""
+    # Asked of the driver itself: Django answers no question in a block that it knows to be broken.
     raw = connection.connection
     try:
         cursor = raw.cursor()

@@ -79,10 +79,8 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
 
 
 def stop_tool(batch: Batch, call: Call) -> None:
-    """Cancel the calls of the reply to the tool of a call in doubt; what is asked for next asks a person.
-
-    The gate let these through, or a person did, before there was the doubt.
-    """
+    """Cancel the calls of the reply to the tool of a call in doubt; what is asked for next asks a person."""
+    # The gate let these through, or a person did, before there was the doubt.
     _stop(batch, [one for one in batch.state.run.calls.values() if one.tool == call.tool])
 
 

@@ -168,10 +168,8 @@ def _pause(batch: Batch, reason: str) -> None:
 
 
 def _paused_by(driver: Driver, error: BaseException) -> bool:
-    """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is.
-
-    With a call at work it is given back all the same: recovery judges the call first.
-    """
+    """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is."""
+    # With a call at work it is given back all the same: recovery judges the call first.
     last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
     if not isinstance(error, Exception) or not (last or cannot_pass(error)):
         return False
@@ -380,10 +378,7 @@ def _model_raised(driver: Driver, error: Exception) -> None:
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
-    """Return the back-off, never beyond the run's deadline, at which the next claim ends it.
-
-    A run that is asked to stop has none: the next claim stops it.
-    """
+    """Return the back-off: never beyond the run's deadline, and none for a run that is asked to stop."""
     if batch.state.run.cancel_requested or batch.state.run.pause_requested:
         return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
@@ -398,10 +393,7 @@ def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
 
 
 def backoff(failures: int, retry_after: float | None) -> float:
-    """Return seconds until the next attempt: exponential with jitter, never sooner than Retry-After.
-
-    A Retry-After of more than an hour, or one that makes no sense, is cut: the next answer says it again.
-    """
+    """Return seconds until the next attempt: exponential with jitter, or Retry-After, up to an hour of it."""
     first, longest = settings.BACKOFF_SECONDS
     delay = min(longest, first * 2 ** min(failures, 30))
     jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing

@@ -71,10 +71,8 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _too_early(driver: Driver, call: Call) -> bool:
-    """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person.
-
-    Asking the outside world, or running again, while it is at work could double the effect.
-    """
+    """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person."""
+    # Asking the outside world, or running again, while it is at work could double the effect.
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
         _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
@@ -148,10 +146,8 @@ def _misfit(secret: str, tool: Tool, call: Call) -> str:
 
 
 def _void(driver: Driver, group: list[Call]) -> bool:
-    """Ask again whether those who approved still may; where not, the card is pending again.
-
-    Users' code, and so before the transaction that consumes the approval, on the shared connection.
-    """
+    """Ask again whether those who approved still may; where not, the card is pending again."""
+    # Users' code, and so before the transaction that consumes the approval, on the shared connection.
     found = {}
     for call in group:
         if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):

@@ -25,10 +25,7 @@ logger = get_logger("agentruns.worker")
 
 
 def agent_for(run: Run, alias: str) -> Agent:
-    """Return the registered agent a run was started with.
-
-    Raises DurableConfigMismatchError with the parts that differ; the run is left as it is.
-    """
+    """Return the agent a run was started with; DurableConfigMismatchError if today's differs from it."""
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError as error:
@@ -53,10 +50,7 @@ def advance(
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Claim a run and drive it until it ends, waits or is stopped; return whether it could be claimed.
-
-    Raises what the drive raised, after the lease was given back, and DurableConfigMismatchError.
-    """
+    """Claim a run and drive it until it ends, waits or is stopped; return whether it could be claimed."""
     require_no_transaction(alias)
     agent = agent_for(run, alias)
     with own_connection(alias):
@@ -84,10 +78,7 @@ def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None
 
 
 def block(run: Run, alias: str) -> int:
-    """Record why a run is not claimed here, by which process and when that was found.
-
-    It costs no attempt, and a process that serves the run may claim it. Returns the number of runs recorded.
-    """
+    """Record why a run is not claimed here, which costs no attempt; return the number of runs recorded."""
     try:
         agent_for(run, alias)
     except Exception as error:  # such as a stored definition that cannot be read: other runs go on

@@ -123,10 +123,7 @@ def journal_alias(alias: str) -> str:
 
 
 def require_no_transaction(alias: str) -> None:
-    """Raise NotDurableError where a row just committed could still be rolled back, or wait for this thread.
-
-    A TestCase's own transaction is let through, as `atomic(durable=True)` does.
-    """
+    """Raise NotDurableError where a row just committed can be rolled back, or would wait for this thread."""
     connection = connections[alias]
     if has_foreign_blocks(connection):
         raise NotDurableError(
@@ -147,10 +144,8 @@ def require_no_transaction(alias: str) -> None:
 
 
 def mend_connection(alias: str) -> None:
-    """Roll back what user code left open on the thread's connection, and turn autocommit on again.
-
-    Under an open transaction the journal's own connection could wait for locks of this very thread.
-    """
+    """Roll back what user code left open on the thread's connection, and turn autocommit on again."""
+    # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
     left = [block for block in connection.atomic_blocks if not _is_of_test_case(block)]
     if not left and not _is_inside(connection):

@@ -200,10 +200,7 @@ def _deliver_at_once(alias: str, notifications: list[Notification]) -> None:
 
 
 def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Try the due notifications, oldest first, and return how many went through.
-
-    Each notifier has its share of one sweep; one that fails is left alone until the next sweep.
-    """
+    """Try the due notifications, oldest first, each notifier its share; return how many went through."""
     sent, paths = 0, notifiers()
     for path in paths:
         due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")

@@ -154,10 +154,7 @@ def is_configured() -> bool:
 
 
 def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
-    """Return the file of a row's content, or None if the row holds the content itself.
-
-    Raises PayloadError if its description cannot be understood.
-    """
+    """Return the file of a row's content; None if that is in the row, PayloadError if it says neither."""
     return None if has_blocks(payload) else next(iter(files(run_id, seq, payload)), None)
 
 
@@ -231,10 +228,7 @@ def instructions_of(run: RunState) -> str:
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:
-    """Yield the bytes of a file, the last of them only if all of them are what was put away.
-
-    Raises PayloadError where the file is missing, altered or out of reach.
-    """
+    """Yield the bytes of a file, the last of them only if all are what was put away; PayloadError if not."""
     digest, size, held = hashlib.sha256(), 0, b""
     for chunk in _read(stored):
         digest.update(chunk)
@@ -293,10 +287,7 @@ def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
 
 
 def restore(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Store the file of an imported row, whose parts were checked, under the row's name, unless it exists.
-
-    Raises PayloadError if the storage does not take it.
-    """
+    """Store the file of an imported row, whose parts were checked, unless it exists; PayloadError."""
     if stored.data is None and not _exists(stored):
         with TemporaryFile() as whole:
             for part in parts:

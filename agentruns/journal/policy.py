@@ -148,10 +148,7 @@ class Policy:
 
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:
-    """Tell whether a user has a permission, given with or without its app, or is in a group of that name.
-
-    `groups` are the names of the user's groups, where the caller has them.
-    """
+    """Tell whether a user has a permission, with or without its app, or is in a group of that name."""
     if getattr(user, "is_superuser", False):
         return True
     if "." in named and user.has_perm(named):

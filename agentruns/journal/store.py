@@ -398,10 +398,7 @@ def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write the approvals that a batch requests or changes, by conditional updates.
-
-    Raises JournalConflictError when one finds no row: somebody else decided, or the approval expired.
-    """
+    """Write the approvals that a batch requests or changes; JournalConflictError if one is not as it was."""
     requested = {row.call_id: row for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:

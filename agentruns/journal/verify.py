@@ -221,10 +221,8 @@ class History:
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
     def cut(self) -> Problem | None:
-        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses.
-
-        Only then is it known which content is gone without a word.
-        """
+        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses."""
+        # Only then is it known which content is gone without a word.
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
             what = f"its head is seq {remembered}, the journal ends at {self.seq}."

@@ -62,10 +62,8 @@ def now() -> datetime:
 def user_key(
     verbose_name: Any, related_name: str, *, null: bool = True, db_index: bool = True
 ) -> models.ForeignKey[Any, Any]:
-    """Return a column of a user, without a constraint or a cascade: the journal outlives its users.
-
-    They may also live in another database.
-    """
+    """Return a column of a user, without a constraint or a cascade: the journal outlives its users."""
+    # They may also live in another database.
     return models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
         verbose_name=verbose_name,

@@ -133,10 +133,8 @@ def _is_same_owner(token: ApiToken, owner: Any, text: str) -> bool:
 
 
 def _passwords(owner: Any) -> list[str]:
-    """Return what a token is bound to of its owner: now, and under each of SECRET_KEY_FALLBACKS.
-
-    Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
-    """
+    """Return what a token is bound to of its owner: now, and under each of SECRET_KEY_FALLBACKS."""
+    # Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
     if not hasattr(owner, "get_session_auth_hash"):

@@ -374,10 +374,8 @@ def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> se
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
-    """Yield a session's rows with the names of the values that each holds, as the engine writes them.
-
-    A copy in a fork has the commitment of its original, and its call ids.
-    """
+    """Yield a session's rows with the names of the values that each holds, as the engine writes them."""
+    # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}
     replies: dict[UUID, int] = {}  # run -> its last reply

@@ -197,10 +197,7 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Return what a fork at a row makes of the calls open there, from all that is known of them by now.
-
-    `state` is the run's as of that row.
-    """
+    """Return what a fork at a row, where the run has `state`, makes of open calls, by all known by now."""
     calls = state.open_calls()
     home = _home(alias, run, at) if calls else None
     if home is None:  # pruned: nobody can say what became of them

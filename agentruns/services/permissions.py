@@ -107,10 +107,8 @@ def discreet(actor: Any) -> Iterator[None]:
 
 
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
-    """Raise PermissionDeniedError unless a user may see all runs of a run's session, up to a row.
-
-    A conversation is read as a whole: by a fork, an export, a look at the past.
-    """
+    """Raise PermissionDeniedError unless a user may see all runs of a run's session, up to a row."""
+    # A conversation is read as a whole: by a fork, an export, a look at the past.
     if not hides(actor):  # by default a session is its owner's
         return
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id)
@@ -139,10 +137,8 @@ def narrows(method: str) -> bool:
 
 
 def require_somebody(actor: Any) -> None:
-    """Raise PermissionDeniedError for a visitor who is not signed in, or a user who is not active.
-
-    A visitor has no id, and without this would pass for the owner of what belongs to nobody.
-    """
+    """Raise PermissionDeniedError for a visitor who is not signed in, or a user who is not active."""
+    # A visitor has no id, and without this would pass for the owner of what belongs to nobody.
     if actor is None or isinstance(actor, str | SessionBearer):
         return
     if actor.pk is None or not actor.is_active:
@@ -283,10 +279,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
 
 
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
-    """Log that a user is shown what is sensitive; raises PermissionDeniedError for who may not see it.
-
-    `what` names the part that is shown: a call or a row.
-    """
+    """Log that a user is shown what is sensitive, or `what` of it; PermissionDeniedError if they may not."""
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
         text = _(

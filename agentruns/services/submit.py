@@ -139,10 +139,7 @@ def checked_time(moment: datetime | None) -> datetime | None:
 
 
 class Submission(NamedTuple):
-    """The run of a request: created for it, leased if requested, or found.
-
-    `state` is set for a run just created, so that nobody reads what was just written.
-    """
+    """The run of a request, created with the `state` just written, leased if requested, or found."""
 
     run: Run
     is_new: bool = False
@@ -151,10 +148,7 @@ class Submission(NamedTuple):
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
-    """Create the run of a request, or find it if it was created before.
-
-    Rows join the caller's transaction: if that rolls back, nothing happened.
-    """
+    """Create the run of a request, or find it; its rows join the caller's transaction."""
     if not request.session:
         raise NotDurableError(
             "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
@@ -213,10 +207,8 @@ def _rendered(alias: str, request: RunRequest) -> RunRequest:
 
 
 def _put_away(alias: str, request: RunRequest) -> RunRequest:
-    """Store files and long texts before any transaction; inside the caller's own texts stay in their rows.
-
-    A text that was submitted before most likely belongs to an existing run.
-    """
+    """Store files and long texts before any transaction; inside the caller's own texts stay in their rows."""
+    # A text that was submitted before most likely belongs to an existing run.
     is_files = payloads.has_blocks(request.stored)
     texts = (request.text, request.rendered.get("instructions", ""))
     if not is_files and (not any(map(payloads.may_be_large, texts)) or connections[alias].in_atomic_block):

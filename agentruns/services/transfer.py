@@ -108,10 +108,7 @@ def find_content(run: Run, seq: int) -> Content:
 
 
 def find_file(run: Run, sha256: str) -> Content:
-    """Return a file that blocks of a run's rows name, without reading it.
-
-    Raises DurableRunNotFoundError if none does, and PayloadError as `find_content`.
-    """
+    """Return a file that blocks of a run's rows name, without reading it. Errors as `find_content`."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
     rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
     mask, found = mask_of(run), list[Content]()
@@ -126,10 +123,7 @@ def find_file(run: Run, sha256: str) -> Content:
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
-    """Return the bytes of a stored content, after the whole file was read and verified.
-
-    Raises PermissionDeniedError, and PayloadError if the file is missing or was altered.
-    """
+    """Return the bytes of a stored content, after all were verified; PermissionDeniedError, PayloadError."""
     if content.guarded:
         permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)

@@ -100,8 +100,6 @@ def write(
 
 
 def lock_session(alias: str, session_id: UUID) -> bool:
-    """Lock a session for the open transaction, and return whether it is still there.
-
-    By an UPDATE, which locks on every database; SELECT does not.
-    """
+    """Lock a session for the open transaction, and return whether it is still there."""
+    # By an UPDATE, which locks on every database; SELECT does not.
     return Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq")) == 1

@@ -17,10 +17,7 @@ NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approv
 
 
 def check_name(what: str, name: str) -> None:
-    """Check the name of a session or a key; ValueError if some database would refuse or cut it.
-
-    Raises TypeError if it is not a text.
-    """
+    """Check the name of a session or a key; ValueError if some database refuses or cuts it, TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.

@@ -47,10 +47,8 @@ def now(alias: str | None) -> datetime:
 
 
 def told(alias: str, moment: datetime, sent: float) -> None:
-    """Take the time that a database told with the answer to a statement sent at `sent` of `uptime`.
-
-    The answer may have been long in coming, or this process stopped meanwhile: then it says too little.
-    """
+    """Take the time that a database told with the answer to a statement sent at `sent` of `uptime`."""
+    # The answer may have been long in coming, or this process stopped meanwhile: then it says too little.
     reading, known = Reading(moment.astimezone(UTC), sent, uptime()), _readings.get(alias)
     took = reading.received - sent
     if took > PRECISION:

@@ -103,10 +103,8 @@ def read_committed(alias: str) -> None:
 
 @contextmanager
 def always_rollback() -> Iterator[None]:
-    """Undo the block's changes to databases with an open transaction, and any error that broke it.
-
-    For project code that should only read but runs inside a caller's transaction (ATOMIC_REQUESTS).
-    """
+    """Undo the block's changes to databases with an open transaction, and any error that broke it."""
+    # For project code that should only read but runs inside a caller's transaction (ATOMIC_REQUESTS).
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     with ExitStack() as blocks:
         for alias in inside:
