@@ -123,7 +123,7 @@ def _empty(connection: BaseDatabaseWrapper) -> None:
         filled = [name for (name,) in cursor.fetchall()]
     if filled:
         _delete(connection, filled)
-    if not triggers.installed(connection):
+    if triggers.differences(connection):
         triggers.install(connection)
     ContentType.objects.clear_cache()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import Error, connections
-from django.db.models import Max, Min
+from django.db.models import Min
 from django.db.models.functions import Coalesce, Greatest
 from django.http import HttpRequest
 
@@ -15,9 +15,10 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import Health
 from agentruns.conf import settings
 from agentruns.journal import policy
-from agentruns.models import ApiToken, Control, Run
+from agentruns.models import ApiToken, Run
 from agentruns.services import permissions
 from agentruns.services.sweep import sweeper
+from agentruns.services.waiting import sweeper_seen
 
 
 @router.get("/health", response=Health, exclude_unset=True)
@@ -51,7 +52,7 @@ def _details(alias: str, reader: Any) -> Health:
         status="ok",
         database=connections[alias].vendor,
         sweeper=sweeper(alias),
-        sweeper_seen_at=Control.objects.using(alias).sweepers().aggregate(seen=Max("seen_at"))["seen"],
+        sweeper_seen_at=sweeper_seen(alias),
         oldest_queued_at=waiting.aggregate(
             since=Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
         )["since"],

@@ -196,7 +196,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     """
     user = user_of(request)
     content = find_content(find_run(user, run_id), seq)
-    return download(request, content, read_content(content, user, door=channel_of(request)))
+    return download(request, read_content(content, user, channel_of(request)), content.headers)
 
 
 @router.get("/runs/{run_id}/files/{sha256}")
@@ -208,7 +208,7 @@ def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHt
     """
     user = user_of(request)
     content = find_file(find_run(user, run_id), sha256)
-    return download(request, content, read_content(content, user, door=channel_of(request)))
+    return download(request, read_content(content, user, channel_of(request)), content.headers)
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any])

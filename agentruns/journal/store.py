@@ -225,50 +225,36 @@ class Batch:
         if offload is not None and payloads.may_be_large(text):
             facts, content = split(kind, {"v": events.VERSION, **offload(dict(payload))})
             text = canonical.dumps(content)
-        about = (call_id, tool_name, attempt, consumes)
-        return self._chain(kind, about, facts, text, facts_salt, content_salt, commitment(content_salt, text))
+        about = {"call_id": call_id, "tool_name": tool_name, "attempt": attempt, "consumes": consumes}
+        about |= {"facts_salt": facts_salt, "content_salt": content_salt}
+        return self._chain(kind, facts, text, content_hash=commitment(content_salt, text), **about)
 
     def copy(self, row: Row, source: events.Copied) -> Row:
         """Chain a copy of another session's row, with its salt: the same commitment to the same content."""
         if row.is_erased:
             source = {**source, "erased": True}
         facts, content = split(row.kind, {**row.payload, events.COPIED: source})
-        about = (row.call_id, row.tool_name, row.attempt, None)
+        about = {"call_id": row.call_id, "tool_name": row.tool_name, "attempt": row.attempt, "consumes": None}
+        about |= {"facts_salt": token_hex(SALT), "content_salt": row.content_salt}
         text = None if row.is_erased else canonical.dumps(content)
         salt = row.content_salt
         content_hash = row.content_hash if text is None or salt is None else commitment(salt, text)
-        return self._chain(row.kind, about, facts, text, token_hex(SALT), salt, content_hash)
+        return self._chain(row.kind, facts, text, content_hash=content_hash, **about)
 
-    def _chain(
-        self,
-        kind: str,
-        about: tuple[str, str, int, UUID | None],
-        facts: dict[str, Any],
-        content: str | None,
-        facts_salt: str,
-        content_salt: str | None,
-        content_hash: str,
-    ) -> Row:
+    def _chain(self, kind: str, facts: dict[str, Any], content: str | None, **columns: Any) -> Row:
         parts = Parts(canonical.dumps(facts), content)
-        call_id, tool_name, attempt, consumes = about
         row = Row(
             seq=self.state.next_seq,
             run_id=self.state.run.run_id,
             kind=kind,
-            call_id=call_id,
-            tool_name=tool_name,
-            attempt=attempt,
             epoch=self.epoch,
             payload=parts.payload(kind),
             created_at=self.at,
             prev_hash=self.state.head,
             hash="",
-            consumes=consumes,
-            facts_salt=facts_salt,
-            content_salt=content_salt,
-            content_hash=content_hash,
+            **columns,
         )
-        facts_hash = commitment(facts_salt, parts.facts)
+        facts_hash = commitment(row.facts_salt, parts.facts)
         row = row._replace(hash=events.row_hash(self.state.session_id, row, facts_hash))
         self.rows.append(row)
         self.parts.append(parts)

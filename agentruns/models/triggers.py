@@ -135,11 +135,6 @@ def differences(connection: BaseDatabaseWrapper) -> list[str]:
     return []
 
 
-def installed(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether every trigger is in place, and nothing gets around them."""
-    return not differences(connection)
-
-
 @contextmanager
 def lifted(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """Allow every change inside the block: only for emptying a test database."""
@@ -164,7 +159,7 @@ def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
     from agentruns.models import Message
 
     # Only where they differ: creating them waits for every transaction that uses the journal.
-    if router.allow_migrate_model(using, Message) and is_present(connection) and not installed(connection):
+    if router.allow_migrate_model(using, Message) and is_present(connection) and differences(connection):
         install(connection)
 
 

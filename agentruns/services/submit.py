@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from django.conf import settings as django_settings
@@ -16,7 +16,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from agentruns.agents import content
-from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.engine.leases import Lease
@@ -88,19 +88,12 @@ class RunRequest:
 
 
 def request_for(
-    agent: Agent | str,
-    given: content.Input,
-    session: Session | str,
-    *,
-    actor: Any = None,
-    owner: Any = None,
-    scope: str | None = None,
-    context: dict[str, Any] | None = None,
-    idempotency_key: str | None = None,
+    agent: Agent | str, given: content.Input, session: Session | str, **options: Unpack[CommonOptions]
 ) -> RunRequest:
     """Return the request of what a caller gives; raises what `place`, `read_input`, `checked_context` do."""
+    actor, owner = options.get("actor"), options.get("owner")
     whose = actor if owner is None else owner
-    name, scope = place(session, scope, whose)
+    name, scope = place(session, options.get("scope"), whose)
     text, stored = read_input(given)
     return RunRequest(
         agent=get_agent(agent),
@@ -110,8 +103,8 @@ def request_for(
         scope=scope,
         actor=actor,
         owner=Owner.of_row(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
-        context=checked_context(context),
-        key=idempotency_key or "",
+        context=checked_context(options.get("context")),
+        key=options.get("idempotency_key") or "",
     )
 
 

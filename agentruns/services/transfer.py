@@ -130,11 +130,6 @@ def read_content(content: Content, actor: Any, door: str = "service") -> Iterato
     return payloads.chunks(content.stored)
 
 
-def download(request: HttpRequest, content: Content, chunks: Iterator[bytes]) -> StreamingHttpResponse:
-    """Return the response that streams a content as an attachment, under WSGI and ASGI."""
-    return _streamed(request, chunks, content.headers)
-
-
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
     """Return the response that streams a run's redacted export as an attachment; PermissionDeniedError."""
     permissions.require(request.user, "export", run)
@@ -145,12 +140,11 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
         **INERT,
     }
     lines = (f"{json.dumps(line)}\n".encode() for line in export_run(run.pk))
-    return _streamed(request, lines, headers)
+    return download(request, lines, headers)
 
 
-def _streamed(
-    request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]
-) -> StreamingHttpResponse:
+def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]) -> StreamingHttpResponse:
+    """Return the response that streams an attachment, under WSGI and ASGI."""
     # Under ASGI Django would read all of a plain iterator into memory first.
     body = _asynchronous(chunks) if isinstance(request, ASGIRequest) else chunks
     return StreamingHttpResponse(body, headers=headers)

@@ -54,7 +54,7 @@ def test_under_asgi_it_is_streamed_too(folder: Path, owner: Any) -> None:
     run = fetched(actor=owner)
     content = find_content(run, row_of(run).seq)
     request = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": []}, BytesIO())
-    response = download(request, content, read_content(content, owner))
+    response = download(request, read_content(content, owner), content.headers)
 
     async def receive() -> list[bytes]:
         return [chunk async for chunk in response]

@@ -104,7 +104,7 @@ def _content_view(
             chunks = read_content(content, request.user, door=CHANNEL)
             if content.guarded:
                 admin.log_change(request, run, _("Downloaded the true content of row %d.") % seq)
-            return download(request, content, chunks)
+            return download(request, chunks, content.headers)
     except DurableRunNotFoundError as error:
         raise Http404(str(error)) from error
     except PayloadError as error:
