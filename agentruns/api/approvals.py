@@ -8,13 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from agentruns.api.auth import (
-    channel_of,
-    find_approval,
-    require_password,
-    require_token_scope,
-    user_of,
-)
+from agentruns.api.auth import channel_of, find_approval, require_password, require_token_scope, user_of
 from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.idempotency import KEY, once
 from agentruns.api.pagination import page

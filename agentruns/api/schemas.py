@@ -141,10 +141,7 @@ OfContext = Annotated[
 ]
 LastEventId = Annotated[
     Seq | None,
-    Header(
-        alias="Last-Event-ID",
-        description="`id` of the last event that you have; overrides `after`",
-    ),
+    Header(alias="Last-Event-ID", description="`id` of the last event that you have; overrides `after`"),
 ]
 AFTER: Any = parameters.Query(0, description="only rows with a greater `seq`")
 
@@ -276,8 +273,7 @@ class Health(BaseModel):
     )
     sweeper_seen_at: Moment | None = Field(default=None, description="when a worker last swept; null: never")
     oldest_queued_at: Moment | None = Field(
-        default=None,
-        description="since when the oldest queued run waits for a worker; null: none does",
+        default=None, description="since when the oldest queued run waits for a worker; null: none does"
     )
 
 

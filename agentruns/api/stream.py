@@ -100,10 +100,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 @router.get("/runs/{run_id}/events")
 def stream_events(
-    request: HttpRequest,
-    run_id: RunId,
-    after: Seq = AFTER,
-    last_event_id: LastEventId = None,
+    request: HttpRequest, run_id: RunId, after: Seq = AFTER, last_event_id: LastEventId = None
 ) -> StreamingHttpResponse:
     """Send the run's journal rows as Server-Sent Events, present and future ones, until the run has ended.
 

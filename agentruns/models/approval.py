@@ -59,14 +59,10 @@ class Approval(models.Model):
             ("decide_approval", _("Can decide approvals")),
             ("reveal_arguments", _("Can see the sensitive arguments of an approval")),
         ]
-        constraints = [
-            models.UniqueConstraint(fields=["run", "call_id"], name="agentruns_one_card"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="agentruns_one_card")]
         indexes = [
             models.Index(
-                fields=["expires_at", "requested_at"],
-                condition=Q(status="pending"),
-                name="agentruns_pending",
+                fields=["expires_at", "requested_at"], condition=Q(status="pending"), name="agentruns_pending"
             ),
             # The queue's default order: riskiest first, then soonest to expire, then longest waiting.
             models.Index(

@@ -108,7 +108,7 @@ class Notification(models.Model):
         default_permissions = ("view",)
         indexes = [
             # Partial: the sweep asks only about the few unsent rows.
-            models.Index(fields=["notifier", "id"], condition=Q(sent_at=None), name="agentruns_unsent"),
+            models.Index(fields=["notifier", "id"], condition=Q(sent_at=None), name="agentruns_unsent")
         ]
 
     def __str__(self) -> str:

@@ -46,9 +46,7 @@ class Message(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["session", "seq"], name="agentruns_session_seq"),
             models.UniqueConstraint(
-                fields=["run", "call_id"],
-                condition=Q(kind="tool_result"),
-                name="agentruns_one_result",
+                fields=["run", "call_id"], condition=Q(kind="tool_result"), name="agentruns_one_result"
             ),
             models.UniqueConstraint(
                 fields=["run", "call_id", "attempt"],
@@ -56,9 +54,7 @@ class Message(models.Model):
                 name="agentruns_one_start",
             ),
             models.UniqueConstraint(
-                fields=["consumes"],
-                condition=Q(consumes__isnull=False),
-                name="agentruns_single_use",
+                fields=["consumes"], condition=Q(consumes__isnull=False), name="agentruns_single_use"
             ),
         ]
         indexes = [models.Index(fields=["run", "seq"], name="agentruns_run_seq")]

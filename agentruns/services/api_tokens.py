@@ -21,12 +21,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    NotFoundError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionAccessDeniedError,
-)
+from agentruns.exceptions import NotFoundError, PermissionDeniedError, RunStateError, SessionAccessDeniedError
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Session, SessionBearer
 from agentruns.services import permissions

@@ -14,12 +14,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
-from agentruns.exceptions import (
-    ApprovalStateError,
-    JournalLockedError,
-    NotFoundError,
-    PermissionDeniedError,
-)
+from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.deciders import lapsed, void
 from agentruns.journal.fold import Call, CallApproval
@@ -92,12 +87,7 @@ def approve(
 
 
 def deny(
-    approval_id: UUID | str,
-    actor: Any,
-    reason: str,
-    *,
-    digest: str | None = None,
-    channel: str = "service",
+    approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
     """Deny a gated call; the model learns that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
@@ -112,12 +102,7 @@ def deny(
 
 
 def answer(
-    approval_id: UUID | str,
-    actor: Any,
-    text: str,
-    *,
-    digest: str | None = None,
-    channel: str = "service",
+    approval_id: UUID | str, actor: Any, text: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
     """Answer a gated call instead of executing it. Errors as `approve`."""
     if not text.strip():
@@ -280,12 +265,7 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
     permissions.require_decide(actor, approval, edited, verb="edit")
     with always_rollback():
         title, preview = tool.title(edited), tool.preview_of(edited)
-    return {
-        "arguments": edited,
-        "title": title,
-        "preview": preview,
-        "edited": to_jsonable(arguments)[0],
-    }
+    return {"arguments": edited, "title": title, "preview": preview, "edited": to_jsonable(arguments)[0]}
 
 
 def _effective(approval: Approval, arguments: dict[str, Any]) -> tuple[Tool, dict[str, Any]]:

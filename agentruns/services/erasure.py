@@ -20,12 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    AgentRunsError,
-    JournalConflictError,
-    JournalUnreadableError,
-    RunStateError,
-)
+from agentruns.exceptions import AgentRunsError, JournalConflictError, JournalUnreadableError, RunStateError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import kin, tasks_of
 from agentruns.journal.events import Row

@@ -43,9 +43,7 @@ class Command(AgentRunsCommand):
         argument("--session", metavar="KEY", help="The session's key (a new one)."),
         argument("--scope", metavar="S", help="The session's scope (that of the policy)."),
         argument(
-            "--idempotency-key",
-            metavar="K",
-            help="The same key is the same run, also after it completed.",
+            "--idempotency-key", metavar="K", help="The same key is the same run, also after it completed."
         ),
         argument(
             "--file", action="append", default=[], metavar="PATH", help="A picture or document; repeatable."
