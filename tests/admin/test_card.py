@@ -634,6 +634,12 @@ def test_an_approved_call_of_a_paused_run_says_that_it_waits(world: World) -> No
     page = read(browser("superuser").post(url(approval, "approve"), {"digest": approval.digest}, follow=True))
     assert "The call runs when somebody resumes the run, which is paused." in page.text
     assert "when a person lets its run go on" in shown(approval).text
+    text = " ".join(read(browser("superuser").get(url(approval.run))).text.split())
+    assert f"A worker then carries out what was approved: {approval.title}." in text
+    listed = {"action": "resume_selected", "_selected_action": str(approval.run_id)}
+    bulk = read(browser("superuser").post("/admin/agentruns/run/", listed)).text
+    assert f"carries out what was approved: {approval.title}." in bulk
+    assert "refund the lamp" in bulk, "the first line of its task"
 
 
 def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
@@ -648,6 +654,12 @@ def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
     assert "Its run is paused" in turn.text
     Run.objects.update(status="orphaned")
     assert "A call of its run is in doubt: what is approved runs only when" in shown(approval).text
+
+
+def test_what_a_run_waits_for_stands_right_behind_that_it_waits(world: World) -> None:
+    approval = world.waiting()
+    text = " ".join(read(browser("superuser").get(url(approval.run))).text.split())
+    assert f"It waits for a person to decide: Waits for approval: {approval.title}" in text
 
 
 def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:

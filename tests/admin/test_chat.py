@@ -138,7 +138,7 @@ def test_who_decided_and_what_a_person_said_became_of_it(world: World) -> None:
     assert "decider: Approved. He is right." in text(approval.run)
     doubt = world.orphaned()
     (call_id,) = doubt.pending_calls
-    assert "In doubt: MemoryError inside the handler." in text(doubt)
+    assert "In doubt: MemoryError inside the tool." in text(doubt)
     resolve_orphan(doubt.pk, call_id, "occurred", user("superuser"), evidence="it is on the statement")
     assert "superuser: it happened. it is on the statement" in text(doubt)
 

@@ -47,9 +47,9 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
     started = payload(run, "tool_started")
     began = run.messages.get(kind="tool_started").created_at
     for shown in (
-        "wire(text='x')", "It happened once or not at all.", "exactly these arguments",
+        "wire: x", "It happened once or not at all.", "exactly these arguments",
         started["key"], "Attempt1", "nothing: it is not repeated by itself", "not limited",
-        "nobody: no approval was needed", "The handler says that its outcome is unknown: no answer to x",
+        "nobody: no approval was needed", "The tool says that its outcome is unknown: no answer to x",
         "A person was asked.", f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post(text='later')", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
@@ -139,6 +139,31 @@ def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
     assert cost(long) == short <= 14
 
 
+@tool(sensitive=["iban"], describe=lambda args: f"Pay {args['to']} by {args['iban']}")
+def pay(ctx: ToolContext, to: str, iban: str, about: str) -> dict[str, str]:
+    """Pay; the second time nobody knows whether it went out."""
+    if about == "twice":
+        raise MemoryError
+    return {"status": "paid", "iban": iban}
+
+
+@ONCE
+def test_a_call_in_doubt_is_named_as_people_say_it_with_what_its_sentence_leaves_out(world: World) -> None:
+    once, twice = (call("pay", to="Ben", iban="DE02-secret", about=about) for about in ("once", "twice"))
+    run = start({"tools": [once]}, {"tools": [twice]}, tools=[pay])
+    page = card(run)
+    assert "Pay Ben by ***" in page.text
+    above = " ".join(page.text[: page.text.index("It happened once or not")].split())
+    assert "Run do it in doubt" in above, "the first line of its task"
+    before = page.text[: page.text.index("How you know")]
+    assert "about: twice" in before
+    assert 'An earlier call of it returned: {"iban": "***", "status": "paid"}' in page.text
+    assert "secret" not in page.text
+    listed = read(browser("superuser").get("/admin/agentruns/run/in-doubt/"))
+    assert "pay: do it" in listed.text
+    assert "For example: done by hand" in card(in_doubt(session="other")).text
+
+
 @ONCE
 def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> None:
     @tool(sensitive=["token"])
@@ -150,7 +175,8 @@ def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> Non
     run = start(turn, tools=[charge_card])
     masked = card(run, "resolver")
     assert "tok_42" not in masked.text
-    assert "charge_card(cents=7, token=***)" in masked.text
+    assert "charge card: 0.07" in masked.text
+    assert "token: ***" in masked.text
     call_id = run.messages.get(kind="orphan_found").call_id
     page = card(run, "superuser")
     assert "tok_42" not in page.text
@@ -319,7 +345,7 @@ def test_calls_in_doubt_are_a_queue(world: World) -> None:
     page = read(client.get(QUEUE))
     targets = [url(run, "call", doubtful(run)) for run in (first, second, third)]
     assert [link for link in page.links if "/calls/" in link] == targets, "who waits longest is first"
-    assert "The handler says that its outcome is unknown: no answer to t1" in page.text
+    assert "The tool says that its outcome is unknown: no answer to t1" in page.text
     page = card(second, "resolver")
     assert "2 of 3" in page.text
     assert [link for link in page.links if link in targets] == [targets[0], targets[2]]

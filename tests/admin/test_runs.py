@@ -88,7 +88,7 @@ def test_resuming_an_orphan_tells_the_model_and_says_so_before(world: World) -> 
     run = world.orphaned()
     shown = page(run)
     assert "nobody knows whether a call happened" in shown.text
-    assert "dies, attempt 1: MemoryError inside the handler. It happened once or not at all." in shown.text
+    assert "dies, attempt 1: MemoryError inside the tool. It happened once or not at all." in shown.text
     assert "The model is told that the outcome of dies is unknown, and decides what to do." in shown.text
     press(run, "resume")
     assert status(run) == "queued"

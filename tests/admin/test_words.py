@@ -21,7 +21,7 @@ from tests.packaging.test_translations import PACKAGE, called, sources, template
 from tests.shop.agents import call, shop_agent
 
 ENGINE = re.compile(
-    r"\b(epochs?|sweep\w*|fold(ed|s)?|surfac\w+|orphan\w*|digests?|seq|leases?|append\w*|payloads?)\b",
+    r"\b(epochs?|sweep\w*|fold(ed|s)?|surfac\w+|orphan\w*|digests?|seq|leases?|append\w*|payloads?|handlers?)\b",
     re.IGNORECASE,
 )
 # Not in words of ours: rows as stored, what a tool or a model wrote, the names of permissions and agents.

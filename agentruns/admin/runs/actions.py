@@ -5,7 +5,7 @@ Each records what a person wants; workers carry it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,11 +19,12 @@ from django.utils.translation import gettext_lazy, ngettext
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, exact, plain, reason
-from agentruns.admin.runs.steps import mask_for
+from agentruns.admin.runs.steps import evidence, mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
+from agentruns.journal.masking import Mask
 from agentruns.journal.verify import check
-from agentruns.models import Message, Run
+from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import cancel_run, pause_run
 from agentruns.services.runs import resume_run
@@ -57,6 +58,7 @@ class Situation:
     sweeper_seen: datetime | None = None
     uncleared: int = 0
     is_paused: bool = False
+    approved: Sequence[str] = ()  # what a paused run does next, in the words of its approvals
     pause_requested: tuple[str, datetime] | None = None
     may_resume: bool = False
     may_cancel: bool = False
@@ -93,12 +95,18 @@ def situation(request: HttpRequest, run: Run) -> Situation:
         cancel_requested=None if run.is_ended else waiting.cancel_requests(alias, [run]).get(run.pk),
         sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
         is_paused=paused,
+        approved=_approved(run, mask) if run.status == Run.Status.PAUSED else (),
         pause_requested=pause_requested,
         may_resume=permissions.may(user, "resume", run),
         may_cancel=permissions.may(user, "cancel", run),
         may_pause=permissions.may(user, "pause", run),
         may_adopt=permissions.may(user, "adopt", run),
     )
+
+
+def _approved(run: Run, mask: Mask) -> list[str]:
+    cards = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, status=Approval.Status.APPROVED)
+    return [plain(mask.made(one.tool_name, one.title)) for one in cards.order_by("requested_at")]
 
 
 def headline(situation: Situation) -> str:
@@ -140,7 +148,7 @@ def notes(situation: Situation) -> list[str]:
     run, found = situation.run, []
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
     for one in situation.orphans:
-        found.append(text % {"tool": plain(one.tool), "attempt": one.attempt, "evidence": plain(one.text)})
+        found.append(text % {"tool": plain(one.tool), "attempt": one.attempt, "evidence": evidence(one.text)})
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
         seen = situation.sweeper_seen
         if seen is None:
@@ -252,6 +260,8 @@ def _resume_effect(situation: Situation) -> list[str]:
         effect.append(text)
     if situation.run.status == Run.Status.PAUSED:
         effect.append(_("The pause ends."))
+    text = _("A worker then carries out what was approved: %(title)s.")
+    effect += [text % {"title": title} for title in situation.approved]
     if situation.is_scheduled:
         effect.append(_("It starts at once, before its time."))
     elif waits_for_time(situation.run):

@@ -15,11 +15,13 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.approvals.texts import brief
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours
 from agentruns.admin.forms import CancelForm
-from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, plain
-from agentruns.admin.runs import actions, verdicts
-from agentruns.admin.runs.steps import TEXT_LIMIT, mask_for, outcome_words, verdict_words
+from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, named, plain
+from agentruns.admin.runs import actions, chat, verdicts
+from agentruns.admin.runs.list import task
+from agentruns.admin.runs.steps import TEXT_LIMIT, evidence, mask_for, outcome_words, verdict_words
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
@@ -34,13 +36,14 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
-from agentruns.tools.card import MASK, call_text
+from agentruns.tools.card import MASK, call_text, one_line
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import redacted
 
 PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
+SHORT = 60  # characters of an argument in a title
 LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
 
@@ -52,12 +55,23 @@ class CallHistory:
     call: Call
     rows: list[Row]
     later: list[str]
+    described: str = ""  # by its tool
     settled: Row | None = None  # the approval of another call that settled the doubt about this one
 
     @property
     def seq(self) -> int:
         """The last row about the call; a page that showed it showed everything."""
         return self.rows[-1].seq
+
+    @property
+    def title(self) -> str:
+        """The call in people's words; not fit for a page yet."""
+        call = self.call
+        if text := call.approval.title if call.approval else self.described:
+            return text
+        texts = [named(name, value)[1] for name, value in call.arguments.items() if value != MASK]
+        beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
+        return one_line(": ".join(filter(None, (named(call.tool, "")[0], ", ".join(beside)))))
 
     @property
     def waits(self) -> bool:
@@ -167,8 +181,16 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     runs = {run.pk: run for run in _in_doubt(request)}
     masks = masks_of(runs.values(), size=MOST_READ)
     found = waiting.waits(settings.DATABASE, runs.values(), masks)
+    for run in runs.values():
+        run.mask = masks[run.session_id]  # type: ignore[attr-defined]
     lines = [
-        (wait, runs[key], body("", wait.text, CALL_LENGTH * 5), admin.url(request, "call", key, wait.call_id))
+        {
+            "run": runs[key],
+            "tool": plain(named(wait.tool, "")[0]),
+            "task": task(runs[key]),
+            "evidence": evidence(wait.text),
+            "url": admin.url(request, "call", key, wait.call_id),
+        }
         for key in runs
         for wait in found.get(key, [])
         if wait.kind == waiting.ORPHAN
@@ -205,12 +227,13 @@ def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | Non
     if not rows:
         return None
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq).order_by("-seq")[:1]
-    for reply in _rows(replies, mask):
-        call = fold(
-            run.pk, [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
-        ).calls.get(call_id)
+    for raw in read_rows(replies):
+        reply = mask.row(raw)
+        its = [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
+        call = fold(run.pk, its).calls.get(call_id)
         if call is not None:
-            return CallHistory(run, call, rows, _later(run, reply, call), _settled(run, rows, mask))
+            said = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
+            return CallHistory(run, call, rows, _later(run, reply, call), said, _settled(run, rows, mask))
     return None
 
 
@@ -241,13 +264,13 @@ def verdict(row: Row) -> str:
         "verdict": verdict_words(payload["verdict"]),
         "when": _moment(row),
     }
-    evidence = payload.get("evidence")
-    return f"{said} " + _("Evidence: %s") % plain(evidence) if evidence else said
+    known = payload.get("evidence")
+    return f"{said} " + _("Evidence: %s") % plain(known) if known else said
 
 
 def _doubt(row: Row) -> str:
     text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
-    facts = {"when": _moment(row), "evidence": plain(row.payload.get("evidence", ""))}
+    facts = {"when": _moment(row), "evidence": evidence(row.payload.get("evidence", ""))}
     return text % {**facts, "action": _ACTIONS.get(row.payload["action"], "")}
 
 
@@ -352,7 +375,9 @@ def _call_page(
     return admin.render(
         request,
         run,
-        title=plain(call.approval.title if call.approval else text_of(call.tool, call.arguments)),
+        title=plain(found.title),
+        brief=brief(found.title, call.arguments),
+        task=task(run),
         template="agentruns/admin/orphan.html",
         run=run,
         found=found,

@@ -27,6 +27,7 @@ from agentruns.admin.runs.steps import (
     VERBS,
     File,
     Shown,
+    evidence,
     file_of,
     outcome_words,
     returned,
@@ -156,7 +157,7 @@ class Talk:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows; one of newer code, or an odd one, is left to the steps."""
-        self.described = _described(self.run, rows)
+        self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
                 self._add(self.mask.row(row))
@@ -194,7 +195,9 @@ class Talk:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.ORPHAN_FOUND:
-            line.says.append(_("In doubt: %(evidence)s") % {"evidence": plain(payload.get("evidence", ""))})
+            line.says.append(
+                _("In doubt: %(evidence)s") % {"evidence": evidence(payload.get("evidence", ""))}
+            )
             line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
             line.says.append(self._decided(row, verdict_words(payload["verdict"]), payload.get("evidence")))
@@ -268,7 +271,7 @@ def _tools(run: Run) -> dict[str, Tool]:
     return agent.tools if agent.definition_hash == run.definition_id else {}
 
 
-def _described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
+def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
     """Return the tools' own sentences about calls that no person was asked about, by the ids of the calls.
 
     What describes a call is the project's code: it runs beside the request, and is not waited for long.

@@ -29,6 +29,7 @@ TEXT_LIMIT = 4_000
 BRIEF = 90  # characters beside the title of a step
 PAYLOAD_LIMIT = 20_000
 DIGEST = re.compile("[0-9a-f]{64}")
+_HANDLER = re.compile(r"\b(the|its) handler\b", re.IGNORECASE)
 
 Payload = dict[str, Any]
 
@@ -294,7 +295,7 @@ def _late_result(card: RowCard, payload: Payload) -> None:
 
 def _orphan_found(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Call in doubt"), "bad"
-    _add(card, _("Evidence"), payload.get("evidence"))
+    _add(card, _("Evidence"), evidence(payload.get("evidence", "")))
     _say(card, _("The tool raised"), payload.get("raised"))
     _add(card, _("What becomes of it"), _ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
 
@@ -366,6 +367,11 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
     if none_twice:
         said.append(_("No effect of this session ran twice with equal arguments."))
     return [" ".join(said)]
+
+
+def evidence(text: str) -> str:
+    """Return what the engine knew of a call in doubt, in words for people."""
+    return plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
 def verdict_words(verdict: Any) -> str:

@@ -10,13 +10,16 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.forms import RESULT_LENGTH, VerdictForm
 from agentruns.admin.html import as_text, plain
-from agentruns.admin.runs.steps import verdict_words
+from agentruns.admin.runs.steps import mask_for, verdict_words
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import carries_mask
+from agentruns.journal.read import read_rows
 from agentruns.models import Message, Run
-from agentruns.tools.card import MASK
+from agentruns.tools.card import MASK, one_line
+
+EARLIER = 5  # results of the tool that are looked at
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.calls import CallHistory
@@ -32,9 +35,21 @@ def blank(found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any
         is_uncleared=found.is_uncleared,
         needs_result=found.waits and found.returned is None,
     )
+    form.fields["result"].help_text = "" if found.returned else example(found)
     lines = initial["result"].count("\n") + 1
     form.fields["result"].widget.attrs["rows"] = min(max(lines, 2), 16)
     return form
+
+
+def example(found: CallHistory) -> str:
+    """Return what a result looks like: the last one of the tool in the session, or one made up."""
+    rows = Message.objects.using(settings.DATABASE).filter(session_id=found.run.session_id)
+    results = rows.filter(kind=events.TOOL_RESULT, tool_name=found.call.tool).order_by("-seq")[:EARLIER]
+    for row in map(mask_for(found.run).row, read_rows(results)):
+        if row.payload.get("outcome") == "ok":
+            text = one_line(plain(as_text(row.payload.get("content"))))
+            return _("An earlier call of it returned: %(result)s") % {"result": text}
+    return _('For example: done by hand, or {"status": "sent"}')
 
 
 def prefilled(found: CallHistory) -> str:
