@@ -146,21 +146,18 @@ class OpenTelemetry:
         began = time.perf_counter()
         tracer = trace.get_tracer(SCOPE, __version__, self._tracer_provider)
         span = tracer.start_span(title, above, kind, attributes, links)
-        token = contexts.attach(trace.set_span_in_context(span, above))
         error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+        own = trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False)
+        with _within(above), own:
             try:
+                yield
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
                 if name == "drive":
                     self._next_step(None)
                 self._end(span, name, facts, error, time.perf_counter() - began)
-            finally:
-                contexts.detach(token)
-                span.end()
 
     def event(self, name: str, facts: Facts) -> None:
         """Count an event, and add it to the current span."""

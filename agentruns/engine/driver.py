@@ -11,8 +11,6 @@ from datetime import datetime
 from functools import cache, cached_property, partial
 from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from agentruns.agents.agent import Agent
@@ -24,6 +22,7 @@ from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload, instructions_of
+from agentruns.journal.policy import user_of_key
 from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
@@ -274,8 +273,7 @@ def user_of(owner: Actor | None) -> Any:
     """Return the user whose run it is, as of now; NotFoundError for one who is gone and no program."""
     if owner is None:
         return None
-    users = get_user_model()
-    try:
-        return users._default_manager.get(pk=owner["id"])
-    except (users.DoesNotExist, ValueError, ValidationError):  # or of another user model
-        raise NotFoundError(f"The user {owner['name']!r} whose run it is, is not there any more.") from None
+    user = user_of_key(owner["id"])
+    if user is None:
+        raise NotFoundError(f"The user {owner['name']!r} whose run it is, is not there any more.")
+    return user

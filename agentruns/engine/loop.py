@@ -229,7 +229,8 @@ def _model_step(driver: Driver) -> None:
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
     try:
-        request, sent, read = _request(driver, draft), driver.state.fingerprint(), driver.state.read()
+        request, read = _request(driver, draft), driver.state.read()
+        sent = driver.state.conversation.fingerprint()
     except PayloadError as error:  # to ask with anything else would be to ask another question
         reason = f"payload: {error}"
         driver.commit(lambda batch: _pause(batch, reason))
@@ -325,7 +326,7 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
     return ModelRequest(
         model=model_identity(agent.model),
         system=driver.instructions,
-        messages=driver.state.messages(),
+        messages=driver.state.conversation.messages(),
         tools=list(driver.tool_schemas),
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),

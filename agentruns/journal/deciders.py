@@ -7,14 +7,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import router
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.fold import Call
-from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, visible_approvals
+from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.store import Batch
 from agentruns.models import Approval, Run, SessionBearer
 from agentruns.models.token import VISITOR
@@ -122,19 +121,12 @@ def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
 def _why_lapsed(key: str, approval: Approval, arguments: dict[str, Any]) -> str:
     if key == f"{VISITOR}{approval.run.session_id}":  # their token was looked at as they confirmed it
         return ""
-    user = _user(key)
+    model = get_user_model()
+    users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
+    user = user_of_key(key, users)
     if user is None:
         return _("User %(id)s is gone.") % {"id": key}
     visible = visible_approvals(user)
     if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
         return _("%(name)s may not see it any more.") % {"name": user.get_username()}
     return why_not_decide(user, approval, arguments)
-
-
-def _user(key: str) -> Any:
-    model = get_user_model()
-    users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
-    try:
-        return users.filter(pk=key).first()
-    except (ValueError, TypeError, OverflowError, ValidationError):  # no id of a user here
-        return None

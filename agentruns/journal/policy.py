@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db import InterfaceError, InternalError, OperationalError
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
@@ -201,6 +203,15 @@ def is_somebody(user: Any) -> bool:
     """Tell whether a user is signed in and active; no policy is asked about others."""
     is_user = user is not None and not isinstance(user, SessionBearer)
     return bool(is_user and user.is_authenticated and user.is_active)
+
+
+def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:
+    """Return the user of a key, of the default manager's or of `users`; None if it is nobody's."""
+    users = get_user_model()._default_manager.all() if users is None else users
+    try:
+        return users.filter(pk=key).first()
+    except (ValueError, TypeError, OverflowError, ValidationError):  # or of another user model
+        return None
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:

@@ -120,18 +120,6 @@ class SessionState:
         self._unread = []
         return self._conversation
 
-    def messages(self, read: int | None = None) -> list[dict[str, Any]]:
-        """Return the conversation to send, as `Conversation.messages`."""
-        return self.conversation.messages(read)
-
-    def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
-        """Return the conversation so far, as `Conversation.settled_messages`."""
-        return self.conversation.settled_messages(read)
-
-    def fingerprint(self, read: int | None = None) -> str:
-        """Return a digest of the conversation so far, as `Conversation.fingerprint`."""
-        return self.conversation.fingerprint(read)
-
     def read(self) -> int:
         """Return the last row that a request made now reads."""
         return (self.conversation.held_back() or self.next_seq) - 1
@@ -141,7 +129,8 @@ class SessionState:
         sent = reply.payload.get("sent")
         if sent is None or reply.content_salt is None or self.has_erased:
             return None
-        return bool(sent == keyed(reply.content_salt, self.fingerprint(reply.payload.get("read"))))
+        now = self.conversation.fingerprint(reply.payload.get("read"))
+        return bool(sent == keyed(reply.content_salt, now))
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:

@@ -24,6 +24,7 @@ from agentruns.models.parts import commitment
 from agentruns.models.tombstone import NAMED, forgotten
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_ROW_DEPTH, is_deeper
+from agentruns.utils.redaction import redacted
 
 # Approval columns that are folded from the journal; those of a run are in RunState.columns.
 APPROVAL_COLUMNS = (
@@ -454,15 +455,12 @@ def _differences(
         due = stored_form(model, name, value)
         if stored[name] == due:
             continue
-        what = differs(name, stored[name], due)
+        # Redacted before they are cut, as a part of a secret is not found.
+        was, says = map(shown, redacted([stored[name], due]))
+        what = f"{name} is {was}, the journal says {says}."
         if name == "arguments":  # they may be sensitive
             what = "arguments differ from the journal's."
         yield replace(about, what=f"{about.what}: {what}", column=name, stored=stored[name], folded=value)
-
-
-def differs(column: str, stored: str | None, due: str | None) -> str:
-    """Return the sentence about a column whose stored value is not the folded one."""
-    return f"{column} is {shown(stored)}, the journal says {shown(due)}."
 
 
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:

@@ -351,7 +351,7 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
     batch = Batch(state)
     for fate in fates(store.alias, fork.origin, past, fork.at):
         _settle(batch, fate, fork)
-    said = state.settled_messages()
+    said = state.conversation.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and not fork.has_text:
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")

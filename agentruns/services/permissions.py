@@ -13,7 +13,6 @@ from urllib.parse import quote
 from uuid import UUID
 
 from django.contrib.auth import authenticate, get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -36,6 +35,7 @@ from agentruns.journal.policy import (
     current,
     groups_of,
     is_somebody,
+    user_of_key,
     visible_approvals,
     visible_runs,
 )
@@ -147,11 +147,7 @@ def require_somebody(actor: Any) -> None:
 
 def active_user(user_id: Any) -> Any:
     """Return the active user of an id; None where there is none."""
-    users = get_user_model()
-    try:
-        found = users._default_manager.filter(pk=user_id).first()
-    except (ValueError, ValidationError, OverflowError):
-        return None
+    found = user_of_key(user_id)
     return found if found is not None and found.is_active else None
 
 

@@ -198,7 +198,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         output=_output_of(run),
         run_id=str(run.pk),
         session_key=run.session.key,
-        messages=state.settled_messages(),
+        messages=state.conversation.settled_messages(),
         usage=run.usage,
         pending=list(cards.order_by("requested_at")) if pending else [],
         orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
@@ -315,7 +315,7 @@ def _ended(
         output=output.value_of(agent.output_type, state.run.output),
         run_id=run_id,
         session_key=session_key,
-        messages=state.settled_messages(),
+        messages=state.conversation.settled_messages(),
         usage=state.run.usage,
         error=state.run.error,
     )

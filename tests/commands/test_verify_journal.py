@@ -130,7 +130,7 @@ def test_missing_triggers_are_found_and_installed_again() -> None:
                 "Sessions checked: 4. Repaired: 1. Nothing is wrong.",
             ],
         )
-        assert triggers.installed(connection)
+        assert not triggers.differences(connection)
     finally:
         triggers.install(connection)
     assert run("verify_journal").code == 0

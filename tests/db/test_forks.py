@@ -74,7 +74,7 @@ def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects) 
     for seq in Message.objects.filter(run=run).order_by("seq").values_list("seq", flat=True):
         fork = fork_run(run.pk, seq, text="and now?")
         state = load("default", fork.session_id, fork.pk)
-        check_messages(state.messages())
+        check_messages(state.conversation.messages())
         assert (fork.status, fork.origin_id, fork.origin_seq) == ("queued", run.pk, seq)
         assert (state.run.columns()["status"], fork.pending_calls) == ("active", [])
         assert problems(fork.session_id) == []
@@ -155,7 +155,7 @@ def test_nothing_left_to_do_needs_a_text() -> None:
     assert (Run.objects.count(), Session.objects.count()) == (runs, sessions), "nothing is left of a refusal"
     fork = fork_run(run.pk, seq, text="And the invoice?")
     assert fork.input == "And the invoice?"
-    assert session_at(fork.pk, fork.messages.latest("seq").seq).messages()[-1] == {
+    assert session_at(fork.pk, fork.messages.latest("seq").seq).conversation.messages()[-1] == {
         "role": "user",
         "content": [{"type": "text", "text": "And the invoice?"}],
     }
@@ -205,7 +205,7 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     assert the_run_of(first).status == "completed"
     for seq in (1, 7, seq_of(run, "user")):
         second = fork_run(first.pk, seq, text="go on")
-        check_messages(load("default", second.session_id, second.pk).messages())
+        check_messages(load("default", second.session_id, second.pk).conversation.messages())
         assert problems(second.session_id) == []
     sweep()
     assert {fork.status for fork in Run.objects.filter(origin=first)} == {"completed"}
@@ -281,7 +281,7 @@ def test_a_long_text_is_put_away(folder: Path) -> None:
     row = fork.messages.latest("seq")
     assert (len(str(row.payload)) < 2_000, fork.input) == (True, text)
     state = load("default", fork.session_id, fork.pk)
-    assert state.messages()[-1]["content"] == [{"type": "text", "text": text}]
+    assert state.conversation.messages()[-1]["content"] == [{"type": "text", "text": text}]
 
 
 def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut() -> None:
@@ -339,7 +339,7 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied() -> None:
         fork = fork_run(origin.pk, seq, text="go on")
         fork = fork_run(fork.pk, fork.messages.latest("seq").seq)
         assert payloads(fork, "ballot")[0]["votes"] == [{"copied": True}]
-        check_messages(load("default", fork.session_id, fork.pk).messages())
+        check_messages(load("default", fork.session_id, fork.pk).conversation.messages())
         assert repair_session("default", fork.session_id) == ([], [])
     sweep()
     assert the_run_of(fork).status == "completed"

@@ -119,6 +119,6 @@ def test_what_is_a_function_of_the_log_is_not_stored() -> None:
     run = the_run(result)
     assert asked[0].system == "Be brief."
     assert asked[0].messages == result.messages[:-1]
-    assert load("default", run.session_id, run.pk).settled_messages() == result.messages
+    assert load("default", run.session_id, run.pk).conversation.settled_messages() == result.messages
     rows = str([row.payload for row in Message.objects.all()])
     assert ("Be brief." in rows, "role" in rows) == (False, False)

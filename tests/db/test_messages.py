@@ -366,7 +366,7 @@ def test_a_fork_before_and_after_a_message(between: Any) -> None:
     for at, words in expected.items():
         fork = fork_run(run.pk, at)
         state = load("default", fork.session_id, fork.pk)
-        assert said(state.settled_messages()) == words
+        assert said(state.conversation.settled_messages()) == words
         sweep()
         assert is_sound(fork)
         assert said(result_of(fork.pk).messages)[: len(words)] == words

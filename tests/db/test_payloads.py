@@ -233,7 +233,7 @@ def test_what_came_too_late_can_be_told_as_it_was(folder: Path) -> None:
     resolve_orphan(run.pk, evidence.call_id, "occurred", None, result=evidence.payload["content"])
     assert row_of(run).payload["stored"] == evidence.payload["stored"]
     assert stored_in(folder) == [path]
-    assert said_by(load("default", run.session_id, run.pk).messages()) == report_of(MEGABYTE)
+    assert said_by(load("default", run.session_id, run.pk).conversation.messages()) == report_of(MEGABYTE)
     assert sweep().completed == 1
     assert problems(run.session_id) == []
 

@@ -111,7 +111,7 @@ def test_a_run_of_another_release(name: str, newer: bool, effects: Effects) -> N
             replay_run(run.pk)
     else:
         assert replay_run(run.pk).difference is None, "the model would be sent what it was sent"
-    check_messages(session_at(run.pk, run.messages.latest("seq").seq).messages())
+    check_messages(session_at(run.pk, run.messages.latest("seq").seq).conversation.messages())
     assert {line["key"] for line in effects.lines()} <= {row["key"] for row in payloads(run, "tool_started")}
     assert len(effects.lines()) == EFFECTS.get(name.partition("/")[2], 0)
     lines = list(export_run(run.pk, true_values=True))

@@ -174,7 +174,7 @@ def test_every_request_is_valid_and_the_history_is_what_was_returned(point: str)
     result = resume_run(run.pk)
     run = the_run(result)
     assert (result.status, result.output, run.output) == ("completed", "FINAL ANSWER", "FINAL ANSWER")
-    assert load("default", run.session_id, run.pk).settled_messages() == result.messages
+    assert load("default", run.session_id, run.pk).conversation.settled_messages() == result.messages
     assert result.messages[-1]["content"][-1]["text"] == "FINAL ANSWER"
     assert [message["role"] for message in result.messages] == ["user", "assistant"] * 3
     check_messages([*result.messages, {"role": "user", "content": [{"type": "text", "text": "thanks"}]}])

@@ -35,7 +35,7 @@ def test_again_in_the_same_session() -> None:
         run_again(run.pk, idempotency_key=run.idempotency_key)
     sweep()
     assert the_run_of(again).status == "awaiting-approval"
-    assert len(session_at(again.pk, seq_of(again, "user")).messages()) == 7, (
+    assert len(session_at(again.pk, seq_of(again, "user")).conversation.messages()) == 7, (
         "the model sees what was done before"
     )
 

@@ -55,7 +55,7 @@ def test_the_state_at_every_row_is_the_fold_up_to_there(effects: Effects) -> Non
 def test_what_the_model_was_sent_at_a_step() -> None:
     run = story()
     second = Message.objects.filter(run=run, kind="assistant").order_by("seq")[1]
-    messages = session_at(run.pk, second.seq - 1).settled_messages()
+    messages = session_at(run.pk, second.seq - 1).conversation.settled_messages()
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[-1]["content"][0]["content"] == "lookup done"
 

@@ -252,7 +252,7 @@ def check(view: View, world: World, known: list[tuple[str, int]]) -> None:
             world.sound.add(stands)
     for state in view.states:
         if not state.run.open_calls():
-            check_messages([*state.settled_messages(), GO_ON])
+            check_messages([*state.conversation.settled_messages(), GO_ON])
     for run in view.runs:
         assert (run.status == "running") == (run.lease_expires_at is not None), run.status
         rows = view.rows[run.pk]

@@ -100,7 +100,7 @@ class World:
             assert text is None
             return
         state = load("default", made.session_id, made.pk)
-        check_messages(state.messages())
+        check_messages(state.conversation.messages())
         assert (state.run.open_calls(), self.effects.count(), problems(made.session_id)) == ([], before, [])
         if is_driven:
             self.live(made, life)

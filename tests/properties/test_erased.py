@@ -71,4 +71,4 @@ def test_any_rows_may_be_erased(turns: list[Any], clicks: list[str], data: Any) 
             state.apply(row)
             timeline.line(row)
         end = {"role": "user", "content": [{"type": "text", "text": "go"}]}
-        check_messages([*state.settled_messages(), end])
+        check_messages([*state.conversation.settled_messages(), end])

@@ -339,7 +339,9 @@ def _request(moment: Moment) -> dict[str, Any]:
     """Return the request as the model had it: the definition's parts, and the conversation."""
     state = moment.before if moment.sent else moment.state.run
     definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
-    messages = moment.shown.settled_messages(moment.row.payload.get("read") if moment.sent else None)
+    messages = moment.shown.conversation.settled_messages(
+        moment.row.payload.get("read") if moment.sent else None
+    )
     instructions, tools = definition.get("instructions", ""), definition.get("tools", {})
     if not isinstance(instructions, str):
         instructions = moment.shown.run.instructions or ""

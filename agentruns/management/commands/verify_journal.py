@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -12,13 +11,13 @@ from django.db.models import Model
 
 from agentruns.conf import settings
 from agentruns.journal.anchor import Compared
-from agentruns.journal.verify import Problem, check, differs, shown, stored_form, strays
+from agentruns.journal.verify import Problem, check, shown, stored_form, strays
 from agentruns.management.base import AgentRunsCommand, argument, session_named, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
 from agentruns.services.retention import revived
-from agentruns.utils.redaction import is_on, redact, redacted
+from agentruns.utils.redaction import redact, redacted
 
 PAGE = 200
 INSTALLED = "The triggers of the journal were installed again."
@@ -104,7 +103,7 @@ class Command(AgentRunsCommand):
             text = _change(problem)
             self.tell({**_names(problem), "repaired": redact(text)}, f"Session {problem.session}: {text}")
             self.counts["repaired"] += 1
-        for problem in map(_redacted, found.left):
+        for problem in found.left:
             self._report(problem, str(problem))
             if repair and problem.seq is not None and not problem.file:
                 self.tell({**_names(problem), "refused": REFUSED}, f"Session {problem.session}: {REFUSED}")
@@ -146,21 +145,9 @@ def _names(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _redacted(problem: Problem) -> Problem:
-    """Return a problem whose values are redacted before they are cut, as a part of a secret is not found."""
-    if not is_on() or problem.column in ("", "arguments"):
-        return problem
-    model, row = _row(problem)
-    stored, due = redacted([problem.stored, stored_form(model, problem.column, problem.folded)])
-    return replace(problem, what=f"{row}: {differs(problem.column, stored, due)}")
-
-
-def _row(problem: Problem) -> tuple[type[Model], str]:
-    return (Approval, f"approval {problem.approval}") if problem.approval else (Run, f"run {problem.run}")
-
-
 def _change(problem: Problem) -> str:
-    model, row = _row(problem)
+    model: type[Model] = Approval if problem.approval else Run
+    row = f"approval {problem.approval}" if problem.approval else f"run {problem.run}"
     text = f"{row}: {problem.column} rewritten"
     if problem.column == "arguments":  # may hold secrets
         return f"{text}."
