@@ -237,7 +237,7 @@ def test_another_schema_and_any_search_path(run: Run) -> None:
             execute(f'CREATE TABLE "Ten""ant".{table} (LIKE public.{table} INCLUDING ALL)')
             execute(f'INSERT INTO "Ten""ant".{table} SELECT * FROM public.{table}')
         execute(f'{path}"Ten""ant", public')
-        assert not triggers.installed(connection)
+        assert triggers.differences(connection)
         triggers.install(connection)
         assert triggers.differences(connection) == []
         execute(f"{path}pg_temp")
