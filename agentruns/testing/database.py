@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +38,7 @@ class DatabaseClock:
 
 @contextmanager
 def frozen_clock() -> Iterator[DatabaseClock]:
-    """Freeze the time of `Now()`, of `django.utils.timezone.now()` and of the engine, and let a test move it.
+    """Freeze the time of `Now()`, `timezone.now()`, the engine and new ids, and let a test move it.
 
     Python's own `datetime.now()` in other code goes on, and so do other processes. Inside another
     `frozen_clock` this is that one.
@@ -58,6 +59,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from agentruns.engine import leases
     from agentruns.journal import statements
     from agentruns.utils import clock as journal_clock
+    from agentruns.utils import ids
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
@@ -75,6 +77,8 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     yield statements, "clock", append_clock
     yield timezone, "now", lambda: clock.now
     yield journal_clock, "now", lambda alias: clock.now
+    yield ids, "_last", (0, 0)  # ids begin with their time, by which the console finds what is of a day
+    yield ids, "time", SimpleNamespace(time_ns=lambda: int(clock.now.timestamp() * 1_000_000_000))
     yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
 
 

@@ -59,12 +59,31 @@ def test_every_journal_is_sound_and_every_effect_happened_once(shop: Project) ->
     assert not list(Path(shop.folder).glob("**/*.log")), "the mail folder is for the demo's own"
 
 
+LOOK = """
+import re, json
+from django.test import Client
+from project.helpdesk.preparation import demo_user
+
+client = Client(headers={"host": "localhost"})
+client.force_login(demo_user())
+
+def get(where):
+    return client.get(where.replace("&amp;", "&")).content.decode()
+"""
+DAYS = """
+found = re.findall('href="([^"]*started_to=[^"]*)">([0-9]+)<', get("/admin/"))
+print(json.dumps([[int(count), get(where).count('class="action-select"')] for where, count in found]))
+"""
+
+
+def test_every_day_of_the_front_page_leads_to_its_runs(shop: Project) -> None:
+    days = json.loads(shop.run("shell", "-v0", "-c", LOOK + DAYS).stdout)
+    assert len(days) >= 7, "and those that failed"
+    assert sum(count for count, _listed in days) > 14
+    assert all(count == listed for count, listed in days), days
+
+
 def test_who_starts_a_run_is_told_what_the_transcripts_answer(shop: Project) -> None:
-    code = (
-        "from django.test import Client; from project.helpdesk.preparation import demo_user; "
-        "client = Client(headers={'host': 'localhost'}); client.force_login(demo_user()); "
-        "print(client.get('/admin/agentruns/run/start/').content.decode())"
-    )
-    page = shop.run("shell", "-v0", "-c", code).stdout
+    page = shop.run("shell", "-v0", "-c", f"{LOOK}print(get('/admin/agentruns/run/start/'))").stdout
     assert "follows a transcript for each of the tickets 1 to 5" in page
     assert page.index("tickets 1 to 5") < page.index('name="text"')
