@@ -147,8 +147,10 @@ class LeanChangeList(ChangeList):
     @property
     def shown(self) -> Any:
         """The list as its page numbers show it: "10,000+" where the count stopped."""
-        counted = self.paginator.counted
-        return _Shown(self, str(counted)) if counted.more else self
+        shown: Any = copy.copy(self)
+        if self.paginator.counted.more:
+            shown.result_count = str(self.paginator.counted)
+        return shown
 
     def news_url(self) -> str:
         """Return where an open list asks for what is newer than itself."""
@@ -159,17 +161,6 @@ class LeanChangeList(ChangeList):
     def without_search(self) -> str:
         """Return the list as it is without the search."""
         return self.get_query_string(remove=[SEARCH_VAR])
-
-
-class _Shown:
-    """A list with a text for its size; else as it is."""
-
-    def __init__(self, shown: LeanChangeList, count: str) -> None:
-        self._shown = shown
-        self.result_count = count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shown, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 from statistics import median
@@ -26,8 +24,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import Bounded, CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view
-from agentruns.admin.filters import SKEW, failed_lately, failures, midnight
-from agentruns.admin.html import EMPTY, age, duration, plain, visible, words
+from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
+from agentruns.admin.html import EMPTY, age, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
@@ -49,67 +47,19 @@ RUNS = 5_000  # of these days that are looked at
 OLDEST = 5
 CAUSES = 10
 TOOLS = 15  # or agents
-APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)
 PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One number, what it counts, and where these are listed."""
-
-    count: Bounded
-    label: str
-    tone: str
-    url: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """The decisions on one tool's calls."""
-
-    tool: str
-    url: str
-    count: int
-    approved: int
-    time: str
-
-    @property
-    def rate(self) -> str:
-        """The share that was approved, in percent."""
-        return f"{100 * self.approved // self.count} %"
-
-
-@dataclass(slots=True)
-class Dashboard:
-    """The figures that this user may see; `failed` where they could not be read."""
-
-    figures: list[Figure]
-    poll_url: str = ""  # where an open page asks for itself anew
-    lists: list[tuple[str, str, str]] = field(default_factory=list)  # a list, its search, and their URL
-    start_url: str = ""  # where the user may start a run
-    costs_url: str = ""
-    waiting: list[dict[str, Any]] | None = None  # the approvals that wait longest
-    worker: dict[str, Any] | None = None  # when one was last seen
-    days: list[dict[str, Any]] | None = None  # the runs started on each
-    agents: list[dict[str, Any]] | None = None
-    cost: str = ""
-    looked_at: Bounded | None = None  # runs of the week
-    failures: list[dict[str, Any]] | None = None
-    decisions: list[Decisions] | None = None
-    more_tools: int = 0
-    failed: bool = False
-
-
-def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
+def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     """Return what a user may see on a site, None if that is nothing; a failure is logged and shown."""
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
-    alias, found = settings.DATABASE, Dashboard([], _url(site, Run, "figures"))
-    runs = (_("Runs"), _("Search runs"), _list(site, Run)) if sees_runs else ()
-    approvals = (_("Approvals"), _("Search approvals"), _list(site, Approval)) if sees_approvals else ()
-    found.lists = [each for each in (runs, approvals) if each]
+    runs = [(_("Runs"), _("Search runs"), _list(site, Run))] if sees_runs else []
+    approvals = [(_("Approvals"), _("Search approvals"), _list(site, Approval))] if sees_approvals else []
+    found = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
+    alias = settings.DATABASE
     # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
     # none of our own: on SQLite it would wait for whoever writes.
     inside = connections[alias].in_atomic_block
@@ -122,11 +72,11 @@ def dashboard(site: AdminSite, request: HttpRequest) -> Dashboard | None:
                 _runs(alias, site, request, found)
     except Exception:  # the index is the project's, whatever is wrong with what we add to it
         logger.exception("The dashboard could not be read")
-        return Dashboard([], failed=True)
+        return {"failed": True}
     return found
 
 
-def _approvals(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
     visible_to_user = policy.visible_approvals(request.user)
     pending = visible_to_user.filter(status=PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
@@ -138,11 +88,13 @@ def _approvals(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     row = oldest[0] if oldest else None
     if permissions.may(request.user, "decide"):
         count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
-        found.figures.append(_figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes")))
+        found["figures"].append(
+            _figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes"))
+        )
     waiting = bounded(row.waiting if row else 0, MOST)
-    found.figures.append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
+    found["figures"].append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
     masks = masks_of((one.run for one in oldest), masking.MOST_ROWS, masking.MOST_READ)
-    found.waiting = [
+    found["waiting"] = [
         {
             "title": visible(masks[one.run.session_id].approval(one).title),
             "url": reverse("admin:agentruns_approval_change", args=[one.pk], current_app=site.name),
@@ -161,7 +113,7 @@ def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
     return Bounded(min(row.open, MOST) - len(given), more)
 
 
-def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
     runs = policy.visible_runs(request.user)
     for label, tone, which, status in (
         (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
@@ -170,20 +122,20 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
         (_("paused"), "waits", Q(status=Run.Status.PAUSED), "paused"),
     ):
         count = counted(runs.filter(which), MOST)
-        found.figures.append(_figure(count, label, tone, _list(site, Run, status=status)))
+        found["figures"].append(_figure(count, label, tone, _list(site, Run, status=status)))
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
-        found.figures.append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
+        found["figures"].append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
-        found.start_url = _url(site, Run, "start")
-    found.worker = {"seen": age(seen) if seen else "", "is_silent": silent}
+        found["start_url"] = _url(site, Run, "start")
+    found["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
     _week(site, runs, found)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1].runs))
-    found.failures = [
+    found["failures"] = [
         {
             "text": visible(each.text),
             "count": len(each.runs),
@@ -195,15 +147,15 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: Dashboard) -
     ]
 
 
-def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
+def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
     """Look at the newest runs of a week once: by day, by agent, and what they cost."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
     these = urlencode({"by": "agent", "first": first, "last": today})
-    found.costs_url = f"{_url(site, Run, 'costs')}?{these}"
+    found["costs_url"] = f"{_url(site, Run, 'costs')}?{these}"
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
-    found.looked_at, week = bounded(len(week), RUNS), week[:RUNS]
+    found["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
     days = [first + timedelta(days=number) for number in range(DAYS)]
     by_day: dict[date, list[Any]] = {day: [] for day in days}
     by_agent: dict[str, list[Any]] = defaultdict(list)
@@ -211,7 +163,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
         by_day.setdefault(timezone.localdate(run.created_at), []).append(run)
         by_agent[run.agent].append(run)
     most = max(map(len, by_day.values()))
-    found.days = [
+    found["days"] = [
         {
             "label": date_format(day, "MONTH_DAY_FORMAT"),
             "bar": bar(len(by_day[day]), _failed(by_day[day]), most),
@@ -219,9 +171,9 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
         }
         for day in reversed(days)
     ]
-    found.cost = amount(_cost(week))
+    found["cost"] = amount(_cost(week))
     most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
-    found.agents = []
+    found["agents"] = []
     for agent, its in most_first[:TOOLS]:
         ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
         line = {
@@ -230,7 +182,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: Dashboard) -> None:
             "tokens": short(sum(run.tokens for run in its)),
             "cost": amount(_cost(its)),
         }
-        found.agents.append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
+        found["agents"].append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
 
 
 def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
@@ -276,7 +228,7 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
     return render(request, "agentruns/admin/dashboard.html", {"dashboard": found})
 
 
-def _decisions(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
+def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
     """Look at the newest by their ids, which are indexed: asked within twice the period, decided in it."""
     since = clock.now(settings.DATABASE) - PERIOD
     asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
@@ -286,25 +238,21 @@ def _decisions(site: AdminSite, request: HttpRequest, found: Dashboard) -> None:
     for tool, status, time in fields[:MOST]:
         by_tool[tool].append((status, time.total_seconds()))
     most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
-    found.decisions = list(_summaries(site, most_first[:TOOLS]))
-    found.more_tools = len(most_first) - len(found.decisions)
+    found["decisions"] = [
+        {
+            "tool": plain(tool),
+            "url": _list(site, Approval, status="all", tool=tool),
+            "count": len(given),
+            "rate": f"{100 * sum(status in APPROVED for status, _seconds in given) // len(given)} %",
+            "time": duration(timedelta(seconds=median(max(seconds, 0) for _status, seconds in given))),
+        }
+        for tool, given in most_first[:TOOLS]
+    ]
+    found["more_tools"] = max(len(most_first) - TOOLS, 0)
 
 
-def _summaries(site: AdminSite, tools: list[tuple[str, list[tuple[str, float]]]]) -> Iterator[Decisions]:
-    now = clock.now(settings.DATABASE)
-    for tool, given in tools:
-        typical = timedelta(seconds=median(seconds for _status, seconds in given))
-        yield Decisions(
-            tool=plain(tool),
-            url=_list(site, Approval, status="all", tool=tool),
-            count=len(given),
-            approved=sum(status in APPROVED for status, _seconds in given),
-            time=words(now - max(typical, timedelta())),
-        )
-
-
-def _figure(count: Bounded, label: str, tone: str, url: str) -> Figure:
-    return Figure(count, label, tone if count else "none", url)
+def _figure(count: Bounded, label: str, tone: str, url: str) -> dict[str, Any]:
+    return {"count": count, "label": label, "tone": tone if count else "none", "url": url}
 
 
 def _list(site: AdminSite, model: Any, **query: str) -> str:

@@ -132,7 +132,6 @@ class Fact:
 
     label: str
     value: object
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)

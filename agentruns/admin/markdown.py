@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape, unescape
 from secrets import token_hex
-from typing import Any
 
 import nh3
 from django.utils.safestring import SafeString, mark_safe
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
 
 from agentruns.admin.html import Body, body, marked_parts, plain
 from agentruns.tools.card import MASK
@@ -23,20 +20,10 @@ TAGS = {
     "p", "pre", "s", "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 
-
-class _Renderer(RendererHTML):
-    """Writes headings as strong lines: the page has its own."""
-
-    def heading_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        """Return the beginning of a heading."""
-        return "<p><strong>"
-
-    def heading_close(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        """Return the end of a heading."""
-        return "</strong></p>\n"
-
-
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer)
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
+# Headings are strong lines: the page has its own.
+_MARKDOWN.add_render_rule("heading_open", lambda *_given: "<p><strong>")
+_MARKDOWN.add_render_rule("heading_close", lambda *_given: "</strong></p>\n")
 # Nothing that a model wrote can be pressed: a click could carry away what it has read. And what is written
 # as an entity would be neither masked nor marked: it is looked at before.
 _MARKDOWN.enable(["table", "strikethrough"]).disable(["image", "link", "autolink", "reference", "entity"])

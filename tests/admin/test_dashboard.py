@@ -116,9 +116,9 @@ def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pyte
     Approval.objects.filter(pk=world.waiting("program", 9001).pk).update(
         status="expired", decided_at=timezone.now()
     )
-    assert index().cells("ar-decisions ar-tools") == [["refund", "4", "75 %", "18\xa0minutes"]]
+    assert index().cells("ar-decisions ar-tools") == [["refund", "4", "75 %", "18\xa0min"]]
     Approval.objects.exclude(pk=old.pk).update(requested_at=F("decided_at") - timedelta(seconds=3.222006))
-    assert index().cells("ar-decisions ar-tools")[0][3] == "3\xa0s"
+    assert index().cells("ar-decisions ar-tools")[0][3] == "3.2\xa0s"
     assert "/admin/agentruns/approval/?status=all&tool=refund" in index().links
     monkeypatch.setattr(dashboard, "MOST", 2)
     assert [row[1] for row in index().cells("ar-decisions ar-tools")] == ["2"]

@@ -60,7 +60,7 @@ def test_a_selection_is_listed_then_resumed_and_a_worker_drives(world: World, ef
         assert text in page.text, text
     assert effects.count() == acted
     assert LogEntry.objects.count() == 3
-    assert "Resumed in bulk." in LogEntry.objects.latest("pk").get_change_message()
+    assert "Resumed from the console." in LogEntry.objects.latest("pk").get_change_message()
     assert sweep().completed == 3
     assert all(problems(run.session_id) == [] for run in runs)
 
@@ -77,7 +77,7 @@ def test_the_reason_goes_into_the_journal_of_each(world: World) -> None:
         ("the bank is down", "superuser")
     ] * 3
     entries = [entry.get_change_message() for entry in LogEntry.objects.all()]
-    assert entries == ["Cancel requested in bulk. the bank is down"] * 3
+    assert entries == ["Cancel requested in the console. the bank is down"] * 3
 
 
 def test_pausing_stops_what_is_at_work_however_far_it_came(world: World) -> None:

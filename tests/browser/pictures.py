@@ -1,12 +1,15 @@
 """Takes the pictures of the console that the docs show: `python -m tests.browser.pictures [folder]`.
 
-On the tests' host project and a database of its own, which is gone afterwards.
+On the tests' host project and a database of its own, which is gone afterwards; the front page is that of the
+demo, after its two weeks.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,8 +53,47 @@ def server() -> Iterator[str]:
     runner.teardown_test_environment()
 
 
+@contextmanager
+def demo(folder: Path) -> Iterator[str]:
+    """Serve the demo project with a worker beside it; yield its URL."""
+    from tests.crash.processes import wait_for
+    from tests.e2e.demo_project import ROOT, Project
+    from tests.e2e.test_console import answers
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    project = Project(folder)
+    child = subprocess.Popen(
+        project.command("console", f"--port={port}"),
+        cwd=ROOT,
+        env=project.environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: answers(port), "the web server", seconds=120)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.terminate()
+        child.wait(30)
+
+
+def take_front_page(visitors: Visitors, folder: Path) -> None:
+    """Take the picture of the demo's front page."""
+    from tests.browser.visitor import INDEX, LOGIN, WIDE
+
+    visitor = visitors("anonymous", size={**WIDE, "height": 860})
+    page = visitor.open(f"{LOGIN}?next={INDEX}")
+    page.get_by_label("Username").fill("demo")
+    page.get_by_label("Password").fill("demo")
+    visitor.click(page.get_by_role("button", name="Log in"))
+    page.locator(".ar-figure--none", has_text="worker, seen").wait_for()
+    page.screenshot(path=folder / "dashboard.png", animations="disabled")
+
+
 def main(folder: Path = FOLDER) -> None:
     """Take every picture, and keep them only if the browser had nothing to complain about."""
+    os.environ["TZ"] = "UTC"  # of the browser
     with tempfile.TemporaryDirectory() as scratch, server() as url:
         from agentruns.testing import frozen_clock
         from tests import effects
@@ -63,8 +105,11 @@ def main(folder: Path = FOLDER) -> None:
             clock.now = DAY
             visitors = Visitors(browser, url)
             take(visitors, Path(scratch), *day(clock))
-            if complaints := visitors.leave():
-                raise SystemExit("\n".join(complaints))
+            with demo(Path(scratch) / "demo") as shop:
+                guests = Visitors(browser, shop)
+                take_front_page(guests, Path(scratch))
+                if complaints := [*visitors.leave(), *guests.leave()]:
+                    raise SystemExit("\n".join(complaints))
         folder.mkdir(parents=True, exist_ok=True)
         for picture in sorted(Path(scratch).glob("*.png")):
             shutil.copy(picture, folder)
@@ -87,15 +132,14 @@ def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
 
 
 def take_history(visitors: Visitors, folder: Path) -> None:
-    """Take the pictures of a run that has ended, from the index of the admin on."""
+    """Take the pictures of a run that has ended, from the list on."""
     from agentruns.models import Run
-    from tests.browser.visitor import INDEX, RUNS
+    from tests.browser.visitor import RUNS
 
     run = Run.objects.get(session__key="order-0987")
     reply = run.messages.filter(kind="assistant").latest("seq").seq
     visitor = visitors("maria")
     for name, where in (
-        ("dashboard", INDEX),
         ("runs", RUNS + "?q=order-0987"),
         ("run", run),
         ("moment", f"{RUNS}{run.pk}/at/?seq={reply}"),

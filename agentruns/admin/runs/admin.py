@@ -170,7 +170,7 @@ class RunAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("task"), ordering="id")
     def task(self, run: Run) -> SafeString:
         """The first line of the task; below it the error, the answer, or what it waits for."""
-        return two_lines(runs.list.task(run), runs.list.second(run))
+        return two_lines(runs.list.task_title(run), runs.list.second(run))
 
     @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:

@@ -18,7 +18,7 @@ from agentruns.admin.forms import CancelForm
 from agentruns.admin.html import plain
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.list import status as badge_of
-from agentruns.admin.runs.list import task
+from agentruns.admin.runs.list import task_title
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
 from agentruns.models import Run
@@ -42,11 +42,6 @@ BUTTONS = {
     "resume": ngettext_lazy("Resume this run", "Resume these %(count)d runs", "count"),
     "pause": ngettext_lazy("Pause this run", "Pause these %(count)d runs", "count"),
     "cancel": ngettext_lazy("Cancel this run", "Cancel these %(count)d runs", "count"),
-}
-LOGGED = {
-    "resume": gettext_lazy("Resumed in bulk."),
-    "pause": gettext_lazy("Pause requested in bulk."),
-    "cancel": gettext_lazy("Cancel requested in bulk."),
 }
 Line = dict[str, Any]  # one run of the selection: what will become of it, or became of it
 
@@ -111,7 +106,7 @@ class _Bulk:
             logger.exception("Bulk %s failed run=%s", self.name, run.pk)
             why = _("The database failed; the log says how. Nothing was changed about this run.")
             return self._line(run, why_not=why, refused=True)
-        self.admin.log_change(self.request, run, f"{LOGGED[self.name]} {plain(reason)}".strip())
+        self.admin.log_change(self.request, run, f"{self.verb.logged} {plain(reason)}".strip())
         return self._line(self._again(run), done=done)
 
     def _act(self, run: Run, seen: str, reason: str) -> str:
@@ -128,7 +123,7 @@ class _Bulk:
 
     def _line(self, run: Run, **values: Any) -> Line:
         url = self.admin.url(self.request, "change", run.pk)
-        return {"run": run, "title": task(run), "url": url, "badge": badge_of(run), **values}
+        return {"run": run, "title": task_title(run), "url": url, "badge": badge_of(run), **values}
 
     def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
         count = sum(not line.get("why_not") for line in lines)

@@ -20,8 +20,15 @@ from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours
 from agentruns.admin.forms import CancelForm
 from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, named, plain
 from agentruns.admin.runs import actions, chat, verdicts
-from agentruns.admin.runs.list import task
-from agentruns.admin.runs.steps import TEXT_LIMIT, evidence, mask_for, outcome_words, verdict_words
+from agentruns.admin.runs.list import task_title
+from agentruns.admin.runs.steps import (
+    ORPHAN_ACTIONS,
+    TEXT_LIMIT,
+    evidence,
+    mask_for,
+    outcome_words,
+    verdict_words,
+)
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
@@ -187,7 +194,7 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         {
             "run": runs[key],
             "tool": plain(named(wait.tool, "")[0]),
-            "task": task(runs[key]),
+            "task": task_title(runs[key]),
             "evidence": evidence(wait.text),
             "url": admin.url(request, "call", key, wait.call_id),
         }
@@ -271,7 +278,7 @@ def verdict(row: Row) -> str:
 def _doubt(row: Row) -> str:
     text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
     facts = {"when": _moment(row), "evidence": evidence(row.payload.get("evidence", ""))}
-    return text % {**facts, "action": _ACTIONS.get(row.payload["action"], "")}
+    return text % {**facts, "action": ORPHAN_ACTIONS.get(row.payload["action"], "")}
 
 
 def _outcome(found: CallHistory, row: Row) -> str:
@@ -377,7 +384,7 @@ def _call_page(
         run,
         title=plain(found.title),
         brief=brief(found.title, call.arguments),
-        task=task(run),
+        task=task_title(run),
         template="agentruns/admin/orphan.html",
         run=run,
         found=found,
@@ -519,10 +526,4 @@ _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
     "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
-}
-_ACTIONS = {
-    "held": gettext_lazy("A person was asked."),
-    "surfaced": gettext_lazy("The model was told that it is unknown."),
-    "retry": gettext_lazy("It is repeated: its tool says that is safe."),
-    "reconcile": gettext_lazy("The outside system is asked by the key."),
 }

@@ -81,7 +81,6 @@ class Line:
 
     key: str
     asked: int  # the row
-    tool: str
     title: SafeString
     is_named: bool  # the title is the tool's own sentence, and not made of its name
     given: dict[str, Any]
@@ -242,7 +241,7 @@ class Talk:
             key, tool = call["id"], call["tool"]
             described = self.mask.made(tool, self.described.get(key, ""))
             title = visible(described or plain(tool).replace("_", " "))
-            line = Line(key, row.seq, plain(tool), title, bool(described), call["arguments"], limit=limit)
+            line = Line(key, row.seq, title, bool(described), call["arguments"], limit=limit)
             self.lines[key] = line
             turn.lines.append(line)
         self.turns.append(turn)
@@ -254,7 +253,7 @@ class Talk:
         if row.payload.get("reconciled"):
             line.says.append(_("The outside system says so, asked by the call's key."))
         timing = self.times.get(row.seq)
-        line.took = timing.took if timing is not None else ""
+        line.took = timing.took if timing is not None and float(timing.bar or 0) else ""
         if row.payload.get("edited"):
             line.given = row.payload["edited"]
         line.result = body(_("Result"), returned(row), self._limit(row, RESULT))

@@ -352,13 +352,9 @@ def _request(moment: Moment) -> dict[str, Any]:
         "system": body(_("Instructions"), instructions, LONGEST),
         "params": body(_("Parameters"), pretty(definition.get("model_params") or {}), LONGEST),
         "tools": [body(name, pretty(tool), LONGEST) for name, tool in tools.items()],
-        "messages": [_message(message) for message in messages[-MESSAGES:]],
+        "messages": [(one["role"], [*map(_block, one["content"])]) for one in messages[-MESSAGES:]],
         "left_out": max(0, len(messages) - MESSAGES),
     }
-
-
-def _message(message: dict[str, Any]) -> tuple[str, list[Body]]:
-    return message["role"], [_block(block) for block in message["content"]]
 
 
 def _block(block: dict[str, Any]) -> Body:

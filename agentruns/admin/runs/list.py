@@ -39,11 +39,6 @@ def task_title(run: Run) -> str:
     return title or _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
 
 
-def task(run: Run) -> SafeString:
-    """Return a run as people know it: by the first line of its task."""
-    return visible(task_title(run))
-
-
 def second(run: Any) -> str:
     """Return why a run does not go on, how far it is, or what came of it, on one line."""
     waits: list[Wait] = run.waits

@@ -11,7 +11,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -53,20 +52,6 @@ BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 3  # runs of the session that the page names
 STEADY = 10  # characters of a tag that the words of a reply do not change
 KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The values by which an open page follows a run; as long as `tag` is the same there is nothing new."""
-
-    url: str
-    watch: str
-    page: str
-    tag: str
-    status: str
-    is_ended: bool
-    interval: str
-    draft: SafeString | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +218,9 @@ def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     if request.method not in READING:
         return HttpResponseNotAllowed(READING)
     now, seen = live(admin, request, run), request.GET.get("seen", "")
-    if seen == now.tag:
+    if seen == now["tag"]:
         return HttpResponse(status=204)
-    if seen[:STEADY] == now.tag[:STEADY]:
+    if seen[:STEADY] == now["tag"][:STEADY]:
         context = {"live": now, "journal": {"later": None}, "last_shown": request.GET.get("after", "")}
         return HttpResponse(render_to_string("agentruns/admin/run_words.html", context, request))
     return admin.page(request, run, base="agentruns/admin/fragment.html", live=now)
@@ -248,21 +233,20 @@ def watch_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     return HttpResponse(status=204)
 
 
-def live(admin: RunAdmin, request: HttpRequest, run: Run) -> Live:
-    """Return what an open page needs to follow the run from now on."""
+def live(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Return what an open page follows the run by; as long as `tag` is the same there is nothing new."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
     draft = drafts.draft_of(run)
-    tag = _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6]
-    return Live(
-        url=admin.url(request, "live", run.pk, **query_of(request, *KEPT).dict()),
-        watch=admin.url(request, "watch", run.pk),
-        page=admin.url(request, "change", run.pk),
-        tag=tag,
-        status=run.status,
-        is_ended=run.is_ended,
-        interval=str(admin.live_interval),
-        draft=body("", draft).text if draft else "",
-    )
+    return {
+        "url": admin.url(request, "live", run.pk, **query_of(request, *KEPT).dict()),
+        "watch": admin.url(request, "watch", run.pk),
+        "page": admin.url(request, "change", run.pk),
+        "tag": _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6],
+        "status": run.status,
+        "is_ended": run.is_ended,
+        "interval": str(admin.live_interval),
+        "draft": body("", draft).text if draft else "",
+    }
 
 
 def query_of(request: HttpRequest, *names: str) -> QueryDict:

@@ -51,10 +51,8 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         initial |= {"rating": found.rating, "assignee": plain(found.assignee_name)}
         initial |= {"seen": found.updated_at.isoformat()}
     form, url = ReviewForm(initial=initial, auto_id="review_%s"), admin.url(request, "review", run.pk)
-    good, bad = Review.Rating.GOOD, Review.Rating.BAD
-    ratings = [(good, "+1", _("Rate it good")), (bad, "-1", _("Rate it bad"))]
     thumbs = ReviewForm(initial=initial, auto_id="")
-    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs, "ratings": ratings}
+    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs}
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:

@@ -173,9 +173,9 @@ def _who(row: Row) -> str:
     return _person(row) or (_("worker") if row.epoch else _("the program"))
 
 
-def _add(card: RowCard, label: str, value: object, title: str = "") -> None:
+def _add(card: RowCard, label: str, value: object) -> None:
     if value not in (None, "", [], {}):
-        card.facts.append(Fact(label, visible(value), plain(title)))
+        card.facts.append(Fact(label, visible(value)))
 
 
 def _say(card: RowCard, label: str, text: object) -> None:
@@ -247,21 +247,15 @@ def _approval_decided(card: RowCard, payload: Payload) -> None:
     _add(card, _("Via"), payload.get("channel"))
 
 
-def _approval_extended(card: RowCard, payload: Payload) -> None:
-    card.title = _("More time given")
-    _add(card, _("Would have expired"), payload.get("from"))
-    _add(card, _("Expires"), payload["expires_at"])
-    _add(card, _("Reason"), payload.get("reason"))
+def _stating(title: Any, tone: str = "plain", *names: str) -> Callable[[RowCard, Payload], None]:
+    def describe(card: RowCard, payload: Payload) -> None:
+        card.title, card.tone = str(title), tone
+        for name in names or ("reason",):
+            value = payload.get(name)
+            shown = TAKEN_OVER.get(value, value) if isinstance(value, str) else value
+            _add(card, str(_LABELS[name]), ", ".join(map(str, shown)) if isinstance(shown, list) else shown)
 
-
-def _approval_voided(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("An approval no longer counts"), "waits"
-    _add(card, _("Why"), payload.get("why"))
-
-
-def _tool_started(card: RowCard, payload: Payload) -> None:
-    card.title = _("Tool started")
-    _add(card, _("Approved by"), ", ".join(map(str, payload.get("approved_by") or [])))
+    return describe
 
 
 def _tool_result(card: RowCard, payload: Payload) -> None:
@@ -297,7 +291,7 @@ def _orphan_found(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Call in doubt"), "bad"
     _add(card, _("Evidence"), evidence(payload.get("evidence", "")))
     _say(card, _("The tool raised"), payload.get("raised"))
-    _add(card, _("What becomes of it"), _ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
+    _add(card, _("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
 
 
 def _orphan_resolved(card: RowCard, payload: Payload) -> None:
@@ -305,23 +299,6 @@ def _orphan_resolved(card: RowCard, payload: Payload) -> None:
     _add(card, _("Evidence"), payload.get("evidence"))
     _add(card, _("Via"), payload.get("channel"))
     _say(card, _("Result"), payload.get("result"))
-
-
-def _control(title: Any, tone: str = "plain") -> Callable[[RowCard, Payload], None]:
-    def describe(card: RowCard, payload: Payload) -> None:
-        card.title, card.tone = str(title), tone
-        _add(card, _("Reason"), payload.get("reason"))
-
-    return describe
-
-
-def _run_resumed(card: RowCard, payload: Payload) -> None:
-    reason = payload.get("reason")
-    if taken_over := TAKEN_OVER.get(str(reason)):
-        card.title, reason = _("Another worker took over"), taken_over
-    else:
-        card.title = _("Resumed")
-    _add(card, _("Reason"), reason)
 
 
 def _run_completed(card: RowCard, payload: Payload) -> None:
@@ -387,6 +364,13 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
     return str(words), tone
 
 
+_LABELS = {
+    "approved_by": gettext_lazy("Approved by"),
+    "expires_at": gettext_lazy("Expires"),
+    "from": gettext_lazy("Would have expired"),
+    "reason": gettext_lazy("Reason"),
+    "why": gettext_lazy("Why"),
+}
 _VERDICTS = {
     "run": gettext_lazy("may run"),
     "ask": gettext_lazy("asks a person"),
@@ -407,11 +391,11 @@ _OUTCOMES: dict[str, tuple[Any, str]] = {
     "cancelled": (gettext_lazy("Not executed: cancelled"), "plain"),
     "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
 }
-_ORPHAN_ACTIONS = {
-    "held": gettext_lazy("waits for a person"),
-    "surfaced": gettext_lazy("told to the model as unknown"),
-    "retry": gettext_lazy("repeated: the tool says that is safe"),
-    "reconcile": gettext_lazy("the outside system is asked by idempotency key"),
+ORPHAN_ACTIONS = {
+    "held": gettext_lazy("A person was asked."),
+    "surfaced": gettext_lazy("The model was told that it is unknown."),
+    "retry": gettext_lazy("It is repeated: its tool says that is safe."),
+    "reconcile": gettext_lazy("The outside system is asked by the key."),
 }
 _VERDICTS_GIVEN = {
     "occurred": gettext_lazy("it happened"),
@@ -436,21 +420,23 @@ _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: _approval_requested,
     events.APPROVAL_DECIDED: _approval_decided,
-    events.APPROVAL_EXTENDED: _approval_extended,
-    events.APPROVAL_VOIDED: _approval_voided,
-    events.TOOL_STARTED: _tool_started,
+    events.APPROVAL_EXTENDED: _stating(
+        gettext_lazy("More time given"), "plain", "from", "expires_at", "reason"
+    ),
+    events.APPROVAL_VOIDED: _stating(gettext_lazy("An approval no longer counts"), "waits", "why"),
+    events.TOOL_STARTED: _stating(gettext_lazy("Tool started"), "plain", "approved_by"),
     events.TOOL_RESULT: _tool_result,
     events.MODEL_FAILED: _model_failed,
     events.LATE_RESULT: _late_result,
     events.ORPHAN_FOUND: _orphan_found,
     events.ORPHAN_RESOLVED: _orphan_resolved,
-    events.RUN_RESUMED: _run_resumed,
-    events.RUN_PAUSE_REQUESTED: _control(gettext_lazy("Pause requested")),
-    events.RUN_PAUSED: _control(gettext_lazy("Paused"), "waits"),
-    events.RUN_CANCEL_REQUESTED: _control(gettext_lazy("Cancel requested"), "waits"),
-    events.RUN_ADOPTED: _control(gettext_lazy("Another definition adopted")),
+    events.RUN_RESUMED: _stating(gettext_lazy("Resumed")),
+    events.RUN_PAUSE_REQUESTED: _stating(gettext_lazy("Pause requested")),
+    events.RUN_PAUSED: _stating(gettext_lazy("Paused"), "waits"),
+    events.RUN_CANCEL_REQUESTED: _stating(gettext_lazy("Cancel requested"), "waits"),
+    events.RUN_ADOPTED: _stating(gettext_lazy("Another definition adopted")),
     events.RUN_COMPLETED: _run_completed,
     events.RUN_FAILED: _run_failed,
-    events.RUN_CANCELLED: _control(gettext_lazy("Cancelled"), "bad"),
-    events.PAYLOAD_ERASED: _control(gettext_lazy("A value was erased")),
+    events.RUN_CANCELLED: _stating(gettext_lazy("Cancelled"), "bad"),
+    events.PAYLOAD_ERASED: _stating(gettext_lazy("A value was erased")),
 }
