@@ -309,11 +309,16 @@ class ReadOnlyAdmin(AnyAdmin):
         except AgentRunsError as error:
             return self.refused(request, obj, error)
 
+    def listing(self, request: HttpRequest, query: QueryDict) -> Any:
+        """Return the list of a query; raises IncorrectLookupParameters."""
+        asked = copy.copy(request)
+        asked.GET = query  # type: ignore[assignment]
+        return self.get_changelist_instance(asked)
+
     def listed(self, request: HttpRequest, query: QueryDict) -> QuerySet[Any]:
         """Return all rows of the list of a query, in its order; raises IncorrectLookupParameters."""
-        listing = copy.copy(request)
-        listing.GET = query  # type: ignore[assignment]
-        return self.get_changelist_instance(listing).get_queryset(listing)
+        rows: QuerySet[Any] = self.listing(request, query).queryset
+        return rows
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None

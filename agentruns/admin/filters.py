@@ -16,7 +16,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
 from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import Case, Model, Q, QuerySet, Value, When
+from django.db.models import Case, Field, Model, Q, QuerySet, Value, When
 from django.db.models.functions import Length
 from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest
@@ -29,7 +29,7 @@ from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import ONE_LINE, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
-from agentruns.models.fields import EscapedTextField
+from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.querysets import PENDING
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
@@ -119,6 +119,7 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
     previews = _previews(runs)
     for one in approvals:
+        one.arguments = one.given  # type: ignore[attr-defined]
         mask, run = masks[one.run.session_id], one.run
         shown, preview = mask.approval(one), mask.made(one.tool_name, previews.get(str(one.pk)))
         texts = [redact(shown.title), one.tool_name, pretty(shown.arguments), pretty(preview)]
@@ -128,8 +129,9 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
 
 def _previews(runs: Collection[UUID]) -> dict[str, Any]:
     rows = Message.objects.using(settings.DATABASE).filter(
-        run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
+        LessThanOrEqual(Length("content"), 2 * SHORT), run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
     )
+    rows = rows.order_by("-created_at")[:SEARCHED]
     try:
         return {row.payload["approval"]: row.payload.get("preview") for row in journal.read.read_rows(rows)}
     except (ValueError, TypeError, LookupError):  # a damaged journal hinders no search
@@ -221,10 +223,16 @@ def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
     return found
 
 
-def if_short(column: str) -> Case:
+def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
     """Return a text where a list can read all of it: a mask looks for whole values."""
     is_short = LessThanOrEqual(Length(column), SHORT)
-    return Case(When(is_short, then=column), default=Value(""), output_field=EscapedTextField())
+    return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
+
+
+def with_arguments(approvals: QuerySet[Any]) -> QuerySet[Any]:
+    """Return approvals with those arguments that a list can read all of, none of the others."""
+    found: QuerySet[Any] = approvals.annotate(given=if_short("arguments", CanonicalField, {}))
+    return found.defer("arguments")
 
 
 @dataclass(slots=True)

@@ -94,10 +94,13 @@ def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
     """Return the changes a refund makes, for the approver."""
     order = find_order(args["order_number"])
     before = refunded_cents(order)
+    after = before + args["amount_cents"]
+    over, page = after - order.total_cents, reverse("admin:helpdesk_order_change", args=[order.pk])
     return {
         "before": {"refunded": euros(before)},
-        "after": {"refunded": f"{euros(before + args['amount_cents'])} of {euros(order.total_cents)}"},
-        "links": [reverse("admin:helpdesk_order_change", args=[order.pk])],
+        "after": {"refunded": f"{euros(after)} of {euros(order.total_cents)}"},
+        "links": [{"label": f"Order {order.number}", "url": page}],
+        "warnings": [f"{euros(over)} more than was paid and not refunded yet"] if over > 0 else [],
     }
 
 
@@ -139,9 +142,15 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
     return receipt(line)
 
 
+def mail_title(args: dict[str, Any]) -> str:
+    """Return the sentence by which people know a mail."""
+    customer = find_ticket(args["ticket_number"]).customer
+    return f"Mail to {customer} <{customer.email}>: {args['subject']}"
+
+
 @tool(
     refuses=SMTPRecipientsRefused,  # of the only recipient, so that nobody got the mail
-    describe=lambda args: f"Mail about ticket {args['ticket_number']}: {args['subject']}",
+    describe=mail_title,
 )
 def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
     """Send an e-mail to the customer who wrote the ticket. It cannot be taken back.

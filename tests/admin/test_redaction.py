@@ -57,6 +57,20 @@ def shown(client: Client, address: str) -> str:
     return html + unescape(html) + re.sub(r"<[^>]*>", "", html)
 
 
+def test_what_somebody_typed_comes_back_to_them_as_it_is_and_to_nobody_else(told: Story) -> None:
+    approval, typed = Approval.objects.filter(status="pending")[0], f"see {KEY}\u202e"
+    edit = {"digest": approval.digest, "argument-nothing": "x", "reason": typed}
+    answer = browser("superuser").post(url(approval, "edit"), edit)
+    assert answer.status_code == 400
+    fields = unescape(answer.content.decode())
+    assert f">\n{typed}</textarea>" in fields, "else a correction would store the mask"
+    assert KEY not in fields.replace(f">\n{typed}</textarea>", "")
+    for role in ("superuser", "decider"):
+        assert KEY not in shown(browser(role), url(approval))
+    approval.refresh_from_db()
+    assert approval.status == "pending"
+
+
 def test_no_page_shows_a_secret(told: Story) -> None:
     client = browser("superuser")
     addresses = pages(told)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from agentruns import approve, run_agent, start_run, tool
 from agentruns.admin import filters
-from agentruns.models import Run
+from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
@@ -138,6 +140,32 @@ def test_an_empty_answer_says_so_and_how_far_was_looked(
     for name in (RUNS, QUEUE):
         assert "Words were looked for in the newest" in listed(name, q="5001").text
     assert "No match for x. Clear the search" in " ".join(listed(RUNS, q="x").text.split())
+
+
+def test_a_search_among_those_that_wait_says_what_is_decided(world: World) -> None:
+    decided, other = asked(), world.waiting("other", 5000)
+    assert found(listed(QUEUE, q="4117"), decided)
+    approve(decided.pk, user("superuser"))
+    page = listed(QUEUE, q="4117")
+    text = " ".join(page.text.split())
+    assert "No match for 4117; 1 waits. 1 that is decided matches. Clear the search" in text
+    (link,) = {link for link in page.links if "q=4117" in link and "status=all" in link and "o=" not in link}
+    assert found(read(browser("superuser").get(reverse(QUEUE) + link)), decided)
+    assert "decided match" not in listed(QUEUE, q="nothing").text
+    assert "decided match" not in listed(QUEUE, "viewer", q="nothing").text
+    assert found(listed(QUEUE, q="5000"), other)
+
+
+def test_a_search_reads_no_arguments_and_previews_without_a_bound(world: World) -> None:
+    long, short = world.waiting("long", 4711), world.waiting("short", 4711)
+    words = {"cents": 4711, "text": "x" * filters.SHORT}
+    Approval.objects.filter(pk=long.pk).update(arguments=words, title="Refund")
+    with CaptureQueriesContext(connection) as queries:
+        page = listed(QUEUE, q="4711")
+    assert (found(page, long), found(page, short)) == (False, True)
+    texts = [query["sql"] for query in queries if '"agentruns_approval"."arguments"' in query["sql"]]
+    assert texts
+    assert all("LENGTH" in text for text in texts), "only with their length"
 
 
 def test_a_row_leads_to_the_runs_of_its_session_agent_and_requester(world: World) -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -46,6 +47,7 @@ from agentruns.admin.filters import (
     approval_texts,
     is_uuid,
     searched,
+    with_arguments,
 )
 from agentruns.admin.html import (
     age,
@@ -151,8 +153,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find approvals by what their cards show, and by their run."""
         if search_term:
-            texts = partial(approval_texts, request.user)
-            light = queryset.defer(*(name for name in HEAVY if name != "arguments"))
+            light, texts = with_arguments(queryset.defer(*HEAVY)), partial(approval_texts, request.user)
             queryset = searched(request, light, search_term, texts, "run__")
         return queryset, False
 
@@ -169,7 +170,15 @@ class ApprovalAdmin(ReadOnlyAdmin):
         context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
         waiting = self.get_queryset(request).filter(status=PENDING)
         context |= {"waiting": partial(counted, waiting), "searched": bounded(SEARCHED, SEARCHED)}
+        if pending and request.GET.get(SEARCH_VAR):
+            context["decided"] = partial(self._decided, request)
         return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def _decided(self, request: HttpRequest) -> dict[str, Any]:
+        """Return how many match the search whatever became of them, and their list."""
+        query = request.GET.copy()
+        query["status"] = "all"
+        return {"count": self.listing(request, query).paginator.counted, "url": f"?{query.urlencode()}"}
 
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return how many runs have a call in doubt, and their list; None for who may not see runs."""
