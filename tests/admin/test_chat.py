@@ -97,6 +97,7 @@ def test_the_same_approved_call_in_another_session_is_said_in_red_on_both_pages(
         shown = page(run)
         assert words in " ".join(shown.text.split())
         assert "by superuser." in shown.text
+        assert "No effect of this session" not in shown.text, "no comfort beside a warning"
         assert url(twin) in shown.links
     assert "in another session" not in text(other)
 

@@ -74,6 +74,8 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
     rows = journal_rows(alias, run.pk, after)
     is_full = request.GET.get("rows") == "full"
     found = chat.repeated(request.user, run)
+    elsewhere = chat.elsewhere(request.user, found.approvals, mask_for(run))
+    none_twice = found.none_twice and not elsewhere
     resume = actions.resume(situation)
     return {
         "run_id": str(run.pk),
@@ -81,15 +83,12 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
         "meta": meta(run, shown),
-        "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=found.none_twice)],
+        "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=none_twice)],
         "repeated": [
             {**one, "rows": [(seq, f"{admin.url(request, 'at', key)}?seq={seq}") for seq, key in one["rows"]]}
             for one in found.twice
         ],
-        "elsewhere": [
-            (text, admin.url(request, "change", key) if key else "")
-            for text, key in chat.elsewhere(request.user, found.approvals, mask_for(run))
-        ],
+        "elsewhere": [(text, admin.url(request, "change", key) if key else "") for text, key in elsewhere],
         "reasons": [({"text": words(wait)}, url) for wait, url in waits],
         "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
         "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
