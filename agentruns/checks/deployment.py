@@ -84,7 +84,9 @@ def _celery(app: Any) -> Iterator[CheckMessage]:
         )
         text = f"Celery's task_always_eager is on{NOT_NOTIFIED}"
         yield Warning(text, hint=hint, id="agentruns.W009")
-    task, visible, longest = app.tasks.get(TASK), _visibility(app.conf), _longest_call()
+    task, visible = app.tasks.get(TASK), _visibility(app.conf)
+    timeouts = (tool.timeout or 0 for agent in registered() for tool in agent.tools.values())
+    longest = max(LONGEST_REPLY, *timeouts)
     if task is not None and task.acks_late and visible is not None and visible < longest:
         yield Warning(
             f"{TASK} is set to acknowledge late, and the broker delivers unacknowledged messages again "
@@ -103,11 +105,6 @@ def _visibility(conf: Any) -> float | None:
         return None
     given = (conf.broker_transport_options or {}).get("visibility_timeout")
     return float(VISIBILITY[scheme] if given is None else given)
-
-
-def _longest_call() -> float:
-    timeouts = [tool.timeout or 0 for agent in registered() for tool in agent.tools.values()]
-    return max([LONGEST_REPLY, *timeouts])
 
 
 @check_of_database

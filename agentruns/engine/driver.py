@@ -215,7 +215,9 @@ class Driver:
         `patient` waits for the database for as long as the lease is ours: a known result or a paid
         reply is never lost because it cannot be stored now. Raises LeaseLostError.
         """
-        lease, pause = self._require_lease(), 0.05
+        lease, pause = self.lease, 0.05
+        if lease is None:
+            raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
         while True:
             try:
                 return self._reread(lease, tried)
@@ -262,11 +264,6 @@ class Driver:
             self.lease.deadline = sent + settings.LEASE_SECONDS
             self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
         self.released = batch.releases
-
-    def _require_lease(self) -> Lease:
-        if self.lease is None:
-            raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
-        return self.lease
 
 
 def user_of(owner: Actor | None) -> Any:

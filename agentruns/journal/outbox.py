@@ -143,7 +143,12 @@ def announce(alias: str, batch: Batch) -> None:
         Notification.objects.using(alias).bulk_create(notifications)
 
         def deliver() -> None:
-            _deliver_at_once(settings.DATABASE, notifications)
+            if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
+                return  # the network must not keep a caller's transaction open: the next sweep delivers
+            for one in notifications:
+                is_resting = time.monotonic() < resting.get(one.notifier, 0)
+                if not is_resting and _deliver(settings.DATABASE, one) is False:
+                    resting[one.notifier] = time.monotonic() + REST_SECONDS
 
         transaction.on_commit(deliver, using=alias, robust=True)
 
@@ -186,17 +191,6 @@ def _wants(path: str, event: str) -> bool:
     except Exception:
         return True  # no row is lost for a mistake in a notifier; its delivery logs the error
     return wanted is None or event in wanted
-
-
-def _deliver_at_once(alias: str, notifications: list[Notification]) -> None:
-    if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
-        return  # the network must not keep a caller's transaction open: the next sweep delivers
-    for notification in notifications:
-        path = notification.notifier
-        if time.monotonic() < resting.get(path, 0):
-            continue
-        if _deliver(alias, notification) is False:
-            resting[path] = time.monotonic() + REST_SECONDS
 
 
 def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:

@@ -12,9 +12,10 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from django.core.files.base import ContentFile, File
@@ -37,8 +38,6 @@ LEAST = 4_096  # bytes of a text among blocks that is put away
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 THREADS = 8  # at most so many of a process are at a storage, or stuck in one that hangs
-
-T = TypeVar("T")
 
 _lane = Lane("agentruns-payload", THREADS)
 
@@ -141,7 +140,8 @@ def _put(name: str, form: str, data: bytes) -> dict[str, Any] | None:
     found: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
     new = f"{name}-{secrets.token_hex(8)}"
     try:
-        found["name"] = _in_time(lambda: _write(new, ContentFile(data), len(data), str(found["sha256"])))
+        work = partial(_write, new, ContentFile(data), len(data), str(found["sha256"]))
+        found["name"] = _lane(work, settings.PAYLOAD_TIMEOUT)
     except Exception:
         logger.exception("Storage %r failed; %s stays in the journal.", settings.PAYLOAD_STORAGE, name)
         return None
@@ -317,7 +317,7 @@ def _read(stored: Stored) -> Iterator[bytes]:
         raise stored.error("is out of reach: STORAGES has no such alias")
     parts = _parts(stored.name)
     try:
-        while chunk := _in_time(lambda: next(parts, b"")):
+        while chunk := _lane(lambda: next(parts, b""), settings.PAYLOAD_TIMEOUT):
             yield chunk
     except FileNotFoundError:
         raise stored.error("is missing") from None
@@ -346,10 +346,6 @@ def _parts(name: str) -> Iterator[bytes]:
         yield from file.chunks(CHUNK)
 
 
-def _in_time(work: Callable[[], T]) -> T:
-    return _lane(work, settings.PAYLOAD_TIMEOUT)
-
-
 def _write(name: str, content: File[Any], size: int, sha256: str) -> str:
     """Store a file and return the name it got; raises OSError if the storage did not keep it as it was."""
     storage: Storage = storages[settings.PAYLOAD_STORAGE]
@@ -360,17 +356,13 @@ def _write(name: str, content: File[Any], size: int, sha256: str) -> str:
         kept = storage.size(used) == size
     else:
         for place in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
-            _sync(place)
+            handle = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         with open(path, "rb") as file:
             kept = hashlib.file_digest(file, "sha256").hexdigest() == sha256
     if not kept:
         raise OSError(f"{used} is not what was stored")
     return used
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -73,7 +73,8 @@ class AgentRunsCommand(BaseCommand):
             except Exception as error:
                 if _cause(error) is not None:
                     raise
-                raise CommandError(_traceback(error), returncode=WRONG) from None
+                lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
+                raise CommandError("\n".join(map(escaped, lines)), returncode=WRONG) from None
         if code:
             sys.exit(int(code))
 
@@ -193,11 +194,6 @@ def count_of(text: str) -> int:
 def _cause(error: Exception) -> Exception | None:
     """Return the error that a traceback may show: none where AGENTRUNS_REDACT is set."""
     return None if redaction.is_on() else error
-
-
-def _traceback(error: Exception) -> str:
-    lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
-    return "\n".join(map(escaped, lines))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -45,7 +45,8 @@ def run_until_blocked(
                 driven |= {each.pk for each in ready}
                 sweep(run_id=run_id)
                 continue
-            timer = _next_timer(run_id) if clock else None
+            waiting = _unfinished(run_id).filter(status="queued", not_before__gt=Now()).order_by("not_before")
+            timer = waiting.values_list("not_before", flat=True).first() if clock else None
             if clock is None or timer is None:
                 break
             clock.move_to(timer)
@@ -75,11 +76,6 @@ def _unfinished(run_id: UUID | None) -> RunQuerySet:
 
     runs = Run.objects.using(settings.DATABASE).unfinished().order_by("pk")
     return runs if run_id is None else runs.filter(pk=run_id)
-
-
-def _next_timer(run_id: UUID | None) -> datetime | None:
-    waiting = _unfinished(run_id).filter(status="queued", not_before__gt=Now())
-    return waiting.order_by("not_before").values_list("not_before", flat=True).first()
 
 
 def _refuse_leased(run_id: UUID | None) -> None:

@@ -29,7 +29,10 @@ class Command(AgentRunsCommand):
                 self.say_json(run_record(run))
             return
         heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
-        rows = [_cells(run) for run in _shown(runs)]
+        rows = [
+            (run.pk, run.status, run.agent, run.session.key, moment(run.updated_at), shortened(run.input, 50))
+            for run in _shown(runs)
+        ]
         none = "There are no such runs." if status or agent else "There are no runs yet."
         self.tell(None, *(table([heading, *rows]) if rows else [none]))
 
@@ -39,7 +42,3 @@ def _shown(runs: Any) -> Iterator[Run]:
     found = runs.iterator(chunk_size=200)
     while some := list(islice(found, 200)):
         yield from masked_runs(some)
-
-
-def _cells(run: Run) -> tuple[object, ...]:
-    return (run.pk, run.status, run.agent, run.session.key, moment(run.updated_at), shortened(run.input, 50))

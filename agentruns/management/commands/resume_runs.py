@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from argparse import ArgumentTypeError
+from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
@@ -109,20 +110,15 @@ class Command(AgentRunsCommand):
                 polls = True
                 self.tell(None, f"{bell.why_deaf}: it looks every {interval:g} s.")
             swept = self._survive(which, stop)
-            if not said and (said := self._is_drained()):
-                logger.warning("Draining pid=%s: claims no run any more", os.getpid())
-                why = "Draining: this process claims no more runs. Stop it when the new code is up."
-                self.tell(None, why)
+            with suppress(DatabaseError, InterfaceError):  # it is asked again after the next sweep
+                if not said and (said := leases.is_draining(settings.DATABASE)):
+                    logger.warning("Draining pid=%s: claims no run any more", os.getpid())
+                    why = "Draining: this process claims no more runs. Stop it when the new code is up."
+                    self.tell(None, why)
             if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
                 self._report(swept, {}, which["run_id"])
             more_may_follow = swept.driven or _wait(pause, stop, bell)
             pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
-
-    def _is_drained(self) -> bool:
-        try:
-            return leases.is_draining(settings.DATABASE)
-        except (DatabaseError, InterfaceError):
-            return False
 
     def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
         """Sweep once; if the database is down, the next sweep tries again."""
