@@ -125,15 +125,13 @@ def started(
     owner: str | None = None,
     origin: Run | None = None,
 ) -> Status[RunOut]:
-    """Return the run that a request starts, or writes to: 201, or 200 for that of an earlier request.
-
-    A Problem has the state of the run that stands against it, as far as the user may see it.
-    """
+    """Return the run that a request starts, or writes to: 201, or 200 for that of an earlier request."""
     user = user_of(request)
     try:
         run, is_new = start()
         return Status(201 if is_new else 200, RunOut.of(shown(user, run, is_new, owner)))
     except RunStateError as error:
+        # The state of the run that stands against it, as far as the user may see that.
         named = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
         against = named or origin
         raise Problem.of(error, **(run_facts(against) if against else {})) from error

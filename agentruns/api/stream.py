@@ -182,13 +182,10 @@ class Places:
 
 
 class Place:
-    """One open stream, given back once: when its response is closed, or when nothing holds it any more.
-
-    `over` is set when a newer stream of the same run has taken the place.
-    """
+    """One open stream, given back once: when its response is closed, or when nothing holds it any more."""
 
     def __init__(self, places: Places, key: Any, number: int, over: Event) -> None:
-        self.over = over
+        self.over = over  # set when a newer stream of the same run has taken the place
         self._end = weakref.finalize(self, places.give_back, key, number)
 
     def close(self) -> None:

@@ -71,10 +71,7 @@ class Reply:
 
 @contextmanager
 def drafting(driver: Driver) -> Iterator[Reply | None]:
-    """Yield what takes the pieces of the driver's next reply, until it is stored or has failed.
-
-    None for a stateless run, and inside a TestCase, whose rows no other connection sees.
-    """
+    """Yield what takes the pieces of the driver's next reply; None where no other connection sees it."""
     lease, run = driver.lease, driver.run
     if lease is None or connections[lease.alias].in_atomic_block:
         yield None

@@ -95,10 +95,7 @@ class Lease:
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Take the lease of a runnable run; None if it is live elsewhere, waits or has ended, or if we drain.
-
-    An expired lease is taken over, which counts as an attempt.
-    """
+    """Take the lease of a runnable run; None if it is live elsewhere, waits or has ended, or if we drain."""
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
     is_one = connections[own].vendor == "postgresql" and not connections[own].in_atomic_block
     tries = itertools.count(int(is_one))
@@ -136,7 +133,7 @@ def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | No
         .values_list("session_id", "lease_epoch", "attempts", "lease_expires_at")
     )
     for session_id, epoch, attempts, expired_at in seen:
-        took_over = expired_at is not None
+        took_over = expired_at is not None  # which counts as an attempt
         taken = (
             runs.runnable()
             .filter(~Exists(drain_requests(alias)), pk=run_id, lease_epoch=epoch)
@@ -265,10 +262,7 @@ def is_draining(alias: str) -> bool:
 
 
 class DrainCheck:
-    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains.
-
-    The database is asked every `DRAIN_CHECK_SECONDS`.
-    """
+    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains."""
 
     def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False) -> None:
         self.alias = alias

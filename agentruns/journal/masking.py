@@ -381,17 +381,14 @@ def _learn_of_origins(
 
 @contextmanager
 def veiling(*about: Any) -> Iterator[bool]:
-    """Hide in log records what is sensitive of approvals and runs; yields whether all of it is known.
-
-    Arguments beside an approval are those of its edit.
-    """
+    """Hide in log records what is sensitive of approvals and runs; yields whether all of it is known."""
     hidden = Secrets()
     try:
         hidden.update(secrets() or hidden)
         approvals = [one for one in about if isinstance(one, Approval)]
         masks = masks_of([one for one in about if isinstance(one, Run)] + [one.run for one in approvals])
         for one in approvals:
-            for arguments in _dicts([*about]):
+            for arguments in _dicts([*about]):  # of an edit
                 masks[one.run.session_id].know(one.tool_name, arguments)
         for mask in masks.values():
             hidden.update(mask.secrets)

@@ -108,11 +108,8 @@ def put(name: str, content: Any) -> dict[str, Any]:
 
 
 def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Store the files of a row of blocks, and its long texts, as `put`; return its members.
-
-    Small ones stay in the row, together no more than a content may have.
-    """
-    content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX
+    """Store the files of a row of blocks, and its long texts, as `put`; return its members."""
+    content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX  # for small ones, which stay in the row
     for file in payload["stored"]:
         found = None
         if "data" in file and file["size"] > room:
@@ -250,10 +247,7 @@ def check(stored: Stored) -> None:
 
 
 def check_name(stored: Stored, session_id: UUID | None) -> None:
-    """Raise PayloadError unless an imported row describes a file as `put` does, in its session's folder.
-
-    Without a session the folder may be that of any.
-    """
+    """Raise PayloadError unless an imported row describes a file as `put` does, in a session's folder."""
     if stored.data is not None:
         check(stored)
         return

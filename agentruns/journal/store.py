@@ -41,10 +41,7 @@ Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SessionState:
-    """The state of a session for whoever writes to it: its chain's head, its doubts and one run.
-
-    Its conversation is made when it is first asked for: a decision or the start of a run needs none.
-    """
+    """The state of a session for whoever writes to it: its chain's head, its doubts and one run."""
 
     def __init__(self, session_id: UUID, run_id: UUID, secret: str = "") -> None:
         self.session_id = session_id
@@ -66,7 +63,7 @@ class SessionState:
         self.asking: dict[int, list[str]] = {}  # words that no reply has read -> ids of who asked for them
         self._asked: list[str] = []  # for the last run
         self.has_erased = False  # whether a part of the conversation is a placeholder
-        self._conversation: Conversation | None = None
+        self._conversation: Conversation | None = None  # until it is asked for: a decision needs none
         self._unread: list[Row] = []  # by the conversation
 
     def apply(self, row: Row) -> None:
@@ -261,11 +258,8 @@ class Batch:
         offload: Offload | None = None,
         **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the one `tool_result` of a call, with the arguments it ran with if a person edited them.
-
-        A content equal to the preview of a late result stands for the whole of that result.
-        """
-        late = self.state.returned_late
+        """Add the one `tool_result` of a call, with the arguments it ran with if a person edited them."""
+        late = self.state.returned_late  # of which a preview stands for the whole
         if late and (key := (call.id, canonical.dumps(content))) in late:
             facts["stored"] = late[key]
         if call.edited and call.attempt:

@@ -187,10 +187,7 @@ def visited(bearer: SessionBearer) -> Session:
 
 
 def require_requester(agent: Agent, session: Session) -> None:
-    """Raise RunStateError if an agent has calls that the requester confirms, and nobody could be that.
-
-    The requester is the session's owner, or who holds a valid session token.
-    """
+    """Raise RunStateError if an agent has calls that the requester confirms, and nobody could be that."""
     asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
     if not asking or session.owner_id is not None:
         return

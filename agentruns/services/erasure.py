@@ -59,17 +59,14 @@ Chosen = Callable[[Row], bool]
 
 @dataclass(slots=True)
 class Erased:
-    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of what goes with them.
-
-    `refused` says of each session of a user why nothing of it was erased.
-    """
+    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of what goes with them."""
 
     rows: list[tuple[UUID, int, str]] = field(default_factory=list)
     sessions: int = 0
     approvals: int = 0
     answers: int = 0
     files: int = 0
-    refused: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # why nothing of a session was erased
 
     COUNTS = ("sessions", "approvals", "answers", "files")
 

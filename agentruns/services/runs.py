@@ -156,10 +156,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Surface the calls in doubt to the model as unknown, and queue the run.
-
-    A pause stays. Raises RunStateError when the run has ended, PermissionDeniedError.
-    """
+    """Surface the calls in doubt to the model as unknown, and queue the run; a pause stays."""
     run = find_run(run_id)
     permissions.require(actor, "resume", run)
     return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)

@@ -178,10 +178,7 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def hold_all() -> int:
-    """Hold every unfinished run for staff, driven or not; return their number.
-
-    Raises what a run raised that cannot be held, after all the others are.
-    """
+    """Hold every unfinished run for staff, driven or not; return their number, or raise what one raised."""
     unfinished = Run.objects.using(settings.DATABASE).unfinished()
     held, failed = 0, list[Exception]()
     for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):

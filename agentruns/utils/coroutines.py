@@ -36,12 +36,9 @@ def wait(awaitable: Awaitable[T]) -> T:
 
 
 async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a sync function beside others, in a thread that closes its database connections.
+    """Call a sync function beside others, in a thread that closes its database connections."""
 
-    What a TestCase's transaction holds, and a database in memory, only the thread of all sync code sees.
-    """
-
-    def is_alone() -> bool:
+    def is_alone() -> bool:  # only the thread of all sync code sees what these have
         connection: Any = connections[alias]
         in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
         return bool(connection.in_atomic_block or in_memory)
