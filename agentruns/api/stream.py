@@ -281,8 +281,8 @@ class Feed:
             return ""
         if self._mask is None or any(row.kind in NAMING for row in rows):
             self._mask = mask_of(run)  # from then on it learns from the rows that are sent
-        shown = (row_for(self._user, row) for row in rows)
-        text = "".join(_event(MessageOut.of(each, run.session.key, self._mask)) for each in shown)
+        shown = (MessageOut.of(row_for(self._user, row), run.session.key, self._mask) for row in rows)
+        text = "".join(f"id: {one.seq}\n{_note(one.kind, **one.model_dump(mode='json'))}" for one in shown)
         self._after, self._draft = rows[-1].seq, ""
         return text
 
@@ -300,12 +300,7 @@ class Feed:
         return text
 
 
-def _event(message: MessageOut) -> str:
-    data = json.dumps(message.model_dump(mode="json"))
-    return f"id: {message.seq}\nevent: {message.kind}\ndata: {data}\n\n"
-
-
-def _note(name: str, **data: Any) -> str:
+def _note(name: str, /, **data: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 

@@ -14,6 +14,11 @@ OPTIONS = (
     "OPTIONS = {'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
     "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'}"
 )
+HANGING = "SHOW idle_in_transaction_session_timeout"
+ENDED = (
+    "ALTER ROLE ... SET idle_in_transaction_session_timeout = '10min'; and for connections that "
+    "break without a word OPTIONS = {'keepalives': 1, 'tcp_user_timeout': 60_000}."
+)
 OF_A_TEST = "file:memorydb_"  # Django's name of an in-memory test database
 
 
@@ -29,8 +34,9 @@ def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         yield Error(text, hint="Remove AUTOCOMMIT = False.", id="agentruns.E005")
     if connection.vendor == "sqlite":
         yield from _sqlite(connection)
-    if connection.vendor == "postgresql":
-        yield from _hanging(connection)
+    if connection.vendor == "postgresql" and _asked(connection, HANGING) == "0":
+        text = "The server never ends the transaction of a process that hangs: it keeps its session locked."
+        yield Warning(text, hint=ENDED, id="agentruns.W014")
     yield from _forgetful(connection)
     # A warning, as `migrate` installs them again.
     hint = "Find out who changed the database. `manage.py verify_journal --repair` restores our triggers."
@@ -51,17 +57,6 @@ def _sqlite(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if _asked(connection, "PRAGMA journal_mode") not in ("wal", "memory"):
         text = "SQLite without WAL: readers block the worker's commits, and commits block the readers."
         yield Warning(text, hint=OPTIONS, id="agentruns.W006")
-
-
-def _hanging(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Find a server that lets a process that hangs keep its locks for ever."""
-    if _asked(connection, "SHOW idle_in_transaction_session_timeout") == "0":
-        text = "The server never ends the transaction of a process that hangs: it keeps its session locked."
-        fix = (
-            "ALTER ROLE ... SET idle_in_transaction_session_timeout = '10min'; and for connections that "
-            "break without a word OPTIONS = {'keepalives': 1, 'tcp_user_timeout': 60_000}."
-        )
-        yield Warning(text, hint=fix, id="agentruns.W014")
 
 
 def _forgetful(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

@@ -1,27 +1,17 @@
-from agentruns.models.approval import Approval
-from agentruns.models.bookkeeping import CommitFence, Control, IdempotencyRecord, Notification, StartCount
-from agentruns.models.message import Message
-from agentruns.models.run import ContextValue, Definition, Draft, Review, Run
-from agentruns.models.session import Session
-from agentruns.models.token import ApiToken, SessionBearer
-from agentruns.models.tombstone import PrunedKey, Tombstone
-
-__all__ = [
-    "ApiToken",
-    "Approval",
-    "CommitFence",
-    "ContextValue",
-    "Control",
-    "Definition",
-    "Draft",
-    "IdempotencyRecord",
-    "Message",
-    "Notification",
-    "PrunedKey",
-    "Review",
-    "Run",
-    "Session",
-    "SessionBearer",
-    "StartCount",
-    "Tombstone",
-]
+from agentruns.models.approval import Approval as Approval
+from agentruns.models.bookkeeping import CommitFence as CommitFence
+from agentruns.models.bookkeeping import Control as Control
+from agentruns.models.bookkeeping import IdempotencyRecord as IdempotencyRecord
+from agentruns.models.bookkeeping import Notification as Notification
+from agentruns.models.bookkeeping import StartCount as StartCount
+from agentruns.models.message import Message as Message
+from agentruns.models.run import ContextValue as ContextValue
+from agentruns.models.run import Definition as Definition
+from agentruns.models.run import Draft as Draft
+from agentruns.models.run import Review as Review
+from agentruns.models.run import Run as Run
+from agentruns.models.session import Session as Session
+from agentruns.models.token import ApiToken as ApiToken
+from agentruns.models.token import SessionBearer as SessionBearer
+from agentruns.models.tombstone import PrunedKey as PrunedKey
+from agentruns.models.tombstone import Tombstone as Tombstone
