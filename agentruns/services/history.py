@@ -186,9 +186,7 @@ def replay_run(
         model = agent.model
     report.model = None if model is None else model_identity(model)
     rows = session_rows(alias, run.session_id)
-    if gone := [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]:
-        text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
-        raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
+    _require_whole(run, rows)
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
     for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
         if number == limit:
@@ -210,6 +208,13 @@ def replay_run(
             report.seq, report.difference = found
             break
     return report
+
+
+def _require_whole(run: Run, rows: list[Row]) -> None:
+    gone = [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]
+    if gone:
+        text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
+        raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
 
 
 @dataclass(slots=True)

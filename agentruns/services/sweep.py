@@ -117,9 +117,7 @@ def sweep(
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
     swept, claims = Swept(), not drives or not leases.is_draining(alias)
-    stamps = Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED))
-    # One that drives nothing must not look like a worker; each stamp is a commit, which wakes workers.
-    if claims and not stamps.exists():
+    if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     for run in unserved(run_id):
@@ -232,6 +230,11 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     setattr(swept, name, getattr(swept, name) + 1)
     if name == "waiting":
         swept.left.append(run.pk)
+
+
+def _is_stamped(alias: str, name: str) -> bool:
+    """Return whether such a sweep was noted just now; each stamp is a commit, which wakes workers."""
+    return Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED)).exists()
 
 
 def _is_reachable(alias: str) -> bool:
