@@ -652,6 +652,8 @@ def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
     assert "the bank of *** is closed" in above
     turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
     assert "Its run is paused" in turn.text
+    assert "Request: “refund the lamp”" in turn.text, "what began it, once for all calls"
+    assert "paused" in read(browser("superuser").get("/admin/agentruns/approval/")).text
     Run.objects.update(status="orphaned")
     assert "A call of its run is in doubt: what is approved runs only when" in shown(approval).text
 

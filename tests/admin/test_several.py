@@ -171,6 +171,8 @@ def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effec
     page = read(select("approve", *chosen, select_across="1", index="0"))
     assert snapshot() == before
     assert "3 calls, amount 150.03 in total" in page.text
+    assert page.text.count("refund the lamp · requested by") == 3, "each names its task"
+    assert "2 calls" in read(select("approve", *three(world))).text, "a question is left out"
     assert all(str(5000 + number) in page.text for number in range(3))
     assert left_out.run.session.key not in page.text
     page = read(select("approve", *chosen, **confirmed(*chosen)))

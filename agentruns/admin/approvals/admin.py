@@ -17,7 +17,7 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import reverse
 from django.utils.decorators import method_decorator
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -71,6 +71,7 @@ VERBS = ("approve", "edit", "answer", "deny", "extend")
 URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 NEWEST_FIRST = ("-requested_at", "-id")
 HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
+HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # what is approved waits on
 LOOKED_AT = 200  # cards of the queue among which the next one is looked for
 
 
@@ -199,8 +200,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("status, risk"), ordering="status")
     def where(self, approval: Approval) -> SafeString:
-        """The status and the risk, in words."""
-        return two_lines(approval_badge(approval), risk_badge(approval))
+        """The status and the risk, in words; and the run's, where it stands still."""
+        is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
+        badges = (risk_badge(approval), *([run_badge(approval.run)] if is_held else []))
+        return two_lines(approval_badge(approval), format_html_join(" ", "{}", ((one,) for one in badges)))
 
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
     def requester(self, approval: Approval) -> SafeString:

@@ -23,6 +23,7 @@ from agentruns.admin.html import named, plain, risk_badge, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
+from agentruns.tools.card import one_line
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
@@ -158,8 +159,8 @@ def _ask(
     shown = {
         "form": NoteForm(),
         "verbs": verbs,
-        "total": _total(cards),
-        "reply": cards[0].said if "is_turn" in context else None,
+        "total": _total([one for one, line in zip(cards, lines, strict=True) if not line["why_not"]]),
+        "quotes": [cards[0].request, cards[0].said] if "is_turn" in context else [],
         "wants_password": "approve" in verbs
         and any(permissions.needs_password(request, one) for one in approvals),
     }
@@ -198,6 +199,7 @@ def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said:
         "key": str(approval.pk),
         "title": visible(one.face.title),
         "url": admin.url(request, "change", approval.pk),
+        "task": visible(one_line(one.face.run.title)),
         "requester": visible(approval.run.owner_name or _("the program")),
         "why_not": "",
         "done": "",
