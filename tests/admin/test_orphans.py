@@ -51,7 +51,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
         started["key"], "Attempt1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The tool says that its outcome is unknown: no answer to x",
         "A person was asked.", f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
-        "post(text='later')", "The model is told exactly the result that you enter.",
+        "post: later", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
     ):  # fmt: skip
         assert shown in page.text, shown

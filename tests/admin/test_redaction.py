@@ -11,8 +11,9 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from agentruns import approve
+from agentruns import approve, pause_run
 from agentruns.admin.html import body, plain, pretty, visible
+from agentruns.admin.runs.calls import sentence
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
 from agentruns.utils.redaction import FAILED, redacted
@@ -69,6 +70,16 @@ def test_what_somebody_typed_comes_back_to_them_as_it_is_and_to_nobody_else(told
         assert KEY not in shown(browser(role), url(approval))
     approval.refresh_from_db()
     assert approval.status == "pending"
+
+
+def test_no_card_cuts_a_secret_in_two(told: Story) -> None:
+    approval = Approval.objects.filter(status="pending")[0]
+    pause_run(approval.run_id, None, reason="x" * 185 + f" {KEY}")
+    html = shown(browser("superuser"), url(approval))
+    assert "Its run is paused" in html
+    assert KEY[:8] not in html
+    given = {"a": "y " * 28, "b": "y " * 28, "c": "y " * 28, "d": f"{'y' * 15} {KEY}"}
+    assert leaks(sentence("pay", given)) == []
 
 
 def test_no_page_shows_a_secret(told: Story) -> None:

@@ -199,7 +199,7 @@ def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said:
         "key": str(approval.pk),
         "title": visible(one.face.title),
         "url": admin.url(request, "change", approval.pk),
-        "task": visible(one_line(one.face.run.title)),
+        "task": one_line(plain(one.face.run.title)),
         "requester": visible(approval.run.owner_name or _("the program")),
         "why_not": "",
         "done": "",

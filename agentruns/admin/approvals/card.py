@@ -298,8 +298,7 @@ def _held(one: ApprovalCard) -> list[Flag]:
     run, text = one.face.run, _HELD.get(one.approval.run.status)
     if text is None or not one.pending:
         return []
-    reason = visible(one_line(run.blocked_reason)) if run.blocked_reason else ""
-    return [Flag(format_html("{} {}", text, reason), one.approval.run_id, "waits")]
+    return [Flag(f"{text} {one_line(plain(run.blocked_reason))}", one.approval.run_id, "waits")]
 
 
 def shown(one: ApprovalCard) -> dict[str, Any]:

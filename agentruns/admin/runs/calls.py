@@ -43,10 +43,10 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
-from agentruns.tools.card import MASK, call_text, one_line
+from agentruns.tools.card import MASK, one_line
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
-from agentruns.utils.redaction import redacted
+from agentruns.utils.redaction import redact
 
 PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
@@ -74,11 +74,8 @@ class CallHistory:
     def title(self) -> str:
         """The call in people's words; not fit for a page yet."""
         call = self.call
-        if text := call.approval.title if call.approval else self.described:
-            return text
-        texts = [named(name, value)[1] for name, value in call.arguments.items() if value != MASK]
-        beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
-        return one_line(": ".join(filter(None, (named(call.tool, "")[0], ", ".join(beside)))))
+        said = call.approval.title if call.approval else self.described
+        return said or sentence(call.tool, call.arguments)
 
     @property
     def waits(self) -> bool:
@@ -465,7 +462,7 @@ def _later(run: Run, reply: Row, call: Call) -> list[str]:
     """Return the later calls of its reply that are not run if the model reads that this one is unknown."""
     still_open = set(run.pending_calls)
     return [
-        text_of(later["tool"], later["arguments"])
+        sentence(later["tool"], later["arguments"])
         for later in reply.payload["calls"][call.ordinal + 1 :]
         if later["id"] in still_open and not later["parallel"]
     ]
@@ -486,10 +483,11 @@ def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
     return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
-def text_of(tool: str, arguments: dict[str, Any]) -> str:
-    """Return a call with masked arguments in one line; not fit for a page by itself."""
-    hidden = [name for name, value in arguments.items() if value == MASK]
-    return call_text(tool, redacted(arguments), hidden)
+def sentence(tool: str, arguments: dict[str, Any]) -> str:
+    """Return a call in words, with those of its masked arguments that are short; not fit for a page yet."""
+    texts = [redact(named(name, value)[1]) for name, value in arguments.items() if value != MASK]
+    beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
+    return one_line(": ".join(filter(None, (named(tool, "")[0], ", ".join(beside)))))
 
 
 def _open(call: Call) -> str:
