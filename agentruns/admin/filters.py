@@ -48,6 +48,7 @@ Texts = Callable[[Collection[Any]], Iterable[tuple[UUID, Sequence[str]]]]
 # What differs between failures of one cause: ids and numbers
 _VARYING = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b|\d+(?:[.,:]\d+)*")
 _ID = re.compile(r"[0-9a-f]{4,32}")
+_MARKUP = str.maketrans("", "", "*`")  # that stands within what a list shows of an answer
 # DISTINCT would read each row. What is left by now is the name after the one found last.
 _NAMES = """
 WITH RECURSIVE names(name) AS (
@@ -102,7 +103,8 @@ def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str
     for run in runs:
         mask = masks[run.session_id]
         titles = (redact(str(mask.made(tool, title))) for tool, title in asked[run.pk])
-        told = (mask.said(run.task_text), mask.text(run.error_text), mask.text(run.answer))
+        error, answer = mask.text(run.error_text) or "", mask.text(run.answer) or ""
+        told = (mask.said(run.task_text), error, reason(error), answer, answer.translate(_MARKUP))
         yield run.pk, [*_texts_of(mask.run(run)), *map(redact, filter(None, told)), *titles]
 
 

@@ -77,6 +77,20 @@ def test_a_run_is_found_by_its_whole_task_its_error_and_its_answer(world: World)
             assert [key for key, run in runs.items() if found(page, run)] == [wanted], term
 
 
+def test_a_run_is_found_by_what_its_line_says_of_it(world: World) -> None:
+    run, other = world.completed("one"), world.completed("two")
+    Run.objects.filter(pk=run.pk).update(output="I refunded **24.90 EUR** for `order 1002`.")
+    Run.objects.filter(pk=other.pk).update(status="failed", error="ValueError: parcel 3 has no label")
+    for term, found_run, not_found in (
+        ("refunded 24.90 EUR for order 1002.", run, other),
+        ("refunded **24.90", run, other),
+        ("no label (ValueError)", other, run),
+        ("ValueError: parcel", other, run),
+    ):
+        page = listed(RUNS, q=term)
+        assert (found(page, found_run), found(page, not_found)) == (True, False), term
+
+
 @pytest.mark.parametrize("term", ["DE77", "4321", "77-43", "de77-4321"])
 @pytest.mark.parametrize("name", [RUNS, QUEUE])
 def test_no_search_tells_what_is_masked(world: World, term: str, name: str) -> None:
