@@ -19,8 +19,7 @@ from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.rendering import put_away, rendered, renders
-from agentruns.services.sessions import Owner
-from agentruns.services.submit import RunRequest, store_definition
+from agentruns.services.submit import request_again, store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
@@ -133,16 +132,7 @@ def _rendered(run: Run, actor: Any) -> dict[str, Any]:
     has = {"instructions"} if not isinstance(body["instructions"], str) else set()
     if "tools_for" in body:
         has.add("tools")
-    request = RunRequest(
-        agent=agent,
-        text=run.input,
-        session=run.session.key,
-        scope=run.scope,
-        actor=actor,
-        owner=Owner.of_row(run),
-        context=run.context,
-        run_id=run.pk,
-    )
+    request = request_again(run, agent, actor, run_id=run.pk)
     return put_away(rendered(request, has=has).rendered, run.session_id)
 
 

@@ -35,6 +35,7 @@ from agentruns.services.submit import (
     new_run,
     new_session,
     refuse_pruned,
+    request_again,
     store_definition,
     submit,
     user_row,
@@ -142,17 +143,8 @@ def run_again(
     if not run.is_ended:
         text = _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
         raise RunStateError(text % {"run": run.pk, "status": run.get_status_display()})
-    request = RunRequest(
-        agent=agent_again(run),
-        text=run.input,
-        session=run.session.key,
-        scope=run.session.scope,
-        actor=actor,
-        owner=Owner.of_row(run),
-        context=run.context if context is None else checked_context(context),
-        key=idempotency_key or "",
-        again=run,
-    )
+    changes = {} if context is None else {"context": checked_context(context)}
+    request = request_again(run, agent_again(run), actor, key=idempotency_key or "", again=run, **changes)
     return submit(request).run
 
 

@@ -108,6 +108,12 @@ def request_for(
     )
 
 
+def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequest:
+    """Return the request of a run's task once more: in its session, for its owner, with its context."""
+    of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
+    return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
+
+
 def read_input(given: content.Input) -> tuple[str, dict[str, Any] | None]:
     """Return an input as text, and the members of its row if it is blocks; raises ContentError."""
     if isinstance(given, str):
