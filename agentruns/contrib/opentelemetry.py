@@ -189,12 +189,8 @@ class OpenTelemetry:
         provider = self._tracer_provider or trace.get_tracer_provider()
         # A parent decides for its children. This one is no real span, so the project's sampler decides.
         sampler = getattr(provider, "sampler", None)
-        sampled = (
-            sampler is None
-            or sampler.should_sample(
-                Context(), trace_id, title, SpanKind.INTERNAL, attributes, links
-            ).decision.is_sampled()
-        )
+        about = (Context(), trace_id, title, SpanKind.INTERNAL, attributes, links)
+        sampled = sampler is None or sampler.should_sample(*about).decision.is_sampled()
         flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
         root = trace.NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
         return trace.set_span_in_context(root), links
@@ -251,11 +247,8 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
     if connection.in_atomic_block:  # an error here would break the caller's transaction
         return []
     was_open = connection.connection is not None
-    since = Min(
-        Greatest(
-            "updated_at", Coalesce("not_before", "updated_at"), Coalesce("lease_expires_at", "updated_at")
-        )
-    )
+    times = (Coalesce(name, "updated_at") for name in ("not_before", "lease_expires_at"))
+    since = Min(Greatest("updated_at", *times))
     runs = Run.objects.using(alias).runnable().filter(blocked_reason="")
     try:
         age = runs.aggregate(age=Now() - since)["age"]

@@ -446,11 +446,9 @@ def _without(value: Any, names: set[str]) -> Any:
     """Return an object, or a list of some, without these members."""
     if isinstance(value, list):
         return [_without(each, names) for each in value]
-    return (
-        {name: each for name, each in value.items() if name not in names}
-        if isinstance(value, dict)
-        else value
-    )
+    if not isinstance(value, dict):
+        return value
+    return {name: each for name, each in value.items() if name not in names}
 
 
 def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:

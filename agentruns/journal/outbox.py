@@ -262,11 +262,9 @@ def notice_of(alias: str, notification: Notification) -> Notice:
     status = run.status
     title, tool, risk, expires_at = "", "", "", None
     if notification.approval_id:
-        status, title, tool, risk, expires_at = (
-            Approval.objects.using(alias)
-            .values_list("status", "title", "tool_name", "risk", "expires_at")
-            .get(pk=notification.approval_id)
-        )
+        approvals = Approval.objects.using(alias).filter(pk=notification.approval_id)
+        shown = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
+        status, title, tool, risk, expires_at = shown.get()
     elif notification.event == "run.orphaned":
         tool = _held_tool(alias, notification.run_id)
     return Notice(

@@ -255,12 +255,8 @@ def check_name(stored: Stored, session_id: UUID | None) -> None:
     right = FOLDER.fullmatch(name) if session_id is None else name == str(session_id)
     if not right or not _PLAIN.fullmatch(plain):
         raise stored.error("is not named as the files of its session are")
-    whole = (
-        type(stored.size) is int
-        and isinstance(stored.sha256, str)
-        and stored.form in ("text", "json", "bytes")
-    )
-    if not whole:
+    whole = type(stored.size) is int and isinstance(stored.sha256, str)
+    if not whole or stored.form not in ("text", "json", "bytes"):
         raise stored.error("is not described as such a file is")
 
 

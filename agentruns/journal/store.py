@@ -77,9 +77,8 @@ class SessionState:
         elif row.kind == events.USER:
             said = row.payload.get("reason") == events.MESSAGE
             self.unread += [row.seq] if said else []
-            self.asking[row.seq] = (
-                [(row.payload.get("actor") or events.PROGRAM)["id"]] if said else self._asked
-            )
+            who = row.payload.get("actor") or events.PROGRAM
+            self.asking[row.seq] = [who["id"]] if said else self._asked
         elif row.kind == events.ASSISTANT:
             read = row.payload.get("read", row.seq)
             self.unread = [seq for seq in self.unread if seq > read]

@@ -35,6 +35,11 @@ def argument(*names: str, **options: Any) -> Argument:
     return names, options
 
 
+def flag(name: str, help: str) -> Argument:
+    """Return an option without a value."""
+    return argument(name, action="store_true", help=help)
+
+
 RUN_ID = argument("run_id", metavar="ID", help="The run's id.")
 SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scope, if several have its key.")
 

@@ -115,11 +115,8 @@ def _content(payload: Payload) -> str:
 
 def _size(payload: Payload) -> str:
     """Return the size of a content that is stored in a file, of which a row has only the beginning."""
-    return (
-        f"[{payload['stored'].get('size')} bytes in a file] "
-        if payload.get("stored") and not has_blocks(payload)
-        else ""
-    )
+    is_cut = payload.get("stored") and not has_blocks(payload)
+    return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
 
 def _anything(payload: Payload) -> str:

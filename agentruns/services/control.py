@@ -66,10 +66,8 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
         _require_unfinished(run, _("paused"))
         state = batch.state.run
         if state.paused or state.cancel_requested:
-            why = (
-                _("Run %(run)s is paused already.") if state.paused else _("Run %(run)s is being cancelled.")
-            )
-            raise RunStateError(why % {"run": run.pk})
+            paused, cancelled = _("Run %(run)s is paused already."), _("Run %(run)s is being cancelled.")
+            raise RunStateError((paused if state.paused else cancelled) % {"run": run.pk})
         if not state.pause_requested:
             batch.add(events.RUN_PAUSE_REQUESTED, _who(actor, reason))
         if batch.epoch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, usage, user_named
+from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, flag, usage, user_named
 from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
 from agentruns.utils.redaction import redacted
 
@@ -25,7 +25,7 @@ class Command(AgentRunsCommand):
     arguments = (
         SESSIONS_SCOPE,
         argument("--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."),
-        argument("--dry-run", action="store_true", help="Only say what would go."),
+        flag("--dry-run", "Only say what would go."),
     )
 
     def act(self, *, row: list[str] | None, user: str | None, session: str | None, **options: Any) -> bool:

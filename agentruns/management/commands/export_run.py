@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
+from agentruns.management.base import RUN_ID, AgentRunsCommand, flag
 from agentruns.services.transfer import export_run
 
 
@@ -17,9 +17,7 @@ class Command(AgentRunsCommand):
 
     arguments = (
         RUN_ID,
-        argument(
-            "--true-values", action="store_true", help="Print every row as it is stored, with its secrets."
-        ),
+        flag("--true-values", "Print every row as it is stored, with its secrets."),
     )
 
     def act(self, *, run_id: str, true_values: bool, **options: Any) -> None:

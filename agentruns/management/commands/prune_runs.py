@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, Stop, argument, count_of, usage
+from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, Stop, argument, count_of, flag, usage
 from agentruns.services.retention import count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 
@@ -33,12 +33,8 @@ class Command(AgentRunsCommand):
     arguments = (
         SESSIONS_SCOPE,
         argument("--limit", type=count_of, metavar="N", help="At most N sessions, oldest first."),
-        argument("--dry-run", action="store_true", help="Only count the sessions to delete."),
-        argument(
-            "--forget-key",
-            action="store_true",
-            help="With --session: keep a hash in place of the session's key.",
-        ),
+        flag("--dry-run", "Only count the sessions to delete."),
+        flag("--forget-key", "With --session: keep a hash in place of the session's key."),
     )
 
     def act(self, *, session: str | None, limit: int | None, dry_run: bool, **options: Any) -> bool:

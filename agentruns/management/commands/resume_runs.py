@@ -16,7 +16,7 @@ from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
 from agentruns.management import waiting
-from agentruns.management.base import AgentRunsCommand, Stop, argument, count_of, usage
+from agentruns.management.base import AgentRunsCommand, Stop, argument, count_of, flag, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.services.waiting import standing
@@ -42,7 +42,7 @@ class Command(AgentRunsCommand):
     requires_system_checks = ("agentruns",)
 
     arguments = (
-        argument("--watch", action="store_true", help="Keep sweeping until SIGTERM or Ctrl-C."),
+        flag("--watch", "Keep sweeping until SIGTERM or Ctrl-C."),
         argument(
             "--interval",
             type=_seconds,
@@ -52,19 +52,15 @@ class Command(AgentRunsCommand):
         ),
         argument("--limit", type=count_of, metavar="N", help="Drive at most N runs per sweep."),
         argument("--run", metavar="ID", help="Only this run."),
-        argument("--dry-run", action="store_true", help="Only list the runs that can go on."),
-        argument(
-            "--no-drive", action="store_true", help="Notify a worker for each run instead of driving it here."
-        ),
-        argument(
+        flag("--dry-run", "Only list the runs that can go on."),
+        flag("--no-drive", "Notify a worker for each run instead of driving it here."),
+        flag(
             "--surface-orphans",
-            action="store_true",
-            help="Also take runs with calls in doubt: tell the model that the outcome is unknown.",
+            "Also take runs with calls in doubt: tell the model that the outcome is unknown.",
         ),
-        argument(
+        flag(
             "--hold-all",
-            action="store_true",
-            help="Hold every unfinished run for staff: after restoring a backup, before any worker starts.",
+            "Hold every unfinished run for staff: after restoring a backup, before any worker starts.",
         ),
     )
 

@@ -12,7 +12,7 @@ from django.db.models import Model
 from agentruns.conf import settings
 from agentruns.journal.anchor import Compared
 from agentruns.journal.verify import Problem, check, shown, stored_form, strays
-from agentruns.management.base import AgentRunsCommand, argument, session_named, usage
+from agentruns.management.base import AgentRunsCommand, argument, flag, session_named, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Approval, Run, Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
@@ -31,10 +31,9 @@ class Command(AgentRunsCommand):
     arguments = (
         argument("--session", metavar="KEY", help="Only this session."),
         argument("--scope", metavar="S", help="The session's scope, if several have its key."),
-        argument(
+        flag(
             "--repair",
-            action="store_true",
-            help="Rewrite folded columns from the journal and install the triggers again; "
+            "Rewrite folded columns from the journal and install the triggers again; "
             "journal rows and leases are never touched.",
         ),
         argument(
