@@ -7,32 +7,26 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Tags, register
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.conf import settings
 
+Find = Callable[..., Iterator[CheckMessage]]
 Check = Callable[..., list[CheckMessage]]
 
 
-def check(*, deploy: bool = False) -> Callable[[Callable[[], Iterator[CheckMessage]]], Check]:
-    """Register a check of settings and declarations."""
+def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find], Check]:
+    """Register a check of settings and declarations, or of the journal's database where that is checked."""
 
-    def decorate(find: Callable[[], Iterator[CheckMessage]]) -> Check:
-        def found(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-            return [*find()]
+    def decorate(find: Find) -> Check:
+        def found(
+            app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
+        ) -> list[CheckMessage]:
+            alias = settings.DATABASE
+            if not of_database:
+                return [*find()]
+            return [*find(connections[alias])] if alias in (databases or ()) else []
 
         found.__name__, found.__doc__ = find.__name__, find.__doc__  # Django reads the signature: no `wraps`
-        return register("agentruns", deploy=deploy)(found)
+        return register(Tags.database if of_database else "agentruns", deploy=deploy)(found)
 
     return decorate
-
-
-def check_of_database(find: Callable[[BaseDatabaseWrapper], Iterator[CheckMessage]]) -> Check:
-    """Register a check that queries the journal's database, where Django checks that one."""
-
-    def found(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-        alias = settings.DATABASE
-        return [*find(connections[alias])] if alias in (databases or ()) else []
-
-    found.__name__, found.__doc__ = find.__name__, find.__doc__
-    return register(Tags.database)(found)

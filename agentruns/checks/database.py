@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django.core.checks import CheckMessage, Error, Warning
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from agentruns.checks.base import check_of_database
+from agentruns.checks.base import check
 from agentruns.models import triggers
 
 OPTIONS = (
@@ -22,7 +22,7 @@ ENDED = (
 OF_A_TEST = "file:memorydb_"  # Django's name of an in-memory test database
 
 
-@check_of_database
+@check(of_database=True)
 def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check that the journal's database keeps what it acknowledges and lets writers queue."""
     if connection.vendor not in ("sqlite", "postgresql"):

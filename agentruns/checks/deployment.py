@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from agentruns import services
 from agentruns.agents.agent import registered
-from agentruns.checks.base import check, check_of_database
+from agentruns.checks.base import check
 from agentruns.conf import settings
 from agentruns.models import Control, Run, Session
 from agentruns.utils.db import later
@@ -107,7 +107,7 @@ def _visibility(conf: Any) -> float | None:
     return float(VISIBILITY[scheme] if given is None else given)
 
 
-@check_of_database
+@check(of_database=True)
 def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check that a worker sweeps while there are runs that can go on."""
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
