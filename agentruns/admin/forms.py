@@ -23,7 +23,11 @@ WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask a
 
 
 class MomentField(forms.DateTimeField):
-    """A moment that every database can compare: in UTC it is still one of the calendar."""
+    """The moment that a page showed, which every database can compare: in UTC it is still a day."""
+
+    default_error_messages = dict.fromkeys(
+        ("required", "invalid"), _("The page does not say what it showed. Open it again.")
+    )
 
     def to_python(self, value: Any) -> datetime | None:
         """Return the moment in UTC."""
@@ -113,13 +117,7 @@ class AnswerForm(ShownForm):
 class ExtendForm(ShownForm):
     """Give people more time."""
 
-    seen = MomentField(
-        widget=forms.HiddenInput,
-        error_messages={
-            kind: _("The page does not say which expiry it showed. Open it again.")
-            for kind in ("required", "invalid")
-        },
-    )
+    seen = MomentField(widget=forms.HiddenInput)
     hours = forms.TypedChoiceField(
         label=_("Extend by"),
         coerce=int,

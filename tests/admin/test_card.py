@@ -279,7 +279,7 @@ def test_more_time(world: World) -> None:
     for odd in ("", "2026-13-45T00:00:00", "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00"):
         refused = send(approval, "extend", hours="4", seen=odd)
         assert refused.status_code == 400, odd
-        assert "The page does not say which expiry it showed." in read(refused).text
+        assert "The page does not say what it showed." in read(refused).text
     later = Approval.objects.get()
     assert approval.expires_at is not None
     assert later.expires_at is not None

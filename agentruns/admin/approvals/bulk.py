@@ -171,7 +171,7 @@ def _total(cards: Sequence[ApprovalCard]) -> str:
     """Return how many calls these are, and the sum of the one number that all calls of one tool take."""
     text = ngettext("%(count)d call", "%(count)d calls", len(cards)) % {"count": len(cards)}
     tools = {one.approval.tool_name for one in cards}
-    numbers = [{k: v for k, v in one.face.arguments.items() if _is_number(v)} for one in cards]
+    numbers = [{k: v for k, v in one.face.arguments.items() if type(v) in (int, float)} for one in cards]
     names = {tuple(each) for each in numbers}
     if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
         return text
@@ -184,10 +184,6 @@ def _total(cards: Sequence[ApprovalCard]) -> str:
         "name": plain(words),
         "amount": amount,
     }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said: str) -> Line:

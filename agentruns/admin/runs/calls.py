@@ -222,25 +222,6 @@ def _queue(request: HttpRequest) -> list[tuple[UUID, str]]:
     return sorted(found, key=lambda key: places[key[0]])
 
 
-def history(alias: str, run: Run, call_id: str, mask: Mask) -> CallHistory | None:
-    """Return what is known of a call, what is sensitive masked; None where the run has no such call."""
-    if not 0 < len(call_id) <= CALL_LENGTH or not call_id.isprintable():
-        return None
-    about = Message.objects.using(alias).filter(run_id=run.pk)
-    rows = _rows(about.filter(call_id=call_id).order_by("seq"), mask)
-    if not rows:
-        return None
-    replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq).order_by("-seq")[:1]
-    for raw in read_rows(replies):
-        reply = mask.row(raw)
-        its = [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
-        call = fold(run.pk, its).calls.get(call_id)
-        if call is not None:
-            said = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
-            return CallHistory(run, call, rows, _later(run, reply, call), said, _settled(run, rows, mask))
-    return None
-
-
 def story(found: CallHistory) -> list[str]:
     """Return in sentences what became of the call and who said so."""
     says: dict[str, Callable[[Row], str]] = {
@@ -354,10 +335,20 @@ def _refuse(
 
 
 def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
-    found = history(settings.DATABASE, run, call_id, NOTHING if revealed else mask_for(run))
-    if found is None:
-        raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
-    return found
+    """Return what is known of a call, what is sensitive masked; Http404 where the run has no such call."""
+    about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
+    mask = NOTHING if revealed else mask_for(run)
+    is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
+    rows = _rows(about.filter(call_id=call_id).order_by("seq"), mask) if is_id else []
+    replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq if rows else 0).order_by("-seq")[:1]
+    for raw in read_rows(replies):
+        reply = mask.row(raw)
+        its = [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
+        call = fold(run.pk, its).calls.get(call_id)
+        if call is not None:
+            said = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
+            return CallHistory(run, call, rows, _later(run, reply, call), said, _settled(run, rows, mask))
+    raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
 
 
 def _call_page(
