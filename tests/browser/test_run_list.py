@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.test import override_settings
+
 from agentruns import approve, deny
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
@@ -9,7 +11,7 @@ from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import INDEX, Visitor
+from tests.browser.visitor import INDEX, Visitor, Visitors
 from tests.db.helpers import kill
 
 
@@ -72,3 +74,21 @@ def test_from_the_index_to_the_list_to_several_at_once(desk: Desk, visitor: Visi
     Control.objects.create(name="resume_runs", seen_at="2026-01-01T00:00Z")
     visitor.open("/admin/agentruns/")
     assert_sound(visitor.page)
+
+
+def test_no_column_is_cut_and_no_key_wraps(desk: Desk, visit: Visitors) -> None:
+    run = World().completed("0198f3a2-7c11-7d6e-9a53-6f1f7e2b4c90")
+    usage = {"input_tokens": 118_400, "output_tokens": 5_210, "cost": "12345.67"}
+    Run.objects.filter(pk=run.pk).update(usage=usage, cost="12345.67", tokens=123_610, step=120)
+    with override_settings(AGENTRUNS_CURRENCY="EUR"):
+        for width in (1280, 1440, 1920):
+            page = visit(size={"width": width, "height": 900}).open("/admin/agentruns/run/")
+            box = page.locator("#changelist .results")
+            assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), width
+            cells = page.locator("#result_list tbody tr td")
+            cut = "all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => each.className)"
+            assert cells.evaluate_all(cut) == [], width
+            assert page.locator(".field-used_cost").inner_text() == "12345.67\xa0EUR"
+            key = page.locator(".field-who .ar-second").bounding_box()
+            assert key is not None
+            assert key["height"] < 24, "one line"

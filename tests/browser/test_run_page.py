@@ -32,6 +32,7 @@ def test_another_definition_is_read_adopted_paused_resumed_and_verified(desk: De
     standing = page.locator("#ar-now").inner_text()
     assert standing == "queued It is queued, but cannot go on here as it is."
     assert "the next free worker takes it" not in visitor.text
+    visitor.wait_for("It was started with another definition of agent 'front-desk' version 1:")
     replies = page.get_by_role("meter", name="Model replies")
     assert replies.get_attribute("aria-valuetext") == "0 of 3"
     assert [row.inner_text() for row in page.locator(".ar-drift tbody th").all()] == [

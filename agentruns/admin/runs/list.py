@@ -88,7 +88,7 @@ def words(wait: Wait) -> str:
         return _("Starts at %(time)s") % {"time": exact(wait.until)}
     if wait.until is not None:
         return _("The model failed; next attempt %(when)s") % {"when": ago(wait.until)}
-    return text
+    return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page and the line are the run's own
 
 
 def status(run: Run) -> SafeString:
