@@ -45,7 +45,7 @@ def server() -> Iterator[str]:
     runner = DiscoverRunner(verbosity=0, interactive=False)
     runner.setup_test_environment()
     databases = runner.setup_databases()
-    with override_settings(ALLOWED_HOSTS=["127.0.0.1"]):
+    with override_settings(ALLOWED_HOSTS=["127.0.0.1"], TIME_ZONE="UTC"):
         live = LiveServer("127.0.0.1")
         yield live.url
         live.stop()
@@ -93,7 +93,6 @@ def take_front_page(visitors: Visitors, folder: Path) -> None:
 
 def main(folder: Path = FOLDER) -> None:
     """Take every picture, and keep them only if the browser had nothing to complain about."""
-    os.environ["TZ"] = "UTC"  # of the browser
     with tempfile.TemporaryDirectory() as scratch, server() as url:
         from agentruns.testing import frozen_clock
         from tests import effects

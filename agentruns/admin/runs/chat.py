@@ -59,6 +59,7 @@ LONGEST = 4_000  # characters of what somebody said
 RESULT = 1_000  # characters of what a tool returned
 SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
+WARNINGS = 10  # about calls in other sessions
 PATIENCE = 1.0  # seconds for what all tools of a page say of their calls
 SAFE = "safe_to_retry"
 ODD = (AttributeError, KeyError, TypeError, ValueError)  # raised by rows of newer code
@@ -296,11 +297,8 @@ def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | N
     done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
     cards = list(done.select_related("run").order_by("pk")) if keys else []
     found = Surroundings(user, cards).elsewhere if cards else {}
-    return [
-        (f"{plain(mask.approval(one).title)}: {flag.text}", flag.run_id)
-        for one in cards
-        for flag in found[one.same_call]
-    ]
+    flags = [(one, flag) for one in cards for flag in found[one.same_call]][:WARNINGS]
+    return [(f"{plain(mask.approval(one).title)}: {flag.text}", flag.run_id) for one, flag in flags]
 
 
 class Starts(NamedTuple):
