@@ -337,6 +337,18 @@ def test_a_key_of_another_owner_tells_who_acts_for_them_of_no_result() -> None:
     assert Api(make_user("viewer", "view_run")).get(f"/runs/{made['id']}")[1]["output"] == "TOP SECRET"
 
 
+def test_a_time_at_an_end_of_the_calendar_is_refused_or_shown() -> None:
+    shop_agent("shop")
+    ann = Api(make_user("ann", "view_run"))
+    for when in ("9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "10000-01-01T00:00:00Z"):
+        assert ann.post("/runs", body(not_before=when))[0] == 422, when
+    status, made = ann.post("/runs", body(not_before="9999-12-31T23:59:59Z"))
+    assert status == 201
+    for path in (f"/runs/{made['id']}", "/runs", f"/runs/{made['id']}/messages"):
+        assert ann.get(path)[0] == 200, path
+    assert ann.get(f"/runs/{made['id']}")[1]["not_before"].startswith("9999-12-31T23:59:59")
+
+
 @pytest.mark.parametrize("when", [-1, 1_800_000_000, 1.5, True, "1800000000", "-1"])
 def test_a_time_is_no_number(when: Any) -> None:
     shop_agent("shop")
