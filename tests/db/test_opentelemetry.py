@@ -397,6 +397,7 @@ def test_what_fails_in_it_changes_nothing(
     settings: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    a_run("session-of-the-first-connection")  # a process asks some things once
     queries, kinds = [], []
     for processor in (None, Raising(at)):
         if processor is not None:
