@@ -389,6 +389,11 @@ class ReadOnlyAdmin(AnyAdmin):
         url = add_preserved_filters(filters, url)
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
 
+    def listed_url(self, **query: object) -> str:
+        """Return the URL of the list under these filters and no others."""
+        url = reverse(f"admin:{self.name('changelist')}", current_app=self.admin_site.name)
+        return f"{url}?{urlencode(query)}"
+
     def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
         """Return to the object's page, so that a reload repeats nothing."""
         return HttpResponseRedirect(self.url(request, "change", obj.pk))

@@ -47,7 +47,7 @@ def test_of_several_calls_in_doubt_each_is_named() -> None:
 @pytest.mark.parametrize(
     ("status", "uncleared", "said"),
     [
-        ("completed", 0, "Completed. There is nothing to do."),
+        ("completed", 0, "Completed. It waits for nobody."),
         ("completed", 1, "Completed. Somebody still has to say what became of a call:"),
         ("cancelled", 2, "Cancelled. Somebody still has to say what became of 2 calls:"),
     ],

@@ -59,7 +59,7 @@ def test_what_is_new_is_the_page_without_the_site_around_it(world: World) -> Non
     sweep()
     response = ask(run, after=last, seen=known)
     fragment = read(response)
-    assert "Completed. There is nothing to do." in fragment.text
+    assert "Completed. It waits for nobody." in fragment.text
     assert cards(fragment) == [str(seq) for seq in range(last + 1, run.messages.latest("seq").seq + 1)]
     assert not {"html", "body", "script", "link", "nav"} & set(fragment.tags)
     assert 'data-ended data-end data-after="' in response.content.decode()

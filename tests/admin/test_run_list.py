@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from django.db import connection
@@ -258,3 +259,26 @@ def test_a_long_session_key_is_whole_in_its_tooltip(world: World) -> None:
     key = "0198f3a2-7c11-7d6e-9a53-6f1f7e2b4c90"
     run = world.completed(key)
     assert f'<a href="?session={run.session_id}" title="{key}">{key}</a>' in listed().html
+
+
+def test_from_a_filtered_list_each_link_of_a_run_leads_where_it_does_from_elsewhere(world: World) -> None:
+    run = world.completed("s1")
+    asked = world.waiting("s2").run
+    kept = "?" + urlencode({"_changelist_filters": "status=completed&q=nothing like it"})
+    client = browser("superuser")
+    for page in (
+        url(run),
+        url(asked),
+        f"{url(run)[: -len('change/')]}at/",
+        f"{url(run)[: -len('change/')]}replay/",
+    ):
+        links = read(client.get(page + kept)).links
+        assert [link for link in links if link.count("?") > 1] == []
+    shown = read(client.get(url(run) + kept))
+    [session] = {link for link in shown.links if f"session={run.session_id}" in link}
+    assert "1 run" in read(client.get(session)).text
+    rows = [link for link in shown.links if "/at/" in link and "seq=" in link]
+    seqs = list(run.messages.order_by("seq").values_list("seq", flat=True))
+    assert [int(parse_qs(urlsplit(link).query)["seq"][0]) for link in rows] == seqs
+    for link, seq in zip(rows, seqs, strict=True):
+        assert f"Row {seq}" in read(client.get(link)).text

@@ -42,7 +42,7 @@ def status(run: Run) -> str:
 def test_a_completed_run_has_nothing_to_do(world: World) -> None:
     run = world.completed()
     shown = page(run)
-    assert "Completed. There is nothing to do." in shown.text
+    assert "Completed. It waits for nobody." in shown.text
     assert shown.disabled == []
     for gone in ("Resume", "Pause", "Cancel the run", "It has ended"):
         assert gone not in shown.text

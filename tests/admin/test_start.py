@@ -102,6 +102,7 @@ def test_refusals_keep_the_text(settings: Any) -> None:
     response = post("viewer", session="theirs")
     assert response.status_code == 409
     assert "There is no session" in kept(response).text
+    assert "it is not yours to write in" in kept(response).text
     own = start_run("helper", "something else", "busy", actor=user("viewer"))
     response = post("viewer", session="busy")
     assert response.status_code == 409

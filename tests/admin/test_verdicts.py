@@ -136,7 +136,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     assert "nothing runs, and what the model was told stays" in card(run).text
     shown = read(browser("superuser").get(url(run)))
     assert "Completed. Somebody still has to say what became of a call:" in shown.text
-    assert "There is nothing to do" not in shown.text
+    assert "It waits for nobody" not in shown.text
     assert "A call of wire was told to the model as unknown; nobody has cleared it." in shown.text
     assert "Until then each further call of wire asks a person." in shown.text
     assert url(run, "call", doubtful(run)) in shown.links
@@ -144,7 +144,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     page = read(give(run, verdict))
     assert "The doubt is lifted." in page.text
     assert "nobody has cleared it" not in page.text
-    assert "Completed. There is nothing to do." in page.text
+    assert "Completed. It waits for nobody." in page.text
     assert run.messages.count() == rows + 1
     assert finish(run).status == "completed"
     assert effects.count() == 1

@@ -61,8 +61,8 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     page.locator("h1").click()  # somewhere else
     page.evaluate("window.stays = true")
     decide(approval)
-    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
-    assert page.locator("[data-said]").inner_text() == "completed Completed. There is nothing to do."
+    page.locator("#ar-now", has_text="Completed. It waits for nobody.").wait_for()
+    assert page.locator("[data-said]").inner_text() == "completed Completed. It waits for nobody."
     assert "Refund" in page.locator(".ar-journal").inner_text()
     rows = [int(name.removeprefix("row-")) for name in ids(page.locator(".ar-journal > li"))]
     assert rows == list(range(1, approval.run.messages.latest("seq").seq + 1))
@@ -100,14 +100,14 @@ def test_what_somebody_types_is_left_alone_until_they_are_done(desk: Desk, visit
     form.locator("[name=reason]").fill("She called it o")
     decide(approval)
     page.locator(".ar-say", has_text="David has his answer.").wait_for()  # the rest of the page went on
-    page.locator("[data-notice=held]", has_text="completed Completed. There is nothing to do.").wait_for()
+    page.locator("[data-notice=held]", has_text="completed Completed. It waits for nobody.").wait_for()
     assert form.locator("[name=reason]").input_value() == "She called it o"
     assert "It waits for a person to decide:" in page.locator("#ar-now").inner_text()
     assert_sound(page)
     form.locator("[name=reason]").fill("")
     page.locator("summary", has_text="Cancel the run").click()
     page.locator("h1").click()
-    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+    page.locator("#ar-now", has_text="Completed. It waits for nobody.").wait_for()
     assert page.locator("[data-notice=held]").is_hidden()
 
 
@@ -121,7 +121,7 @@ def test_a_page_that_nobody_sees_asks_nothing(desk: Desk, visitor: Visitor) -> N
     assert count() == before
     assert "queued" in page.locator("#ar-now").inner_text()
     hide(visitor, False)
-    page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+    page.locator("#ar-now", has_text="Completed. It waits for nobody.").wait_for()
 
 
 def test_a_page_that_gets_no_answer_says_so(desk: Desk, visitor: Visitor) -> None:

@@ -36,7 +36,7 @@ def test_two_tenants_at_two_browsers(
     assert decided(cards["north"]) == ("approved", "staff@north")
     people["north"].open(two["north"])
     sweep()
-    people["north"].page.locator("#ar-now", has_text="Completed. There is nothing to do.").wait_for()
+    people["north"].page.locator("#ar-now", has_text="Completed. It waits for nobody.").wait_for()
     assert_only(people["north"], "north", "south")
     assert "It waits for a person to decide:" in south.page.locator("#ar-now").inner_text()
     south.open(INDEX)

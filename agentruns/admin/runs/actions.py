@@ -113,11 +113,11 @@ def headline(situation: Situation) -> str:
     """Return in one sentence where the run stands and who has to act."""
     run = situation.run
     if run.status == Run.Status.COMPLETED:
-        return _left_to_say(situation) or _("Completed. There is nothing to do.")
+        return _left_to_say(situation) or _("Completed. It waits for nobody.")
     if run.status == Run.Status.FAILED:
         return _("Failed: %(error)s") % {"error": one_line(reason(plain(run.error)))}  # in full below
     if run.status == Run.Status.CANCELLED:
-        return _left_to_say(situation) or _("Cancelled. There is nothing to do.")
+        return _left_to_say(situation) or _("Cancelled. It waits for nobody.")
     if situation.cancel_requested is not None:
         return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % _request(
             situation.cancel_requested

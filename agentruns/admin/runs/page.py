@@ -85,7 +85,7 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "meta": meta(run, shown),
         "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=none_twice)],
         "repeated": [
-            {**one, "rows": [(seq, f"{admin.url(request, 'at', key)}?seq={seq}") for seq, key in one["rows"]]}
+            {**one, "rows": [(seq, admin.url(request, "at", key, seq=seq)) for seq, key in one["rows"]]}
             for one in found.twice
         ],
         "elsewhere": [(text, admin.url(request, "change", key) if key else "") for text, key in elsewhere],
@@ -127,7 +127,7 @@ def _conversation(
     return {
         "is_stopped": is_stopped,
         "start_url": admin.url(request, "start", agent=run.agent) if may_start else "",
-        "session_url": f"{admin.url(request, 'changelist')}?session={run.session_id}",
+        "session_url": admin.listed_url(session=run.session_id),
         "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
         "turns": said.turns,
         "query": query_of(request, *KEPT, *([] if is_live else ["after"])),
@@ -305,6 +305,7 @@ def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[
         if run.session.imported_at:
             card.who = visible(f"{card.who}{MARK}")
         card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
+        card.moment_url = admin.url(request, "at", run.pk, seq=card.seq)
     return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
 
 

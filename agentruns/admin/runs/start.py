@@ -16,7 +16,7 @@ from agentruns.admin.forms import TypedField, area
 from agentruns.admin.html import plain
 from agentruns.agents.agent import Agent
 from agentruns.agents.content import Input, Text, of_upload
-from agentruns.exceptions import AgentRunsError
+from agentruns.exceptions import AgentRunsError, SessionAccessDeniedError
 from agentruns.providers.attachments import DEFAULT
 from agentruns.services import starting
 from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
@@ -49,7 +49,7 @@ class StartForm(forms.Form):
     session = forms.CharField(
         label=gettext_lazy("Session key (optional)"),
         help_text=gettext_lazy(
-            "To continue a session: the agent knows what was said there. Empty starts a new one."
+            "To continue a session of yours: the agent knows what was said there. Empty starts a new one."
         ),
         required=False,
         max_length=NAME_LENGTH,
@@ -87,6 +87,9 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             form.cleaned_data["session"] or None,
             idempotency_key=form.cleaned_data["key"],
         )
+    except SessionAccessDeniedError as error:
+        why = _("%(why)s If there is one, it is not yours to write in: leave the key empty, or take another.")
+        return _page(admin, request, form, status_of(error), why % {"why": plain(error)})
     except (AgentRunsError, ValueError) as error:
         return _page(admin, request, form, status_of(error), plain(error))
     if is_new:

@@ -68,6 +68,7 @@ class RowCard:
     facts: list[Fact] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     call_url: str = ""
+    moment_url: str = ""
     approval: str = ""
     file: File | None = None
     files: list[Shown] = field(default_factory=list)
@@ -342,7 +343,8 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         )
         said.append(twice % {"count": again})
     if none_twice:
-        said.append(_("No effect of this session ran twice with equal arguments."))
+        twice = _("No effect of this session ran twice with equal arguments.")
+        said += [twice, _("Of other sessions, only approved calls are compared.")]
     return [" ".join(said)]
 
 
