@@ -150,9 +150,10 @@ class RunAdmin(ReadOnlyAdmin):
             queryset = searched(request, rows, search_term, partial(run_texts, request.user))
         return queryset, False
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the actions that the user may take."""
-        may, found = services.permissions.may, super().get_actions(request)
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """Return the actions that the user may take, on the list; only Django 6.1 and later asks where."""
+        place = {} if action_location is None else {"action_location": action_location}
+        may, found = services.permissions.may, super().get_actions(request, **place)
         return {name: found[name] for name in found if may(request.user, name.removesuffix("_selected"))}
 
     # The list
