@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from agentruns import Policy, start_run
+from agentruns import Policy, cancel_run, start_run
 from agentruns.journal.policy import Quota
 from agentruns.models import Run
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
 from tests.pictures import png
+from tests.redacting import HIDE, KEY
 from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db
@@ -119,3 +120,25 @@ class Once(Policy):
     def quota(self, user: Any, agent: Any) -> Quota:
         """Let each start one run in an hour."""
         return Quota(runs=1)
+
+
+class Narrow(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Show everybody their own."""
+        return runs.filter(owner_id=str(user.pk))
+
+
+def test_a_new_run_begins_from_the_task_of_one_that_was_cancelled(settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Narrow"
+    run = start_run("helper", "Mend the lamp of order 4107", "s1", actor=user("superuser"))
+    cancel_run(run.pk, "no need")
+    assert f"task={run.pk}" in " ".join(read(browser("superuser").get(url(run))).links)
+    assert form(task=str(run.pk))["text"].strip() == run.input
+    assert form("viewer", task=str(run.pk))["text"].strip() == ""
+    assert form(task="nonsense")["text"].strip() == ""
+
+
+def test_a_hidden_part_of_a_task_is_in_no_form(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+    run = start_run("helper", f"Mend it. {KEY}", "s1", actor=user("superuser"))
+    assert form(task=str(run.pk))["text"].strip() == ""

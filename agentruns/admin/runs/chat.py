@@ -190,7 +190,7 @@ class Talk:
             if "arguments" in payload:
                 line.says[-1] = self._decided(row, _("Edited and approved"))
                 line.given = payload["arguments"]
-            line.state, line.tone = "", "plain"
+            line.state, line.tone = _("not run"), "plain"
         elif row.kind == events.TOOL_STARTED:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
@@ -242,7 +242,7 @@ class Talk:
             key, tool = call["id"], call["tool"]
             described = self.mask.made(tool, self.described.get(key, ""))
             title = visible(described or plain(tool).replace("_", " "))
-            line = Line(key, row.seq, title, bool(described), call["arguments"], limit=limit)
+            line = Line(key, row.seq, title, bool(described), call["arguments"], _("not run"), limit=limit)
             self.lines[key] = line
             turn.lines.append(line)
         self.turns.append(turn)

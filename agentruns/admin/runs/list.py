@@ -43,9 +43,12 @@ def second(run: Any) -> str:
     """Return why a run does not go on, how far it is, or what came of it, on one line."""
     waits: list[Wait] = run.waits
     if waits:
-        text = words(waits[0])
-        if len(waits) > 1:
-            text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(waits) - 1}
+        others = [one for one in waits if one.kind != waiting.PAUSED] or waits
+        text = words(others[0])
+        if len(others) > 1:
+            text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(others) - 1}
+        if len(others) < len(waits):
+            text = _("Paused. %(text)s") % {"text": text}
         if waits[0].kind == waiting.SILENT and run.lease_expires_at:
             text = _("Silent for %(time)s. %(text)s") % {
                 "time": time_words(run.lease_expires_at),

@@ -126,7 +126,7 @@ def _conversation(
     task = body("", mask_for(run).run(run).input, chat.LONGEST) if spoken.earlier is not None else None
     return {
         "is_stopped": is_stopped,
-        "start_url": admin.url(request, "start", agent=run.agent) if may_start else "",
+        "start_url": admin.url(request, "start", agent=run.agent, task=run.pk) if may_start else "",
         "session_url": admin.listed_url(session=run.session_id),
         "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
         "turns": said.turns,

@@ -12,11 +12,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, status_of
+from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import TypedField, area
 from agentruns.admin.html import plain
+from agentruns.admin.runs.steps import mask_for
 from agentruns.agents.agent import Agent
 from agentruns.agents.content import Input, Text, of_upload
 from agentruns.exceptions import AgentRunsError, SessionAccessDeniedError
+from agentruns.models import Run
 from agentruns.providers.attachments import DEFAULT
 from agentruns.services import starting
 from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
@@ -75,6 +78,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     if request.method != "POST":
         given = {name: request.GET.get(name, "") for name in ("agent", "session")}
+        given["text"] = _task(admin, request.GET.get("task", ""), request)
         return _page(admin, request, StartForm(agents, initial={**given, "key": str(uuid7())}))
     form = StartForm(agents, request.POST, request.FILES)
     if not form.is_valid():
@@ -97,6 +101,12 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         return admin.done(request, run, logged, done)
     admin.message_user(request, _("This task was started already."), messages.INFO)
     return admin.back(request, run)
+
+
+def _task(admin: ReadOnlyAdmin, key: str, request: HttpRequest) -> str:
+    """Return the task of a run to begin from, where nothing of it is hidden from this user."""
+    run: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
+    return run.input if run is not None and plain(mask_for(run).run(run).input) == run.input else ""
 
 
 def _page(
