@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from datetime import timedelta
 from decimal import Decimal
 from html import unescape
@@ -92,7 +93,7 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
 def test_the_worker_is_red_when_silent(world: World) -> None:
     Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
     page = index()
-    assert "ok worker, seen 20" in text(page)
+    assert re.search(r"ok worker, seen [2-9]\d s", text(page))  # a slow page makes it more
     assert "--watch" not in page.text
     Control.objects.update(seen_at=timezone.now() - timedelta(minutes=6))
     assert "The last worker was seen 6 minutes ago. Queued runs wait until one runs. Start it:" in text(
