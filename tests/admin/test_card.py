@@ -678,6 +678,9 @@ def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:
     assert said == [2, 3, 4], "the last of them"
     assert "2 more before" in above
     assert "secret" not in page.text
+    before, written = browser("superuser").get(url(approval)).content.decode().split('class="ar-written', 1)
+    assert before.count("<details") == before.count("</details>"), "they stand open"
+    assert written[: written.index("</div>")].count("<summary>") == 3, "only the rest of a long one is folded"
 
 
 def test_a_link_of_a_preview_is_in_words_and_so_are_amounts(world: World) -> None:
