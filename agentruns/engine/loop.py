@@ -44,6 +44,7 @@ LONGEST_WAIT = 3600.0
 EXHAUSTED = "attempts_exhausted"  # reason of a pause, before the error that ended the last attempt
 FAILING = {
     "refusal": "The model refused.",
+    "content_filter": "The provider's content filter stopped the reply.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
 }
 FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")

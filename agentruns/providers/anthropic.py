@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import email.utils
-import json
-import math
 import re
-from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
-from agentruns.providers import window
+from agentruns.providers import failures, window
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, check_reply
+from agentruns.providers.blocks import for_claude
 from agentruns.providers.caching import marked
+from agentruns.providers.failures import cleaned, retry_after
 from agentruns.providers.window import Compact
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
@@ -28,9 +26,6 @@ _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compacti
 # Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
-_SECRET = re.compile(r"sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
-_MAX_TEXT = 500
-_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 _BY_TYPE: dict[str, Disposition] = {
     "authentication_error": "pause",
     "billing_error": "pause",
@@ -241,39 +236,27 @@ def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool 
 
     `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
     """
-    if isinstance(error, ProviderError):
-        return error
-    if isinstance(error, ImportError):
-        text = f"The client needs a package that is not installed: {error.name}."
-        if error.name == "anthropic":
-            text = "The anthropic package cannot be imported: pip install 'agentruns[anthropic]'."
-        return ProviderError(text, disposition="pause", type="not_installed")
+    if isinstance(error, ProviderError | ImportError):  # perhaps of the package itself
+        return failures.of_exception(error, [], begun=begun, package="anthropic", own=ImportError)
     import anthropic
 
+    secrets = secrets or []
     if isinstance(error, anthropic.APIStatusError):
-        return _status_error(error, secrets or [])
-    name = type(error).__name__
-    if isinstance(error, anthropic.APIError | anthropic.RetryableError) or _is_transport(error):
-        cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
-        text = _clean(f"{name}{cause}: {error}", secrets or [])
-        return ProviderError(text, disposition="retry", type=name)
+        return _status_error(error, secrets)
+    if isinstance(error, anthropic.APIError | anthropic.RetryableError):
+        return failures.unreached(error, secrets)
     if isinstance(error, TypeError) and "authentication method" in str(error):
         text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
-    if isinstance(error, RecursionError) or (begun and "recursion limit" in str(error)):
-        text = f"The reply is nested too deeply for the SDK to read: {name}."  # asking again costs as much
-        return ProviderError(text, disposition="fail", type="invalid_reply")
-    # Nothing was sent, or the SDK could not handle its input: a person has to look.
-    local = isinstance(error, (anthropic.AnthropicError, *_MISTAKES)) and not begun
-    text = _clean(f"{name}: {error}", secrets or [])
-    return ProviderError(text, disposition="pause" if local else "retry", type=name)
+    own = anthropic.AnthropicError
+    return failures.of_exception(error, secrets, begun=begun, package="anthropic", own=own)
 
 
 def _status_error(error: Any, secrets: list[str]) -> ProviderError:
     status, kind = error.status_code, error.type if isinstance(error.type, str) else ""
     detail = error.api_message if isinstance(error.api_message, str) else error.response.reason_phrase
     return ProviderError(
-        _clean(f"Anthropic answered {status}: {detail}", secrets),
+        cleaned(f"Anthropic answered {status}: {detail}", secrets),
         disposition=_disposition(status, kind, error.error_code or ""),
         type=kind or type(error).__name__,
         code=error.error_code or "",
@@ -286,40 +269,8 @@ def _status_error(error: Any, secrets: list[str]) -> ProviderError:
 def _disposition(status: int, kind: str, code: str = "") -> Disposition:
     if _PAUSING_CODES.fullmatch(code) or _BY_TYPE.get(kind) == "pause":
         return "pause"
-    if status in (408, 409, 429) or status >= 500:
-        return "retry"
-    if status in (401, 402, 403, 404):
-        return "pause"
-    if status >= 400:
-        return "fail"
-    # An error event inside a stream that began with 200.
-    return _BY_TYPE.get(kind, "retry")
-
-
-def _is_transport(error: Exception) -> bool:
-    # By module name: the SDK may use either HTTP library, and has changed it before.
-    libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return bool(libraries & {"httpx2", "httpcore2", "httpx", "httpcore"}) or isinstance(
-        error, OSError | json.JSONDecodeError | UnicodeDecodeError
-    )
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date.
-
-    A date is measured from the answer's own, because this machine's clock may be slow or fast.
-    """
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers[name]) * unit
-        except (KeyError, ValueError):
-            continue
-        return seconds if math.isfinite(seconds) and seconds >= 0 else None
-    try:
-        until, sent = (email.utils.parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
-        return max(0.0, (until - sent).total_seconds())
-    except (KeyError, ValueError, OverflowError, TypeError):
-        return None
+    # Without an error's status, an event inside a stream that began with 200.
+    return failures.of_status(status) or _BY_TYPE.get(kind, "retry")
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
@@ -327,7 +278,7 @@ def _body(request: ModelRequest) -> dict[str, Any]:
     reserved = sorted(_RESERVED & request.params.keys())
     if reserved:
         raise TypeError(f"model_params may not contain {', '.join(reserved)}")
-    body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": request.messages}
+    body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": for_claude(request.messages)}
     if not body.get("betas"):
         body.pop("betas", None)
     if not isinstance(body["max_tokens"], int):
@@ -380,10 +331,3 @@ def _plain(message: Any) -> Any:
     """Return a message as received, with fields the SDK does not know and without those it adds."""
     to_dict = getattr(message, "to_dict", None)
     return to_dict(mode="json", warnings=False) if to_dict is not None else None
-
-
-def _clean(text: str, secrets: list[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    text = " ".join(_SECRET.sub("***", text).split())
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -74,6 +74,13 @@ class ProviderError(AgentRunsError):
         self.request_id = _text(request_id)
         self.usage = usage
 
+    @property
+    def is_overload(self) -> bool:
+        """True if the provider has too much to do, or gives no more for now: another one may answer."""
+        says = f"{self.type} {self.code}"
+        by_name = any(word in says for word in ("overloaded", "rate_limit", "slow_down"))
+        return self.disposition == "retry" and (self.status in (429, 503, 529) or by_name)
+
 
 @runtime_checkable
 class Model(Protocol):

@@ -31,6 +31,7 @@ class ScriptedModel:
     """
 
     def __init__(self, turns: Iterable[Turn], *, pace: float = 0.0) -> None:
+        self.identity = f"{type(self).__module__}.{type(self).__qualname__}"
         self.turns = list(turns)
         self.pace = pace
         for number, turn in enumerate(self.turns):

@@ -1,0 +1,198 @@
+"""OpenAI's Chat Completions API, which many servers speak: requests and replies as data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agentruns.providers import blocks
+from agentruns.providers.base import ModelReply, ModelRequest
+from agentruns.providers.blocks import ITEM, Block
+from agentruns.providers.failures import of_openai
+
+_STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "function_call": "tool_use", "length": "max_tokens"}
+# Texts that arrive in pieces; any other member of a delta is said once, or again.
+_GROWING = frozenset({
+    "content", "refusal", "arguments", "reasoning", "reasoning_content", "text", "summary", "data",
+})  # fmt: skip
+_REASONING = ("reasoning_details", "reasoning", "reasoning_content")
+
+
+class Quirks(NamedTuple):
+    """Where a server that speaks Chat Completions differs from the others."""
+
+    base_url: str | None = None
+    key: str = "OPENAI_API_KEY"  # the variable that has it
+    max_tokens: str = "max_tokens"
+    takes_files: bool = True
+    takes_back: str = ""  # the member of a message with reasoning that the next request repeats
+
+
+OPENAI = Quirks(max_tokens="max_completion_tokens")
+LOCAL = Quirks(takes_files=False, takes_back="reasoning")
+QUIRKS = {
+    "openai": OPENAI,
+    "azure": OPENAI._replace(key="AZURE_OPENAI_API_KEY"),
+    "ollama": Quirks(
+        "http://localhost:11434/v1", "OLLAMA_API_KEY", takes_files=False, takes_back="reasoning"
+    ),
+    "vllm": Quirks("http://localhost:8000/v1", "VLLM_API_KEY", takes_files=False, takes_back="reasoning"),
+    "openrouter": Quirks(
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", takes_back="reasoning_details"
+    ),
+}
+
+
+def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Quirks) -> dict[str, Any]:
+    """Return the JSON of a request."""
+    found = {name: value for name, value in params.items() if name != "max_tokens"}
+    if "max_tokens" in params:
+        found[quirks.max_tokens] = params["max_tokens"]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool["description"],
+                "parameters": tool["input_schema"],
+            },
+        }
+        for tool in request.tools
+    ]
+    if tools := [*tools, *params.get("tools", [])]:
+        found["tools"] = tools
+    if request.output_schema is not None:
+        schema, is_strict = blocks.strict(request.output_schema)
+        form = {"name": "answer", "schema": schema, "strict": is_strict}
+        found["response_format"] = {"type": "json_schema", "json_schema": form}
+    first = [{"role": "system", "content": request.system}] if request.system else []
+    found["messages"] = first
+    for message in request.messages:
+        found["messages"] += (
+            _said(message, identity, quirks) if message["role"] == "assistant" else _asked(message, quirks)
+        )
+    return found
+
+
+def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
+    texts, calls = [], []
+    found: Block = {"role": "assistant", "content": None}
+    for block in blocks.blocks_of(message):
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "tool_use":
+            function = {"name": block["name"], "arguments": blocks.arguments_of(block)}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif not blocks.is_reasoning(block):
+            raise blocks.foreign(block["item"].get("type") if block["type"] == ITEM else block["type"])
+        elif block.get("from") == identity and quirks.takes_back in block["item"]:
+            found[quirks.takes_back] = block["item"][quirks.takes_back]
+    found |= {"content": "\n\n".join(texts)} if texts else {}
+    found |= {"tool_calls": calls} if calls else {}
+    return [found] if texts or calls else []
+
+
+def _asked(message: Block, quirks: Quirks) -> list[Block]:
+    """Return a user message: its results, which hold texts only; their files follow with what it says."""
+    results, rest = blocks.results_of(message)
+    answers, files = [], []
+    for result in results:
+        parts = [_part(part, quirks) for part in blocks.result_parts(result)]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        if len(texts) < len(parts):
+            call = result["tool_use_id"]
+            texts.append("(Its files follow.)")
+            files.append({"type": "text", "text": f"The files in the result of call {call}:"})
+            files += [part for part in parts if part["type"] != "text"]
+        content = "\n".join(texts)
+        answers.append({"role": "tool", "tool_call_id": result["tool_use_id"], "content": content})
+    said = [*files, *(_part(block, quirks) for block in rest)]
+    if not said:
+        return answers
+    is_text = all(part["type"] == "text" for part in said)  # as which every server takes it
+    whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
+    return [*answers, {"role": "user", "content": whole}]
+
+
+def _part(block: Block, quirks: Quirks) -> Block:
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    if block["type"] == "image":
+        return {"type": "image_url", "image_url": {"url": blocks.url_of(block)}}
+    text = blocks.text_of_document(block) if block["type"] == "document" else None
+    if text is not None:
+        return {"type": "text", "text": text}
+    if block["type"] != "document" or not quirks.takes_files or block["source"]["type"] != "base64":
+        raise blocks.foreign(block["type"])
+    return {
+        "type": "file",
+        "file": {"filename": blocks.file_name(block), "file_data": blocks.url_of(block)},
+    }
+
+
+class Collected:
+    """A reply as its chunks arrive."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+
+    def add(self, chunk: dict[str, Any]) -> str:
+        """Take a chunk; return the text that it brings."""
+        for name in ("model", "usage"):
+            if chunk.get(name):
+                self.raw[name] = chunk[name]
+        text = ""
+        for choice in chunk.get("choices") or []:
+            delta = choice.get("delta") or {}
+            self._choice["message"] = _merged(self._choice.get("message"), delta)
+            self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
+            text += delta.get("content") or ""
+        return text
+
+    def whole(self) -> dict[str, Any]:
+        """Return the completion as one that was not streamed."""
+        return {**self.raw, "choices": [self._choice] if self._choice else []}
+
+
+def _merged(old: Any, new: Any, name: str = "") -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merged(old.get(key), value, key) for key, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        found = list(old)
+        for each in new:
+            place = next((n for n in reversed(range(len(found))) if _is_same(found[n], each)), None)
+            if place is None:
+                found.append(each)
+            else:
+                found[place] = _merged(found[place], each)
+        return found
+    if isinstance(old, str) and isinstance(new, str) and name in _GROWING:
+        return old + new
+    return old if new in (None, "") else new
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two parts of a list are one: some servers number every call 0."""
+    if not isinstance(one, dict) or not isinstance(other, dict) or "index" not in other:
+        return False
+    ids = {each["id"] for each in (one, other) if each.get("id")}
+    return one.get("index") == other["index"] and len(ids) < 2
+
+
+def reply(raw: dict[str, Any], identity: str) -> ModelReply:
+    """Return a completion as a reply; raises ProviderError for one without a choice."""
+    choice = next(iter(raw.get("choices") or []), None)
+    if choice is None or choice.get("finish_reason") == "error":
+        raise of_openai(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})
+    message, stop = choice.get("message") or {}, choice.get("finish_reason")
+    thoughts = {name: message[name] for name in _REASONING if message.get(name)}
+    content: list[Block] = []
+    if thoughts:
+        content.append({"type": ITEM, "from": identity, "item": {"type": "reasoning", **thoughts}})
+    texts = [message.get("content"), message.get("refusal")]
+    content += [{"type": "text", "text": text} for text in texts if text]
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        content.append(blocks.call_block(call.get("id"), function.get("name"), function.get("arguments")))
+    stop = "refusal" if message.get("refusal") else _STOPS.get(stop, stop)
+    return blocks.reply(content, stop, raw, identity.partition(":")[0])

@@ -1,0 +1,215 @@
+"""Models of OpenAI, and of servers that speak its APIs, through its SDK, imported at the first request."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any, Literal
+
+from agentruns.providers import chat, failures, responses
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
+from agentruns.providers.blocks import usage_of
+from agentruns.providers.chat import QUIRKS
+from agentruns.signals import text_streamed
+from agentruns.utils import json as canonical
+
+_RESERVED = frozenset({
+    "background", "conversation", "input", "instructions", "messages", "model", "n", "previous_response_id",
+    "stream", "timeout",
+})  # fmt: skip
+_OF_OPENAI = re.compile(r"https?://([\w.-]+\.)?(openai|azure)\.com[:/]")  # these have the Responses API
+_ENCRYPTED = re.compile("encrypted.content", re.IGNORECASE)
+
+Collected = responses.Collected | chat.Collected
+
+
+class OpenAIModel:
+    """A model by name, over the Responses API of OpenAI and Azure, or over Chat Completions.
+
+    `api`: "responses" or "chat"; unless given, by where requests go: with another `base_url` they speak Chat
+    Completions. `provider`: "openai", "azure", "ollama", "vllm", "openrouter", or your own name of another
+    server. `client`: your own OpenAI or AzureOpenAI; its retries are switched off. `timeout` in seconds: for
+    a whole reply, or for each read when streaming. `params` go with every request, below an agent's own
+    `model_params`; they are no part of a definition.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api: Literal["responses", "chat"] | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        provider: str = "openai",
+        client: Any = None,
+        timeout: float | None = None,
+        streaming: bool = True,
+        **params: Any,
+    ) -> None:
+        if api not in ("responses", "chat", None):
+            raise ValueError(f"api must be 'responses' or 'chat', not {api!r}.")
+        self.name = model
+        self.provider = provider
+        self.timeout = timeout
+        self.streaming = streaming
+        self.params = params
+        self._quirks = QUIRKS.get(provider, chat.Quirks())
+        self._api = api
+        self._base_url = base_url or self._quirks.base_url
+        self._api_key = api_key
+        self._given = client
+        self._client: Any = None
+        self._include = True
+
+    @property
+    def identity(self) -> str:
+        """The provider and the model: with another key, server or client it is the same definition."""
+        return f"{self.provider}:{self.name}"
+
+    def __repr__(self) -> str:
+        return f"OpenAIModel({self.identity!r})"
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Return the model's reply; raises a classified ProviderError for any failure."""
+        answer = _Answer()
+        try:
+            return self._ask(request, answer)
+        except Exception as error:
+            failure = classify(error, self._secrets(), begun=answer.begun)
+        # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
+        failure.usage = failure.usage or usage_of(answer.raw.get("usage")) or None
+        failure.request_id = failure.request_id or answer.request_id
+        raise failure
+
+    def _ask(self, request: ModelRequest, answer: _Answer) -> ModelReply:
+        params = {**self.params, **request.params}
+        if reserved := sorted(_RESERVED & params.keys()):
+            raise TypeError(f"model_params may not contain {', '.join(reserved)}")
+        client = self._ready()
+        is_openai = _OF_OPENAI.match(str(client.base_url)) is not None
+        if (self._api or ("responses" if is_openai else "chat")) == "responses":
+            body = responses.body(request, params, self.identity)
+            answer.raw = self._respond(client.responses, canonical.legal(body), request, answer)
+            return answer.complete(responses.reply(answer.raw, self.identity))
+        quirks = self._quirks if is_openai or self.provider != "openai" else chat.Quirks()
+        body = canonical.legal(chat.body(request, params, self.identity, quirks))
+        if self.streaming:
+            body["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
+        answer.raw = self._send(client.chat.completions, body, request, answer, chat.Collected())
+        return answer.complete(chat.reply(answer.raw, self.identity))
+
+    def _respond(
+        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: _Answer
+    ) -> dict[str, Any]:
+        """Ask once more without reasoning that the provider cannot read, or of a model that has none."""
+        import openai
+
+        if not self._include:
+            body = responses.without_reasoning(body, include=False)
+        try:
+            return self._send(api, body, request, answer, responses.Collected())
+        except openai.BadRequestError as error:  # after a failover, for one, to another account
+            if not _ENCRYPTED.search(f"{error.code} {error.message}"):
+                raise
+            self._include = self._include and "not supported" not in error.message
+        body = responses.without_reasoning(body, include=self._include)
+        return self._send(api, body, request, answer, responses.Collected())
+
+    def _send(
+        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: _Answer, collected: Collected
+    ) -> dict[str, Any]:
+        first = "messages" if "messages" in body else "input"
+        rest = {name: value for name, value in body.items() if name != first}
+        # In `extra_body`, because a method refuses parameters it has no name for.
+        given = {"model": self.name, first: body[first], "extra_body": rest, **self._timeout()}
+        if not self.streaming:
+            whole = api.create(**given)
+            answer.request_id = getattr(whole, "_request_id", None) or ""
+            return _plain(whole)
+        with api.create(**given, stream=True) as stream:
+            answer.begun, answer.request_id = True, stream.response.headers.get("x-request-id") or ""
+            for event in stream:
+                text = collected.add(_plain(event))
+                answer.raw = collected.raw
+                if request.on_text is not None:
+                    request.on_text(text)
+                if text:
+                    text_streamed.send_robust(
+                        sender=type(self), run_id=request.run_id, step=request.step, text=text
+                    )
+        return collected.whole()
+
+    def _timeout(self) -> dict[str, Any]:
+        if self.timeout is None:
+            return {}
+        import openai
+
+        return {"timeout": openai.Timeout(self.timeout, connect=min(self.timeout, 5.0))}
+
+    def _ready(self) -> Any:
+        if self._client is None:
+            import openai
+
+            client = self._given
+            if client is None:
+                # The SDK would send OpenAI's key to any server, and asks for one where none is needed.
+                elsewhere = self._base_url or os.environ.get("OPENAI_BASE_URL")
+                key = self._api_key or os.environ.get(self._quirks.key) or ("none" if elsewhere else None)
+                client = openai.OpenAI(api_key=key, base_url=self._base_url)
+            self._client = client.with_options(max_retries=0)
+        return self._client
+
+    def _secrets(self) -> list[str]:
+        found = [self._api_key, getattr(self._client or self._given, "api_key", None)]
+        return [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
+
+
+class _Answer:
+    """Progress of an answer, for when it breaks off."""
+
+    begun = False
+    request_id = ""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Any] = {}
+
+    def complete(self, reply: ModelReply) -> ModelReply:
+        """Return a reply with the provider's id of its request."""
+        return replace(reply, request_id=self.request_id)
+
+
+def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
+    """Return the ProviderError for any exception of the SDK, without the secrets in its text."""
+    if isinstance(error, ProviderError | ImportError):  # perhaps of the package itself
+        return failures.of_exception(error, [], begun=begun, package="openai", own=ImportError)
+    import openai
+
+    secrets = secrets or []
+    if isinstance(error, openai.APIStatusError):
+        return failures.of_openai(
+            error.body if isinstance(error.body, dict) else {},
+            secrets,
+            status=error.status_code,
+            reason=error.response.reason_phrase,
+            retry_after=failures.retry_after(error.response.headers),
+            request_id=error.request_id or "",
+        )
+    if isinstance(error, openai.APIError) and isinstance(error.body, dict):  # inside a stream
+        return failures.of_openai(error.body, secrets)
+    if isinstance(error, openai.APIError):
+        return failures.unreached(error, secrets)
+    if isinstance(error, openai.OpenAIError) and "credentials" in str(error):
+        text = f"No credentials: {error}"
+        return ProviderError(failures.cleaned(text, secrets), disposition="pause", type="missing_credentials")
+    own = openai.OpenAIError
+    return failures.of_exception(error, secrets, begun=begun, package="openai", own=own)
+
+
+def _plain(answer: Any) -> dict[str, Any]:
+    """Return an answer as received, with fields the SDK does not know and without those it adds."""
+    to_dict = getattr(answer, "to_dict", None)
+    found = to_dict(mode="json", warnings=False) if to_dict is not None else None
+    if not isinstance(found, dict):
+        raise ProviderError("The answer is no reply.", disposition="retry", type="invalid_reply")
+    return found

@@ -1,0 +1,152 @@
+"""OpenAI's Responses API: requests and replies as data, without the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentruns.providers import blocks
+from agentruns.providers.base import ModelReply, ModelRequest
+from agentruns.providers.blocks import ITEM, TEXT_EXTRAS, Block
+from agentruns.providers.failures import of_openai
+
+ENCRYPTED = "reasoning.encrypted_content"
+_STOPS = {"max_output_tokens": "max_tokens", "max_messages": "max_tokens"}
+
+
+def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[str, Any]:
+    """Return the JSON of a request: the whole conversation, of which the provider stores nothing."""
+    found = {"store": False, **params, "include": [*params.get("include", []), ENCRYPTED]}
+    if "max_tokens" in found:
+        found["max_output_tokens"] = found.pop("max_tokens")
+    if request.system:
+        found["instructions"] = request.system
+    # Strict unless told otherwise, and then arguments with defaults would be refused.
+    tools = [
+        {
+            "type": "function",
+            "name": tool["name"],
+            "description": tool["description"],
+            "parameters": tool["input_schema"],
+            "strict": False,
+        }
+        for tool in request.tools
+    ]
+    if tools := [*tools, *params.get("tools", [])]:
+        found["tools"] = tools
+    if request.output_schema is not None:
+        schema, is_strict = blocks.strict(request.output_schema)
+        form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict}
+        found["text"] = {**params.get("text", {}), "format": form}
+    found["input"] = [item for message in request.messages for item in _items(message, identity)]
+    return found
+
+
+def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
+    """Return a request without earlier reasoning, and perhaps without asking for more."""
+    kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
+    asked = [each for each in sent["include"] if include or each != ENCRYPTED]
+    return {**sent, "input": kept, "include": asked}
+
+
+def _items(message: Block, identity: str) -> list[Block]:
+    if message["role"] == "assistant":
+        return [item for block in blocks.blocks_of(message) if (item := _said(block, identity)) is not None]
+    results, rest = blocks.results_of(message)
+    items = [
+        {"type": "function_call_output", "call_id": each["tool_use_id"], "output": _output(each)}
+        for each in results
+    ]
+    return [*items, {"role": "user", "content": [*map(_part, rest)]}] if rest else items
+
+
+def _said(block: Block, identity: str) -> Block | None:
+    """Return a block of a reply as an item; its own id is left out, which only a stored reply would need."""
+    if block["type"] == "text":
+        phase = {"phase": block["phase"]} if block.get("phase") else {}
+        return {"role": "assistant", "content": block["text"], **phase}
+    if block["type"] == "tool_use":
+        arguments = blocks.arguments_of(block)
+        return {
+            "type": "function_call",
+            "call_id": block["id"],
+            "name": block["name"],
+            "arguments": arguments,
+        }
+    if blocks.is_reasoning(block):
+        own = block.get("from") == identity and "encrypted_content" in block["item"]
+        return block["item"] if own else None
+    if block["type"] == ITEM and block["from"].partition(":")[0] == identity.partition(":")[0]:
+        item: Block = block["item"]
+        return item
+    raise blocks.foreign(block["item"].get("type") if block["type"] == ITEM else block["type"])
+
+
+def _output(result: Block) -> Any:
+    parts = blocks.result_parts(result)
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return [*map(_part, parts)]
+
+
+def _part(block: Block) -> Block:
+    if block["type"] == "text":
+        return {"type": "input_text", "text": block["text"]}
+    if block["type"] == "image":
+        return {"type": "input_image", "image_url": blocks.url_of(block), "detail": "auto"}
+    if block["type"] != "document":
+        raise blocks.foreign(block["type"])
+    text = blocks.text_of_document(block)
+    if text is not None:
+        return {"type": "input_text", "text": text}
+    url = blocks.url_of(block)
+    if url.startswith("data:"):
+        return {"type": "input_file", "filename": blocks.file_name(block), "file_data": url}
+    return {"type": "input_file", "file_url": url}
+
+
+class Collected:
+    """A reply as its events arrive."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Any] = {}
+        self._items: dict[int, Block] = {}
+
+    def add(self, event: dict[str, Any]) -> str:
+        """Take an event; return the text that it brings. Raises ProviderError for an error."""
+        kind = event.get("type", "")
+        if kind == "error":
+            raise of_openai(event)
+        if kind == "response.output_item.done":
+            self._items[event["output_index"]] = event["item"]
+        if isinstance(event.get("response"), dict):
+            self.raw = event["response"]
+        return str(event["delta"]) if kind == "response.output_text.delta" else ""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response. Its items are those of their own events, which are always complete."""
+        items = [self._items[place] for place in sorted(self._items)]
+        return {**self.raw, "output": items or self.raw.get("output")}
+
+
+def reply(raw: dict[str, Any], identity: str) -> ModelReply:
+    """Return a response as a reply; raises ProviderError if it failed."""
+    if raw.get("status") == "failed" or raw.get("error"):
+        raise of_openai(raw.get("error") or {})
+    content: list[Block] = []
+    reason = str((raw.get("incomplete_details") or {}).get("reason") or "incomplete")
+    stops = {"completed": "end_turn", "incomplete": _STOPS.get(reason, reason)}
+    stop = stops.get(str(raw.get("status")))
+    for item in raw.get("output") or []:
+        if item["type"] == "function_call":
+            content.append(blocks.call_block(item.get("call_id"), item.get("name"), item.get("arguments")))
+        elif item["type"] == "message":
+            for part in item["content"]:
+                if part["type"] == "refusal":
+                    stop = "refusal"
+                extras = {**item, **part}
+                kept = {name: extras[name] for name in TEXT_EXTRAS if extras.get(name)}
+                text = part.get("text", part.get("refusal", ""))
+                content.append({"type": "text", "text": text, **kept})
+        else:
+            content.append({"type": ITEM, "from": identity, "item": item})
+    return blocks.reply(content, stop, raw, identity.partition(":")[0])

@@ -1,0 +1,417 @@
+"""What goes to OpenAI and its like, and what comes back: beside what every provider does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns.agents.output import schema_of
+from agentruns.providers import blocks, chat, responses
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ModelRequest, ProviderError, call_model
+from agentruns.providers.openai import OpenAIModel, classify
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_openai import FakeOpenAI
+from tests.providers.contract import FIND, HELLO, KEY, PDF, failure, request, texts, went_on
+from tests.providers.types import Answer
+
+BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
+APIS = pytest.mark.parametrize("api", ["responses", "chat"])
+CALL: dict[str, Any] = {"name": "find", "input": {"n": 17}}
+
+
+def gpt(fake: FakeOpenAI, name: str = "gpt-5.4", **options: Any) -> OpenAIModel:
+    """Return a model of OpenAI's that asks the fake."""
+    return OpenAIModel(name, **{"client": fake.client(), "api": "responses", **options})
+
+
+def bodies(fake: FakeOpenAI) -> list[Any]:
+    return [call.body for call in fake.calls]
+
+
+# Requests
+
+
+def test_a_request_over_responses() -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        model = gpt(fake, reasoning={"effort": "low"})
+        asked = request(tools=[FIND], params={"max_tokens": 99, "tools": [{"type": "web_search"}]})
+        call_model(model, asked)
+        (body,) = bodies(fake)
+    function = {"type": "function", "name": "find", "description": FIND["description"]}
+    assert body == {
+        "model": "gpt-5.4",
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "instructions": "Help.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "max_output_tokens": 99,
+        "reasoning": {"effort": "low"},
+        "tools": [
+            {**function, "parameters": FIND["input_schema"], "strict": False},
+            {"type": "web_search"},
+        ],
+    }
+
+
+def test_a_request_over_chat_completions() -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        call_model(gpt(fake, "gpt-4o", api="chat"), request(tools=[FIND], params={"max_tokens": 99}))
+        (body,) = bodies(fake)
+    function = {"name": "find", "description": FIND["description"], "parameters": FIND["input_schema"]}
+    assert body == {
+        "model": "gpt-4o",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "system", "content": "Help."}, {"role": "user", "content": "hi"}],
+        "max_tokens": 99,
+        "tools": [{"type": "function", "function": function}],
+    }
+
+
+@APIS
+def test_own_parameters_are_kept_apart_and_an_agents_count_more(api: str) -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        name = "gpt-5.4" if api == "responses" else "gpt-4o"
+        model = gpt(fake, name, api=api, temperature=0.1, top_p=0.5, max_tokens=50)
+        call_model(model, request(params={"temperature": 0.9}))
+        (body,) = bodies(fake)
+    assert (body["temperature"], body["top_p"]) == (0.9, 0.5)
+    assert 50 in body.values() and model.identity == f"openai:{name}"
+    with pytest.raises(ValueError, match="api must be"):
+        OpenAIModel("gpt-5.4", api="assistants")  # type: ignore[arg-type]
+
+
+def test_a_model_of_openai_that_reasons_takes_its_tools_over_responses_only() -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        error = failure(gpt(fake, api="chat"), request(tools=[FIND]))
+        assert error.disposition == "fail" and "use /v1/responses" in str(error)
+        assert texts(call_model(gpt(fake), request(tools=[FIND]))) == "x"
+
+
+# Reasoning
+
+
+@BOTH
+def test_reasoning_goes_back_as_it_came_and_only_to_its_own_model(streaming: bool) -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    spoken = {"type": "text", "text": "I look.", "phase": "commentary"}
+    called = {"type": "tool_use", "id": "call_1", **CALL}
+    turns: list[Any] = [{"content": [thought, spoken, called]}, {"text": "So."}]
+    with FakeOpenAI(turns) as fake:
+        reply = call_model(gpt(fake, streaming=streaming), request(tools=[FIND]))
+        kept = reply.content[0]
+        assert (kept["type"], kept["from"]) == ("provider_item", "openai:gpt-5.4")
+        assert kept["item"]["encrypted_content"] in fake.encrypted
+        assert reply.content[1] == {"type": "text", "text": "I look.", "phase": "commentary"}
+        asked = request(tools=[FIND], messages=went_on([HELLO], reply))
+        call_model(gpt(fake, streaming=streaming), asked)
+        assert bodies(fake)[1]["input"][1:3] == [
+            kept["item"],
+            {"role": "assistant", "content": "I look.", "phase": "commentary"},
+        ]
+        call_model(gpt(fake, "gpt-5.5", streaming=streaming), asked)
+        assert not [item for item in bodies(fake)[2]["input"] if item.get("type") == "reasoning"]
+
+
+def test_reasoning_that_the_provider_cannot_read_any_more_is_left_out() -> None:
+    turns: list[Any] = [{"content": [{"type": "reasoning"}, {"type": "text", "text": "x"}]}] * 2
+    with FakeOpenAI(turns) as one, FakeOpenAI(turns) as other:
+        reply = call_model(gpt(one), request())
+        asked = request(messages=[*went_on([HELLO], reply), HELLO])
+        assert texts(call_model(gpt(other), asked)) == "x"
+        assert [call.status for call in other.calls] == [400, 200]
+        assert len(bodies(other)[1]["input"]) == 3
+
+
+def test_a_model_without_reasoning_is_asked_for_none() -> None:
+    with FakeOpenAI([{"text": "x"}, {"text": "y"}]) as fake:
+        model = gpt(fake, "gpt-4o")
+        assert texts(call_model(model, request())) == "x"
+        assert texts(call_model(model, request())) == "x"
+        assert [call.status for call in fake.calls] == [400, 200, 200], "it remembers"
+
+
+def test_items_that_only_openai_understands_go_back_to_it() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}}
+    cited = {"type": "url_citation", "url": "https://example.org", "start_index": 0, "end_index": 1}
+    said = {"type": "text", "text": "Found.", "annotations": [{**cited, "title": "x"}]}
+    with FakeOpenAI([{"content": [search, said]}, {"text": "x"}]) as fake:
+        reply = call_model(gpt(fake), request())
+        assert reply.content[1]["annotations"][0]["url"] == "https://example.org"
+        asked = request(messages=[*went_on([HELLO], reply), HELLO])
+        call_model(gpt(fake, "gpt-5.5"), asked)
+        assert bodies(fake)[1]["input"][1] == search
+        for model in (gpt(fake, api="chat"), gpt(fake, provider="azure")):
+            assert failure(model, asked).type == "foreign_block"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("provider", "member", "value"),
+    [
+        ("ollama", "reasoning", "Let me see, and then let me see again."),
+        ("vllm", "reasoning", "Let me see, and then let me see again."),
+        (
+            "openrouter",
+            "reasoning_details",
+            [
+                {"type": "reasoning.text", "text": "Let me see, once.", "index": 0, "signature": "s1"},
+                {"type": "reasoning.text", "text": "And again.", "index": 1, "signature": "s2"},
+            ],
+        ),
+        ("elsewhere", "reasoning", "Let me see."),
+    ],
+)
+def test_reasoning_of_other_servers(streaming: bool, provider: str, member: str, value: Any) -> None:
+    thought = {"type": "reasoning", member: value}
+    turns = [{"content": [thought, {"type": "tool_use", "id": "c1", **CALL}]}, {"text": "So."}]
+    with FakeOpenAI(turns) as fake:
+        model = gpt(fake, "qwen3", api=None, provider=provider, streaming=streaming)
+        reply = call_model(model, request(tools=[FIND]))
+        assert reply.content[0]["item"] == thought
+        call_model(model, request(tools=[FIND], messages=went_on([HELLO], reply)))
+        again = bodies(fake)[1]["messages"][2].get(member)
+        assert again == (None if provider == "elsewhere" else value)
+
+
+# Replies
+
+
+@BOTH
+@APIS
+def test_the_usage_in_the_kinds_that_prices_have(streaming: bool, api: str) -> None:
+    with FakeOpenAI([{"text": "x", "usage": {"sent": 100, "cached": 60, "written": 9}}]) as fake:
+        reply = call_model(gpt(fake, api=api, streaming=streaming), request())
+    details = reply.usage.pop("details")
+    assert reply.usage == {
+        "input_tokens": 40,
+        "cache_read_input_tokens": 60,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 9,
+    }
+    assert details["total_tokens"] == 109
+    assert reply.model == "openai:gpt-5.4-2026-03-05"
+
+
+@BOTH
+@APIS
+def test_a_content_filter(streaming: bool, api: str) -> None:
+    with FakeOpenAI([{"text": "It", "stop_reason": "content_filter"}]) as fake:
+        reply = call_model(gpt(fake, "llama3", api=api, streaming=streaming), request())
+    assert (texts(reply), reply.stop_reason) == ("It", "content_filter")
+
+
+def test_calls_as_other_servers_write_them() -> None:
+    one = {"id": "a", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
+    two = {"id": "b", "type": "function", "function": {"name": "find", "arguments": ""}}
+    whole = chat.Collected()
+    for call in (one, two, {**two, "id": None, "function": {"arguments": "{}"}}):
+        whole.add({"choices": [{"delta": {"tool_calls": [{"index": 0, **call}]}}]})
+    whole.add({"choices": [{"delta": {"content": None}, "finish_reason": "stop"}]})
+    reply = chat.reply(whole.whole(), "x:y")
+    assert reply.stop_reason == "tool_use"
+    assert [(call["id"], call["input"]) for call in reply.content] == [("a", {"n": 1}), ("b", {})]
+    assert blocks.call_block("a", "find", '{"n"')["input"] == '{"n"', "the gate refuses it"
+    assert blocks.call_block("a", "find", {"n": 1})["input"] == {"n": 1}
+    finished = {"choices": [{"message": {"content": "x"}, "finish_reason": "tool_calls"}]}
+    assert chat.reply(finished, "x:y").stop_reason == "end_turn"
+
+
+def test_schemas_that_cannot_be_enforced_are_sent_as_they_are() -> None:
+    named = {"type": "object", "properties": {"by_name": {"type": "object", "additionalProperties": True}}}
+    assert blocks.strict(named) == (named, False)
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", "description": "x"}}}
+    schema, is_strict = blocks.strict({"$ref": "#/$defs/Node", "$defs": {"Node": node}})
+    assert is_strict and schema["type"] == "object" and schema["required"] == ["next"]
+    assert schema["properties"]["next"] == {"$ref": "#/$defs/Node"}
+    found, is_strict = blocks.strict(schema_of(Answer))
+    assert is_strict and "default" not in found["properties"]["why"]
+    assert "default" in found["$defs"]["Letter"]["properties"], "as a name it stays"
+
+
+# Errors
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("status", "code", "disposition"),
+    [
+        (429, "insufficient_quota", "pause"),
+        (400, "billing_hard_limit_reached", "pause"),
+        (404, "model_not_found", "pause"),
+        (400, "context_length_exceeded", "fail"),
+        (400, "content_filter", "fail"),
+        (429, "rate_limit_exceeded", "retry"),
+    ],
+)
+def test_a_code_beside_a_status(streaming: bool, status: int, code: str, disposition: str) -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        fake.fault(status, error_code=code)
+        error = failure(gpt(fake, streaming=streaming))
+    assert (error.disposition, error.code, error.status) == (disposition, code, status)
+
+
+@APIS
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize(
+    ("code", "disposition"),
+    [
+        ("server_error", "retry"),
+        ("rate_limit_exceeded", "retry"),
+        ("code_of_the_future", "retry"),
+        ("503", "retry"),
+        ("402", "pause"),
+        ("400", "fail"),
+        ("insufficient_quota", "pause"),
+        ("invalid_prompt", "fail"),
+        ("image_too_large", "fail"),
+        ("misalignment_policy_violation", "fail"),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_judged_by_its_code(
+    api: str, after: int, code: str, disposition: str
+) -> None:
+    with FakeOpenAI([{"text": "It begins, and goes on."}]) as fake:
+        fake.fault("error", type=code, after=after, message=f"no: {fake.api_key}")
+        error = failure(gpt(fake, api=api))
+        assert (error.disposition, error.code, error.status) == (disposition, code, None)
+        assert error.request_id == fake.calls[0].request_id
+        assert str(error) == f"The provider answered {code}: no: ***"
+    assert error.is_overload == (code == "rate_limit_exceeded")
+
+
+def test_a_response_that_failed_and_a_completion_that_is_none() -> None:
+    said = {"status": "failed", "error": {"code": "server_error", "message": "Boom."}, "output": []}
+    for raised, code in (
+        (lambda: responses.reply(said, "openai:x"), "server_error"),
+        (lambda: chat.reply({"error": {"code": 502, "message": "Boom."}}, "openai:x"), "502"),
+        (lambda: chat.reply({"choices": [{"finish_reason": "error"}]}, "openai:x"), ""),
+    ):
+        with pytest.raises(ProviderError) as caught:
+            raised()
+        assert (caught.value.disposition, caught.value.code) == ("retry", code)
+
+
+def test_nobody_there() -> None:
+    with FakeOpenAI() as fake:
+        client = fake.client(base_url="http://127.0.0.1:9/v1")
+        error = failure(gpt(fake, client=client))
+    assert (error.disposition, error.type) == ("retry", "APIConnectionError")
+    assert "ConnectError" in str(error)
+
+
+def test_errors_of_every_other_sort() -> None:
+    import openai
+
+    assert classify(openai.OpenAIError("x")).disposition == "pause"
+    assert classify(openai.OpenAIError("x"), begun=True).disposition == "retry"
+    assert classify(ConnectionResetError("x")).disposition == "retry"
+    assert classify(RecursionError("x")).disposition == "fail"
+    assert classify(KeyError("x")).disposition == "pause"
+    assert classify(KeyError("x"), begun=True).disposition == "retry"
+    given = ProviderError("x")
+    assert classify(given) is given
+    assert "0123" not in str(classify(ValueError(f"Bearer {KEY} {KEY}")))
+
+
+def test_a_missing_sdk_and_a_missing_key_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    error = failure(OpenAIModel("gpt-5.4"))
+    assert (error.disposition, error.type) == ("pause", "missing_credentials")
+    assert "OPENAI_API_KEY" in str(error)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    error = failure(OpenAIModel("gpt-5.4"))
+    assert (error.disposition, error.type) == ("pause", "not_installed")
+    assert "agentruns[openai]" in str(error)
+
+
+# Where requests go
+
+
+def test_another_base_url_speaks_chat_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with FakeOpenAI([{"text": "x"}], api_key="none") as fake:
+        call_model(OpenAIModel("llama3.3", base_url=fake.url), request())
+        monkeypatch.setenv("OPENAI_BASE_URL", fake.url)
+        call_model(OpenAIModel("llama3.3"), request())
+        call_model(OpenAIModel("llama3.3", api="responses", include=[]), request())
+        assert [call.path for call in fake.calls][:2] == ["/v1/chat/completions"] * 2
+        assert fake.calls[-1].path == "/v1/responses"
+
+
+def test_each_server_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai-alone")
+    monkeypatch.setenv("OPENROUTER_API_KEY", "of-openrouter")
+    with FakeOpenAI([{"text": "x"}], api_key="of-openrouter") as fake:
+        call_model(OpenAIModel("qwen/qwen3", provider="openrouter", base_url=fake.url), request())
+        fake.api_key = "none"
+        call_model(OpenAIModel("llama3.3", provider="ollama", base_url=fake.url), request())
+        fake.api_key = "given"
+        call_model(OpenAIModel("gpt-4o", base_url=fake.url, api_key="given"), request())
+    assert chat.QUIRKS["ollama"].base_url == "http://localhost:11434/v1"
+
+
+def test_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeOpenAI([{"text": "x"}]) as fake:
+        root = fake.url.removesuffix("/v1")
+        options = {"azure_endpoint": root, "api_version": "2026-05-01", "base_url": None}
+        client = fake.client("AzureOpenAI", **options)
+        call_model(OpenAIModel("gpt-4o", provider="azure", client=client, api="chat"), request())
+        call_model(OpenAIModel("gpt-5.4", provider="azure", client=client, api="responses"), request())
+        assert [call.path.partition("?")[0] for call in fake.calls] == [
+            "/openai/deployments/gpt-4o/chat/completions",
+            "/openai/responses",
+        ]
+        assert fake.calls[0].headers["api-key"] == fake.api_key
+    asked = list[str]()
+    model = OpenAIModel(
+        "gpt-5.4", provider="azure", base_url="https://shop.openai.azure.com/openai/v1/", api_key=KEY
+    )
+    monkeypatch.setattr(OpenAIModel, "_respond", lambda *given: asked.append("responses") or {"output": []})
+    assert failure(model).type == "incomplete_reply"
+    assert asked == ["responses"]
+
+
+def test_files_that_a_server_does_not_take() -> None:
+    with FakeOpenAI() as fake:
+        stored = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
+        for provider, block in (("ollama", PDF), ("openrouter", stored), ("vllm", {"type": "search_result"})):
+            model = gpt(fake, api=None, provider=provider)
+            error = failure(model, request(messages=[{"role": "user", "content": [block]}]))
+            assert (error.type, error.disposition) == ("foreign_block", "pause")
+        assert fake.calls == []
+
+
+# From one to the other
+
+
+def test_a_conversation_goes_from_one_provider_to_the_other_and_back() -> None:
+    claudes = [
+        {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "tool_use", "id": "t1", **CALL}]},
+        {},
+        {"text": "Back at Claude."},
+    ]
+    theirs = [
+        {},
+        {"content": [{"type": "reasoning"}, {"type": "tool_use", "id": "call_2", **CALL}]},
+        {"text": "At OpenAI."},
+    ]
+    claudes[1] = theirs[0] = {"text": "-"}
+    with FakeAnthropic(claudes) as anthropic, FakeOpenAI(theirs) as openai:
+        claude = AnthropicModel("claude-sonnet-5-5", anthropic.client())
+
+        def ask(model: Any, messages: list[Any]) -> list[Any]:
+            asked = ModelRequest("any", system="", messages=messages, tools=[FIND])
+            return went_on(messages, call_model(model, asked))
+
+        for models in ([claude, gpt(openai), claude], [claude, gpt(openai, "qwen3", api="chat"), claude]):
+            messages = [HELLO]
+            for model in models:
+                messages = ask(model, messages)
+            assert messages[-1]["content"][-1] == {"type": "text", "text": "Back at Claude."}
