@@ -29,7 +29,8 @@ class Defaults:
     SCANNER: str | None = None
     APPROVAL_EXPIRES: timedelta | None = None
     REQUESTER_MAY_APPROVE: bool = True
-    DEFAULT_MODEL: Any = None  # a Claude model's name, or an object with propose()
+    DEFAULT_MODEL: Any = None  # a model's name, or an object with propose()
+    MODELS: dict[str, dict[str, Any]] = {}  # models by names of the project's own
     PRICES: dict[str, dict[str, Any]] = {}
     CURRENCY: str = ""
     REDACT: str | None = None

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from agentruns.models import Run, Session
 
 _MAX_NAME = 100
-_SECRETS = ("authorization_token", "api_key", "access_token")  # of servers named in model_params
+# Of servers that are named in model_params.
+_SECRETS = ("authorization_token", "authorization", "headers", "api_key", "access_token")
 _NUMBER = re.compile("([0-9]+)")
 _DOTTED = re.compile(r"[0-9]+(\.[0-9]+)*")
 _lock = threading.RLock()
@@ -64,12 +65,15 @@ class Agent:
     """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
     `instructions` may be a function of a RunContext, and `tools_for` one that names the tools of a run: both
-    are called once, at its start. `tools` maps names to tools. `model` defaults to AGENTRUNS_DEFAULT_MODEL,
-    read when the agent is created. `token_budget` counts input and output; `deadline` excludes time spent
-    waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to the
-    provider with every request (`max_tokens` there limits one reply). `output_type`: a pydantic model that
-    the text of the last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group
-    that people need to start it, beside `agentruns.start_run`, or "anyone".
+    are called once, at its start. `tools` maps names to tools. `model`: a Claude model's name, one with its
+    provider as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object with `identity` and `propose`; it
+    defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback`: another, asked at once
+    when the provider of `model` is overloaded. `token_budget` counts input and output; `deadline` excludes
+    time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to
+    the provider with every request (`max_tokens` there limits one reply); to a fallback of another provider
+    goes `max_tokens` alone. `output_type`: a pydantic model that the text of the last reply must fit, and the
+    type of `RunResult.output`. `starters`: a permission or group that people need to start it, beside
+    `agentruns.start_run`, or "anyone".
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Agent:
         model_params: dict[str, Any] | None = None,
         output_type: type[BaseModel] | None = None,
         starters: str | None = None,
+        fallback: Model | str | None = None,
     ) -> None:
         self.name = _checked_name("name", name)
         self.version = _checked_name("version", version)
@@ -98,6 +103,7 @@ class Agent:
         # Read here and not at each use, so that the definition never changes.
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
         self.model: Model | str = given
+        self.fallback = fallback
         self.max_steps = max_steps
         self.token_budget = token_budget
         self.cost_budget = _amount(name, cost_budget)
@@ -138,9 +144,16 @@ class Agent:
             body["tools_for"] = _path(self.tools_for)
         if self.cost_budget is not None:
             body["cost_budget"] = amount(self.cost_budget)
+        if self.fallback is not None:
+            body["fallback"] = model_identity(self.fallback)
         if self.output_type is not None:
             body["output"] = schema_of(self.output_type)
         return body
+
+    @property
+    def models(self) -> list[Model | str]:
+        """The models that may be asked, in order."""
+        return [self.model] if self.fallback is None else [self.model, self.fallback]
 
     @cached_property
     def definition_hash(self) -> str:
@@ -182,11 +195,11 @@ class Agent:
                 f"{where} has no model: give it a model name or an object with propose(), "
                 "or set AGENTRUNS_DEFAULT_MODEL."
             )
-        is_object = callable(getattr(self.model, "propose", None)) and not isinstance(self.model, type)
-        if not is_object and not (isinstance(self.model, str) and self.model):
-            raise TypeError(
-                f"{where}: model must be a model name or an object with propose(), not {self.model!r}."
-            )
+        _require_model(where, "model", self.model)
+        if self.fallback is not None:
+            _require_model(where, "fallback", self.fallback)
+            if model_identity(self.fallback) == model_identity(self.model):
+                raise ValueError(f"{where}: fallback must be another model than {self.fallback!r}.")
         if self.starters is not None and not (isinstance(self.starters, str) and self.starters.strip()):
             raise TypeError(
                 f"{where}: starters must be a permission, a group or 'anyone', not {self.starters!r}."
@@ -321,6 +334,12 @@ def _checked_name(what: str, value: Any) -> str:
 
 def _path(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
+
+
+def _require_model(where: str, what: str, model: Any) -> None:
+    is_object = callable(getattr(model, "propose", None)) and not isinstance(model, type)
+    if not is_object and not (isinstance(model, str) and model):
+        raise TypeError(f"{where}: {what} must be a model name or an object with propose(), not {model!r}.")
 
 
 def _require_path(where: str, what: str, value: Any, also: str = "") -> None:

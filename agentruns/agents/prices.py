@@ -1,6 +1,7 @@
 """The cost of replies, by the project's AGENTRUNS_PRICES.
 
 AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 3, "output": 15}}: per million tokens, in any currency.
+Models of other providers are named with them, as in "openai:gpt-5.4".
 `cache_read`, `cache_write` and `cache_write_1h` default to 0.1, 1.25 and 2 times `input`. A name also
 covers dated versions of the same model, but no other model: "claude-sonnet-5" covers
 "claude-sonnet-5-20261021" and not "claude-sonnet-5-5".
@@ -17,7 +18,7 @@ from agentruns.conf import settings
 
 MILLION = 1_000_000
 KINDS = frozenset({"input", "output", "cache_read", "cache_write", "cache_write_1h"})
-_DATE = re.compile(r"[-@]\d{8}(?!\d)")
+_DATE = re.compile(r"[-@](\d{8}|\d{4}-\d\d-\d\d)(?!\d)")
 MAX_DIGITS = 20
 
 

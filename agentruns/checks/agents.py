@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, PermissionsMixin
-from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.db.models import Q, QuerySet
 
@@ -17,6 +17,7 @@ from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import settings
 from agentruns.engine import budgets
+from agentruns.providers.base import provider_of
 from agentruns.tools.options import REQUESTER
 
 DECIDE = "agentruns.decide_approval"
@@ -30,14 +31,16 @@ PLAIN_BACKENDS = {
 @check()
 def check_agents() -> Iterator[CheckMessage]:
     """Check the models of the agents, and that models with a cost budget have a price."""
-    for agent in registered():
-        if isinstance(agent.model, str) and "claude" not in agent.model.lower():
-            yield Warning(
-                f"{agent!r}: {agent.model!r} is not the name of a Claude model.",
-                hint="Correct the name, or silence this check if a gateway knows a model by it. For another "
-                "provider, give the agent an object with propose().",
-                id="agentruns.W011",
-            )
+    for agent, model in [(agent, model) for agent in registered() for model in agent.models]:
+        if not isinstance(model, str):
+            if not getattr(model, "identity", None):
+                hint = "Give its class `identity`, a text of provider and model: without one nobody notices swaps."
+                text = f"{agent!r}: its model, a {type(model).__name__}, has no identity."
+                yield Error(text, hint=hint, id="agentruns.E021")
+        elif provider_of(model) == "anthropic" and "claude" not in model.lower():
+            hint = "Correct it, name the provider as in 'openai:gpt-5.4', or silence this if a gateway knows it."
+            text = f"{agent!r}: {model!r} is not the name of a Claude model."
+            yield Warning(text, hint=hint, id="agentruns.W011")
     for agent in registered() if not mistakes(settings.PRICES) else ():
         if why := budgets.unpriced(agent):
             hint = "Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused."

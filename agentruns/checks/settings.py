@@ -13,6 +13,8 @@ from agentruns import journal
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
+from agentruns.providers.names import options_of
+from agentruns.providers.registry import make
 from agentruns.tools.refusals import mistake
 
 
@@ -45,6 +47,17 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
     if why:
         text = f"AGENTRUNS_{name} = {getattr(settings, name)!r} cannot be used: {why}."
         yield Error(text, hint=hint, id=id)
+
+
+@check()
+def check_models() -> Iterator[CheckMessage]:
+    """Check that each entry of AGENTRUNS_MODELS makes a model; none is shown, for they may hold keys."""
+    hint = "AGENTRUNS_MODELS = {'local': {'provider': 'ollama', 'model': 'llama3.3'}}"
+    for name in settings.MODELS:
+        try:
+            make(**options_of(name))
+        except (TypeError, ValueError) as error:
+            yield Error(f"AGENTRUNS_MODELS[{name!r}] is no model: {error}", hint=hint, id="agentruns.E022")
 
 
 @check()

@@ -40,7 +40,6 @@ SECONDS = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 300, 3600,
 )  # fmt: skip
 TOKENS = tuple(4**power for power in range(14))
-PROVIDERS = {"AnthropicModel": "anthropic"}
 OPERATIONS = {"drive": "invoke_agent", "model": "chat", "tool": "execute_tool"}
 
 # Attribute -> fact. Metrics have names and kinds only: each value makes a time series.
@@ -133,7 +132,6 @@ class OpenTelemetry:
     @contextmanager
     def span(self, name: str, facts: Facts) -> Iterator[None]:
         """Surround a drive, a request to the model or a tool's handler with a span, and measure it."""
-        facts["provider"] = PROVIDERS.get(str(facts.get("provider")), facts.get("provider"))
         title, attributes = self._heading(name, facts)
         above, links = contexts.get_current(), list[Link]()
         if name == "drive":

@@ -32,15 +32,14 @@ def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
 
 def unpriced(agent: Agent) -> str:
     """Return the reason why a cost budget cannot be kept, or ""."""
-    model = model_identity(agent.model)
-    if agent.cost_budget is None or prices.price_of(model) is not None:
-        return ""
-    return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept."
+    models = [] if agent.cost_budget is None else map(model_identity, agent.models)
+    model = next((each for each in models if prices.price_of(each) is None), None)
+    return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept." if model else ""
 
 
-def used(agent: Agent, usage: dict[str, Any], *models: str) -> dict[str, Any]:
+def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
     """Return the usage of a reply with its cost, which is journaled because prices change."""
     if not settings.PRICES:
         return {"usage": usage}
-    cost = prices.cost_of(usage, *models, model_identity(agent.model))
+    cost = prices.cost_of(usage, *models)
     return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}

@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -24,11 +26,13 @@ from agentruns.journal.fold import text_of
 from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
 from agentruns.models import Run
 from agentruns.providers.base import (
+    Model,
     ModelReply,
     ModelRequest,
     ProviderError,
     call_model,
     model_identity,
+    provider_of,
     usage_of,
 )
 from agentruns.providers.registry import resolve
@@ -88,7 +92,7 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
     lease = driver.lease
     with (
         bound(driver.run.run_id, lease.epoch if lease else 0),
-        telemetry.span("drive", lambda: _facts(driver)) as attributes,
+        telemetry.span("drive", lambda: _facts(driver, driver.agent.model)) as attributes,
     ):
         try:
             if lease is None:
@@ -236,18 +240,11 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         reason = f"payload: {error}"
         driver.commit(lambda batch: _pause(batch, reason))
         return
-    model = driver.agent.model
     reached("before_model")
-    try:
-        with telemetry.span("model", lambda: _facts(driver)) as attributes:
-            reply = call_model(resolve(model) if isinstance(model, str) else model, request)
-            attributes.update(stop_reason=reply.stop_reason, response_model=reply.model, usage=reply.usage)
-    except ProviderError as error:
-        _provider_failed(driver, error)
+    asked = _reply(driver, request, draft)
+    if asked is None:
         return
-    except Exception as error:
-        _model_raised(driver, error)
-        raise
+    reply, identity = asked
     reached("after_model")
     content, intents, left_out = gate.judge(driver, reply)
 
@@ -257,7 +254,8 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         payload |= {"read": read, "sent": sent}
         payload["calls"] = [intent.record() for intent in intents]
         payload |= {"left_out": left_out} if left_out else {}
-        batch.add(events.ASSISTANT, payload | budgets.used(driver.agent, reply.usage, reply.model))
+        payload |= {"fallback": identity} if identity != request.model else {}
+        batch.add(events.ASSISTANT, payload | budgets.used(reply.usage, reply.model, identity))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
             tool_calls.start_next(driver, batch)
@@ -271,11 +269,40 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
     reached("after_finish" if ends else "after_reply")
 
 
-def _facts(driver: Driver) -> dict[str, Any]:
+def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply, str] | None:
+    """Return a reply and the model that gave it: the fallback where the first has too much to do."""
+    for model in driver.agent.models:
+        identity = model_identity(model)
+        try:
+            with telemetry.span("model", partial(_facts, driver, model)) as attributes:
+                reply = call_model(resolve(model), _request_to(driver.agent, model, request))
+                facts = {"response_model": reply.model, "usage": reply.usage}
+                attributes.update(stop_reason=reply.stop_reason, **facts)
+            return reply, identity
+        except ProviderError as error:
+            other = driver.agent.fallback if model is driver.agent.model and error.is_overload else None
+            _provider_failed(driver, error, identity, other)
+            if other is None:
+                return None
+            if draft is not None:
+                draft.pieces.clear()
+        except Exception as error:
+            _model_raised(driver, error)
+            raise
+    raise AssertionError("A fallback has no fallback.")
+
+
+def _request_to(agent: Agent, model: Model | str, request: ModelRequest) -> ModelRequest:
+    """Return a request as a model gets it: the parameters of one provider are nothing to another."""
+    params = request.params
+    if provider_of(model) != provider_of(agent.model):
+        params = {name: value for name, value in params.items() if name == "max_tokens"}
+    return replace(request, model=model_identity(model), params=params)
+
+
+def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
     """Return the attributes that a telemetry listener gets for a drive and for a request to the model."""
     agent, run, lease = driver.agent, driver.run, driver.lease
-    model = agent.model
-    provider = "anthropic" if isinstance(model, str) else getattr(model, "provider", type(model).__name__)
     return {
         "run_id": str(run.run_id),
         "session_key": driver.session_key,
@@ -284,7 +311,7 @@ def _facts(driver: Driver) -> dict[str, Any]:
         "agent": agent.name,
         "version": agent.version,
         "model": model_identity(model),
-        "provider": provider,
+        "provider": provider_of(model),
         "step": run.step,
     }
 
@@ -337,15 +364,22 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
     )
 
 
-def _provider_failed(driver: Driver, error: ProviderError) -> None:
-    """Journal a failed model attempt, then back off, pause or fail as the provider's error demands."""
+def _provider_failed(
+    driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None
+) -> None:
+    """Journal a failed model attempt, then back off, pause or fail as the provider's error demands.
+
+    With a fallback, which is asked at once, nothing more.
+    """
 
     def build(batch: Batch) -> None:
         failed = _failure(batch, error.type or type(error).__name__, str(error))
         failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
         usage = usage_of(error)
-        failed |= budgets.used(driver.agent, usage) if usage else {}
-        if error.disposition == "pause" and driver.store.durable:
+        failed |= budgets.used(usage, identity) if usage else {}
+        if fallback is not None:
+            batch.add(events.MODEL_FAILED, {**failed, "fallback": model_identity(fallback)})
+        elif error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             if not batch.state.run.cancel_requested:  # then it is closed
                 _pause(batch, _reason(error))

@@ -156,6 +156,7 @@ class Assistant(Payload):
     sent: str  # fingerprint of the conversation it answers, keyed by the salt of this row's content
     usage: dict[str, Any]  # tokens by kind
     cost: NotRequired[str]  # exact digits; absent where no price is known
+    fallback: NotRequired[str]  # the model that was asked, where it is not the agent's first
 
 
 class ModelFailed(Payload):
@@ -169,6 +170,7 @@ class ModelFailed(Payload):
     retry_in: NotRequired[float]  # seconds
     usage: NotRequired[dict[str, Any]]
     cost: NotRequired[str]
+    fallback: NotRequired[str]  # the model that is asked at once
 
 
 class ApprovalRequested(Payload):

@@ -90,8 +90,9 @@ def _result(payload: Payload) -> str:
 
 
 def _failed(payload: Payload) -> str:
-    retry = payload.get("retry_in")
-    return _error(payload) + (f" (again in {retry:.0f} s)" if retry else "")
+    retry, other = payload.get("retry_in"), payload.get("fallback")
+    then = f" (again in {retry:.0f} s)" if retry else f" ({other} is asked instead)" if other else ""
+    return _error(payload) + then
 
 
 def _error(payload: Payload) -> str:

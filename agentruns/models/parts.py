@@ -89,11 +89,11 @@ FORMS: dict[str, Form] = {
     ),
     "user": Form("reason actor idempotency_key", {"content": _TEXT_BLOCKS}, gone="stored"),
     "assistant": Form(
-        "stop_reason model request_id read usage cost",
+        "stop_reason model request_id read usage cost fallback",
         gone="content left_out sent",  # `merged` rebuilds its content
         calls=Form("id provider_id tool digest parallel verdict", {"arguments": {}}, gone="original"),
     ),
-    "model_failed": Form("attempt code status request_id retry_in usage cost", error=_ERROR),
+    "model_failed": Form("attempt code status request_id retry_in usage cost fallback", error=_ERROR),
     "approval_requested": Form(
         "approval digest risk approvers required expires_at only_answers settles",
         {"arguments": {}, "title": ERASED, "why": ERASED, "preview": None},

@@ -72,6 +72,8 @@ class AnthropicModel:
     tokens; if it is not given, the provider is asked.
     """
 
+    provider = "anthropic"
+
     def __init__(
         self,
         name: str,

@@ -115,18 +115,19 @@ def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
 
 
 def usage_of(raw: Any) -> dict[str, Any]:
-    """Return OpenAI's usage by the kinds that prices have, cached tokens apart; `details` is as received."""
+    """Return OpenAI's usage by the kinds that prices have: what was cached is not counted as input too."""
     if not isinstance(raw, dict):
         return {}
     details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details") or {}
     read, written = details.get("cached_tokens") or 0, details.get("cache_write_tokens") or 0
     sent = raw.get("input_tokens") or raw.get("prompt_tokens") or 0
+    more = raw.get("output_tokens_details") or raw.get("completion_tokens_details") or {}
     return {
         "input_tokens": max(0, sent - read - written),
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
         "output_tokens": raw.get("output_tokens") or raw.get("completion_tokens") or 0,
-        "details": raw,
+        "reasoning_tokens": more.get("reasoning_tokens") or 0,  # of the output
     }
 
 

@@ -11,6 +11,7 @@ from agentruns.providers import chat, failures, responses
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
+from agentruns.providers.names import identity_of
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 
@@ -65,7 +66,7 @@ class OpenAIModel:
     @property
     def identity(self) -> str:
         """The provider and the model: with another key, server or client it is the same definition."""
-        return f"{self.provider}:{self.name}"
+        return identity_of(self.provider, self.name)
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self.identity!r})"

@@ -38,9 +38,9 @@ When something is not certain
 
 
 def model(otherwise: Any) -> Any:
-    """Return the real model's name if there is a key for it."""
-    has_key = os.environ.get("ANTHROPIC_API_KEY") and os.environ.get("MODEL")
-    return os.environ["MODEL"] if has_key else otherwise
+    """Return the real model's name: of Claude if there is a key for it, or one with its provider."""
+    name = os.environ.get("MODEL", "")
+    return name if ":" in name or (name and os.environ.get("ANTHROPIC_API_KEY")) else otherwise
 
 
 helpdesk = Agent(

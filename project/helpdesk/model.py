@@ -30,6 +30,8 @@ class TranscriptModel:
     and "if_unknown".
     """
 
+    identity = "project.helpdesk.model.TranscriptModel"
+
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or settings.BASE_DIR / "fixtures" / "transcripts"
 
@@ -59,7 +61,8 @@ class TranscriptModel:
         if not file.exists():
             raise ProviderError(
                 "There are transcripts for tickets 1 to 5 only, and the task names none of them. "
-                "Set ANTHROPIC_API_KEY and MODEL=claude-... to let a real model work on any task.",
+                "Set ANTHROPIC_API_KEY and MODEL=claude-..., or OPENAI_API_KEY and MODEL=openai:gpt-..., "
+                "to let a real model work on any task.",
                 type="no_transcript",
             )
         return file

@@ -26,7 +26,7 @@ class Project:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return an environment in which only what the test says can matter."""
-        foreign = ("AGENTRUNS_", "ANTHROPIC_", "DJANGO_", "MODEL", "HELPDESK_")
+        foreign = ("AGENTRUNS_", "ANTHROPIC_", "DJANGO_", "MODEL", "HELPDESK_", "OPENAI_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         warnings = "error::DeprecationWarning,error::PendingDeprecationWarning"
         return {**kept, "AGENTRUNS_DEMO_DIR": str(self.folder), "PYTHONWARNINGS": warnings, **more}

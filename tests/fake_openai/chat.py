@@ -223,6 +223,6 @@ def usage(sent: int, cached: int, written: int) -> Message:
         "prompt_tokens": sent,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens": written,
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": written // 2},
         "total_tokens": sent + written,
     }

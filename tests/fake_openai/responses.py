@@ -246,7 +246,7 @@ def usage(sent: int, cached: int, written: int) -> Item:
         "input_tokens": sent,
         "input_tokens_details": details,
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": written // 2},
         "total_tokens": sent + written,
     }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentruns.providers import registry
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import (
     Model,
@@ -107,7 +106,6 @@ def test_identity_and_resolution() -> None:
     assert model_identity(Fixed(None)) == f"{__name__}.Fixed"
     fixed = Fixed(None)
     assert resolve(fixed) is fixed
-    registry._anthropic.cache_clear()
     assert resolve("claude-x") is resolve("claude-x")
     assert isinstance(resolve("claude-x"), AnthropicModel)
     assert resolve("claude-x") is not resolve("claude-y")

@@ -276,6 +276,7 @@ def _model_failed(card: RowCard, payload: Payload) -> None:
     _add(card, _("Request"), payload.get("request_id"))
     if payload.get("retry_in") is not None:
         _add(card, _("Next attempt in"), f"{payload['retry_in']:.1f} s")
+    _add(card, _("Asked instead"), payload.get("fallback"))
     _add(card, _("Cost"), payload.get("cost"))
     _say(card, payload["error"]["type"], payload["error"]["text"])
 

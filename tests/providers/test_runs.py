@@ -1,0 +1,196 @@
+"""Runs on other models than Claude: what is journaled, what a swap is, and who answers instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentruns import Agent, adopt_definition, resume_run, run_agent, start_run
+from agentruns.agents.agent import isolated_registry
+from agentruns.exceptions import DurableConfigMismatchError
+from agentruns.models import Run
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ProviderError
+from agentruns.providers.openai import OpenAIModel
+from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel
+from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
+from tests.effects import Effects
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_openai import FakeOpenAI
+from tests.providers.types import Answer
+from tests.shop.agents import TOOLS, call
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+APIS = pytest.mark.parametrize("api", ["responses", "chat"])
+
+
+def turns(body: Any) -> dict[str, Any]:
+    """Act once, then say so."""
+    text = repr(body)
+    if "'tool'" in text or "function_call_output" in text or "tool_result" in text:
+        return {"text": "all done"}
+    return {"text": "I post it.", "tools": [call("post", text="x")]}
+
+
+@APIS
+def test_a_run_with_calls_its_cost_and_its_journal(api: str, effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_PRICES = {"openai:llama3.3": {"input": 1, "output": 1}}
+    with FakeOpenAI(turns) as fake, isolated_registry():
+        model = OpenAIModel("llama3.3", api=api, client=fake.client())  # type: ignore[arg-type]
+        agent = Agent("posts", instructions="Post.", model=model, tools=TOOLS, cost_budget=1)
+        result = run_agent(agent, "do it", "s1", idempotency_key="k")
+        run = the_run(result)
+    assert (run.status, result.output, outcomes(run), effects.count()) == ("completed", "all done", ["ok"], 1)
+    replies = payloads(run, "assistant")
+    assert [reply["model"].partition("-2026")[0] for reply in replies] == ["openai:llama3.3"] * 2
+    assert all(reply["request_id"].startswith("req_") and float(reply["cost"]) > 0 for reply in replies)
+    assert run.definition.body["model"] == "openai:llama3.3"
+
+
+@APIS
+def test_structured_output_is_validated_and_sent_back_once(api: str) -> None:
+    said = iter(['{"right": "perhaps"}', '{"right": true}'])
+    with FakeOpenAI(lambda body: {"text": next(said)}) as fake, isolated_registry():
+        model = OpenAIModel("gpt-5.4", api=api, client=fake.client())  # type: ignore[arg-type]
+        agent = Agent("judge", instructions="Judge.", model=model, output_type=Answer)
+        assert run_agent(agent, "do it", "s1", idempotency_key="k").output == Answer(right=True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "error"),
+    [
+        ("content_filter", "failed", "content filter"),
+        ("max_tokens", "completed", ""),
+        ("refusal", "failed", "refused"),
+    ],
+)
+def test_replies_that_end_otherwise(stop: str, status: str, error: str, effects: Effects) -> None:
+    refused = [{"type": "refusal", "refusal": "No."}]
+    content: list[Any] = [{"type": "tool_use", "id": "c1", "name": "post", "input": {"text": "x"}}]
+    turn = {"content": refused if stop == "refusal" else content, "stop_reason": stop}
+    with FakeOpenAI(lambda body: turn if len(body["input"]) < 2 else {"text": "x"}) as fake:
+        model = OpenAIModel("gpt-5.4", api="responses", client=fake.client())
+        with isolated_registry():
+            agent = Agent("posts", instructions="Post.", model=model, tools=TOOLS)
+            run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    assert (run.status, effects.count()) == (status, 0)
+    assert error in str(run.error)
+
+
+# The model behind an object is swapped
+
+
+def test_a_run_does_not_go_on_with_another_model_until_staff_adopt_it() -> None:
+    with FakeOpenAI(lambda body: {"text": f"says {body['model']}"}) as fake:
+
+        def agent(name: str, **options: Any) -> Agent:
+            model = OpenAIModel(name, api="chat", client=fake.client(**options))
+            return Agent("swapped", instructions="Help.", model=model)
+
+        with isolated_registry():
+            run = start_run(agent("gpt-5.4"), "do it", "s1", idempotency_key="k")
+            elsewhere = start_run(agent("gpt-5.4"), "do it", "s2", idempotency_key="k2")
+        with isolated_registry():
+            agent("gpt-5.4", base_url=fake.url + "/", max_retries=5)  # another client is the same model
+            assert resume_run(elsewhere.pk).output == "says gpt-5.4"
+        with isolated_registry():
+            agent("gpt-5.5")
+            assert sweep().blocked == 1
+            run.refresh_from_db()
+            assert run.status == "queued" and "another definition of agent 'swapped'" in run.blocked_reason
+            with pytest.raises(DurableConfigMismatchError, match="model"):
+                resume_run(run.pk)
+            assert len(fake.calls) == 1
+            adopt_definition(run.pk)
+            assert resume_run(run.pk).output == "says gpt-5.5"
+
+
+# A fallback
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_fallback_answers_when_the_first_is_overloaded(
+    streaming: bool, effects: Effects, settings: Any
+) -> None:
+    settings.AGENTRUNS_PRICES = {
+        "claude-sonnet-5-5": {"input": 1000, "output": 1000},
+        "openai:gpt-5.4": {"input": 1, "output": 1},
+    }
+    with FakeAnthropic(turns) as anthropic, FakeOpenAI(turns) as openai, isolated_registry():
+        agent = Agent(
+            "posts",
+            instructions="Post.",
+            model=AnthropicModel("claude-sonnet-5-5", anthropic.client(), streaming=streaming),
+            fallback=OpenAIModel("gpt-5.4", api="responses", client=openai.client(), streaming=streaming),
+            model_params={"max_tokens": 500, "thinking": {"type": "adaptive"}},
+            tools=TOOLS,
+        )
+        anthropic.fault(529)
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+        assert openai.calls[0].body["max_output_tokens"] == 500
+        assert "thinking" not in openai.calls[0].body
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 1)
+    (failed,) = payloads(run, "model_failed")
+    assert (failed["fallback"], failed["status"], "retry_in" in failed) == ("openai:gpt-5.4", 529, False)
+    first, second = payloads(run, "assistant")
+    assert (first["fallback"], first["model"]) == ("openai:gpt-5.4", "openai:gpt-5.4-2026-03-05")
+    assert ("fallback" in second, second["model"]) == (False, "claude-sonnet-5-5")
+    assert float(first["cost"]) < 0.01 < float(second["cost"])
+
+
+class Busy:
+    """Has too much to do, or another trouble."""
+
+    def __init__(self, identity: str, **facts: Any) -> None:
+        self.identity, self.facts, self.asked = identity, facts, 0
+
+    def propose(self, request: Any) -> Any:
+        self.asked += 1
+        raise ProviderError("no luck", **self.facts)
+
+
+OVERLOADED: dict[str, Any] = {"disposition": "retry", "type": "overloaded_error"}
+
+
+def test_a_fallback_that_is_overloaded_as_well_backs_off() -> None:
+    with isolated_registry():
+        models = [Busy(name, status=429, disposition="retry") for name in ("a", "b")]
+        agent = Agent("busy", instructions="Try.", model=models[0], fallback=models[1])
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+        assert (run.status, [model.asked for model in models]) == ("queued", [1, 1])
+        assert run.not_before is not None
+        assert ["retry_in" in row for row in payloads(run, "model_failed")] == [False, True]
+        forget_backoff(run)
+        sweep()
+        assert [model.asked for model in models] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"disposition": "retry", "status": 500},
+        {"disposition": "pause", "status": 429, "code": "insufficient_quota"},
+        {"disposition": "fail", "status": 400},
+    ],
+)
+def test_the_fallback_is_not_for_other_troubles(facts: dict[str, Any]) -> None:
+    with isolated_registry():
+        other = Busy("b", **OVERLOADED)
+        agent = Agent("busy", instructions="Try.", model=Busy("a", **facts), fallback=other)
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+        assert other.asked == 0
+
+
+def test_a_stateless_run_has_a_fallback_too() -> None:
+    with isolated_registry():
+        agent = Agent(
+            "busy",
+            instructions="Try.",
+            model=Busy("a", **OVERLOADED),
+            fallback=ScriptedModel([{"text": "Here."}]),
+        )
+        assert agent.run("do it").output == "Here."
+    assert not Run.objects.exists()
