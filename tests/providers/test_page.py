@@ -1,0 +1,71 @@
+"""The page about models says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns.agents import prices
+from agentruns.providers import failures
+from agentruns.providers.base import model_identity
+from agentruns.providers.chat import QUIRKS, Quirks
+from agentruns.providers.names import PROVIDERS
+from agentruns.providers.registry import resolve
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def defined(word: str) -> dict[str, Any]:
+    """Return what the block with a word defines."""
+    (block,) = [one for one in BLOCKS if one.startswith("# settings.py") and word in one]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return names
+
+
+def test_its_settings_can_be_used(settings: Any) -> None:
+    settings.AGENTRUNS_MODELS = defined("AGENTRUNS_MODELS")["AGENTRUNS_MODELS"]
+    found = {name: model_identity(resolve(name)) for name in settings.AGENTRUNS_MODELS}
+    assert found == {"local": "ollama:llama3.3", "house": "azure:gpt-5.4", "gateway": "openai:gpt-5.4"}
+    assert prices.mistakes(defined("AGENTRUNS_PRICES")["AGENTRUNS_PRICES"]) == []
+
+
+def test_its_names_are_names(settings: Any) -> None:
+    (table,) = re.findall(r"## Names\n\n(.*?)\n\n", PAGE, re.DOTALL)
+    named = {name.partition(":")[0] for name in re.findall(r'`"([^"]+:[^"]+)"`', table)}
+    assert named == PROVIDERS
+
+
+@pytest.mark.parametrize(
+    ("column", "quirks"),
+    [
+        (1, QUIRKS["openai"]),
+        (2, QUIRKS["openrouter"]),
+        (3, QUIRKS["ollama"]),
+        (3, QUIRKS["vllm"]),
+        (4, Quirks()),
+    ],
+)
+def test_its_table_of_servers_is_that_of_the_code(column: int, quirks: Quirks) -> None:
+    rows = {}
+    for line in re.findall(r"^\| (?:limit of|PDF|reasoning sent).*$", PAGE, re.MULTILINE):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        rows[cells[0].split()[0]] = cells[column].strip("`")
+    assert rows["limit"] == quirks.max_tokens
+    assert rows["PDF"] == ("yes" if quirks.takes_files else "no")
+    assert rows["reasoning"] == (quirks.takes_back or ("over Responses" if column == 1 else "no"))
+
+
+def test_its_table_of_errors_is_that_of_the_code() -> None:
+    dispositions = {"queued": "retry", "paused": "pause", "failed": "fail"}
+    lines = re.findall(r"^\| (\d{3}, .*) \| `(\w+)`.*$", PAGE, re.MULTILINE)
+    assert [status for _, status in lines] == [*dispositions]
+    for said, status in lines:
+        for number in re.findall(r"\b\d{3}\b", said):
+            assert failures.of_status(int(number)) == dispositions[status]
+        for code in {*re.findall(r"`([a-z]+_[a-z_]+)`", said)} - {"foreign_block"}:
+            assert failures.of_code(code) == dispositions[status]
