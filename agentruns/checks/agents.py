@@ -31,14 +31,14 @@ PLAIN_BACKENDS = {
 @check()
 def check_agents() -> Iterator[CheckMessage]:
     """Check the models of the agents, and that models with a cost budget have a price."""
-    for agent, model in [(agent, model) for agent in registered() for model in agent.models]:
+    for agent, model in [(each, model) for each in registered() for model in each.models]:
         if not isinstance(model, str):
             if not getattr(model, "identity", None):
-                hint = "Give its class `identity`, a text of provider and model: without one nobody notices swaps."
+                hint = "Give its class an `identity` of provider and model, so that a swap is noticed."
                 text = f"{agent!r}: its model, a {type(model).__name__}, has no identity."
                 yield Error(text, hint=hint, id="agentruns.E021")
         elif provider_of(model) == "anthropic" and "claude" not in model.lower():
-            hint = "Correct it, name the provider as in 'openai:gpt-5.4', or silence this if a gateway knows it."
+            hint = "Correct it, name a provider as in 'openai:gpt-5.4', or silence this for a gateway."
             text = f"{agent!r}: {model!r} is not the name of a Claude model."
             yield Warning(text, hint=hint, id="agentruns.W011")
     for agent in registered() if not mistakes(settings.PRICES) else ():

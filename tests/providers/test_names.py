@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from agentruns import Agent
-from agentruns.agents.agent import isolated_registry
 from agentruns.agents.prices import cost_of, price_of
 from agentruns.checks.agents import check_agents
 from agentruns.checks.settings import check_models
@@ -20,6 +19,7 @@ from agentruns.providers.names import PROVIDERS
 from agentruns.providers.openai import OpenAIModel
 from agentruns.providers.registry import resolve
 from agentruns.testing import ScriptedModel
+from tests.registry import isolated_registry
 
 LOCAL = {"provider": "ollama", "model": "llama3.3", "base_url": "http://one:1/v1", "api_key": "k-secret"}
 NAMES = [
@@ -98,7 +98,7 @@ def test_a_model_object_without_an_identity_is_refused() -> None:
         Agent("local", instructions="", model="local", fallback="openai:gpt-5.4")
         assert check_agents(None) == []
         Agent("nameless", instructions="", model=Nameless(), fallback="gpt-7")
-        assert [one.id for one in check_agents(None)] == ["agentruns.W011", "agentruns.E021"]
+        assert [one.id for one in check_agents(None)] == ["agentruns.E021", "agentruns.W011"]
 
 
 def test_prices_go_by_identity(settings: Any) -> None:

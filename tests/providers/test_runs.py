@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agentruns import Agent, adopt_definition, resume_run, run_agent, start_run
-from agentruns.agents.agent import isolated_registry
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.models import Run
 from agentruns.providers.anthropic import AnthropicModel
@@ -20,6 +19,7 @@ from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
 from tests.providers.types import Answer
+from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
