@@ -10,7 +10,7 @@ from agentruns.providers import failures, window
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, check_reply
 from agentruns.providers.blocks import for_claude
 from agentruns.providers.caching import marked
-from agentruns.providers.failures import cleaned, retry_after
+from agentruns.providers.failures import Answer, SDKModel, cleaned, plain, retry_after
 from agentruns.providers.window import Compact
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
@@ -25,7 +25,6 @@ _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_conf
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
 # Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
-_CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _BY_TYPE: dict[str, Disposition] = {
     "authentication_error": "pause",
     "billing_error": "pause",
@@ -48,20 +47,7 @@ UNKNOWN_DELTA = (
 )
 
 
-class _Answer:
-    """Progress of an answer, for when it breaks off."""
-
-    begun = False
-    message: Any = None
-    request_id = ""
-
-    def usage(self) -> dict[str, Any] | None:
-        """Return the tokens it is known to have used."""
-        data = _plain(self.message)
-        return data.get("usage") if isinstance(data, dict) else None
-
-
-class AnthropicModel:
+class AnthropicModel(SDKModel):
     """A Claude model by name, over the Messages API.
 
     `client`: your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url); its retries
@@ -94,31 +80,23 @@ class AnthropicModel:
         self.compact = compact
         self.context_window = context_window
         self._given = client
-        self._client: Any = None
 
     @property
     def identity(self) -> str:
         """The model's name: the same model with another client is the same definition."""
         return self.name
 
-    def __repr__(self) -> str:
-        return f"AnthropicModel({self.name!r})"
+    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
+        body = self._fitting(_body(request))
+        return self._send(canonical.legal(marked(body, self.cache) if self.cache else body), request, answer)
 
-    def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the model's reply; raises a classified ProviderError for any failure."""
-        answer = _Answer()
-        try:
-            body = self._fitting(_body(request))
-            body = marked(body, self.cache) if self.cache else body
-            return self._ask(canonical.legal(body), request, answer)
-        except Exception as error:
-            failure = classify(error, self._secrets(), begun=answer.begun)
-        # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
-        failure.usage = failure.usage or answer.usage()
-        failure.request_id = failure.request_id or answer.request_id
-        raise failure
+    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
+        return classify(error, secrets, begun=begun)
 
-    def _ask(self, body: dict[str, Any], request: ModelRequest, answer: _Answer) -> ModelReply:
+    def _used(self, raw: Any) -> dict[str, Any]:
+        return {} if raw is None else plain(raw).get("usage") or {}
+
+    def _send(self, body: dict[str, Any], request: ModelRequest, answer: Answer) -> ModelReply:
         messages = self._messages(body)
         arguments = {**_arguments(self.name, body), **self._timeout(body["max_tokens"])}
         if not self.streaming:
@@ -129,10 +107,10 @@ class AnthropicModel:
             delta: Any = None
             for event in stream:
                 if delta is not None and event.type not in _ADDED:
-                    _not_added(delta, answer.message)
+                    _not_added(delta, answer.raw)
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
-                    answer.message = stream.current_message_snapshot
+                    answer.raw = stream.current_message_snapshot
                 if request.on_text is not None:
                     request.on_text(event.text if event.type == "text" else "")
                 if event.type == "text":
@@ -178,7 +156,7 @@ class AnthropicModel:
             broken = window.broken_pairs(shorter, messages)
             failure = None
         except Exception as error:
-            failure = classify(error, self._secrets())  # compact may have asked a model itself
+            failure = classify(error)  # compact may have asked a model itself
         if failure is not None:
             failure.args = (f"compact() failed: {failure}",)
             raise failure
@@ -226,11 +204,6 @@ class AnthropicModel:
             client = anthropic.Anthropic() if self._given is None else self._given
             self._client = client.with_options(max_retries=0)
         return self._client
-
-    def _secrets(self) -> list[str]:
-        client = self._client or self._given
-        found = [getattr(client, name, None) for name in _CREDENTIALS]
-        return [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
 
 
 def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
@@ -315,8 +288,8 @@ def _not_added(event: Any, message: Any) -> NoReturn:
 
 
 def _reply(message: Any, request_id: str | None) -> ModelReply:
-    data = _plain(message)
-    if not isinstance(data, dict) or not isinstance(data.get("content"), list):
+    data = plain(message)
+    if not isinstance(data.get("content"), list):
         raise ProviderError("The answer is not a message.", disposition="retry", type="invalid_reply")
     return check_reply(
         ModelReply(
@@ -327,9 +300,3 @@ def _reply(message: Any, request_id: str | None) -> ModelReply:
             request_id=request_id or "",
         )
     )
-
-
-def _plain(message: Any) -> Any:
-    """Return a message as received, with fields the SDK does not know and without those it adds."""
-    to_dict = getattr(message, "to_dict", None)
-    return to_dict(mode="json", warnings=False) if to_dict is not None else None

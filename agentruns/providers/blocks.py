@@ -1,18 +1,18 @@
-"""Blocks that cross from one provider to another: what each can read of a conversation."""
+"""Blocks that cross from one provider to another, and their forms that both of OpenAI's APIs share."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
-from agentruns.providers.base import ModelReply, ProviderError, check_reply
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
 
 Block = dict[str, Any]
 Messages = list[Block]
 
 # A part of a reply that only its provider understands: {"type": ITEM, "from": identity, "item": {...}}.
 ITEM = "provider_item"
-THINKING = ("thinking", "redacted_thinking")
 TEXT_EXTRAS = ("phase", "annotations")  # of a text from OpenAI, which takes them back
 FOREIGN = (
     "The conversation holds a block that this model cannot be sent: {kind}. Continue with the model that "
@@ -20,14 +20,16 @@ FOREIGN = (
 )
 
 
-def foreign(kind: str) -> ProviderError:
+def foreign(block: Block) -> ProviderError:
     """Return the error for a block that cannot go on with another provider."""
+    kind = block["item"].get("type") if block["type"] == ITEM else block["type"]
     return ProviderError(FOREIGN.format(kind=kind), disposition="pause", type="foreign_block")
 
 
 def is_reasoning(block: Block) -> bool:
     """Return whether a block is reasoning, which another model does without."""
-    return block["type"] in THINKING or (block["type"] == ITEM and block["item"].get("type") == "reasoning")
+    is_item = block["type"] == ITEM and block["item"].get("type") == "reasoning"
+    return is_item or block["type"] in ("thinking", "redacted_thinking")
 
 
 def blocks_of(message: Block) -> list[Block]:
@@ -42,76 +44,104 @@ def for_claude(messages: Messages) -> Messages:
     for message in messages:
         content = message["content"]
         if message["role"] == "assistant" and not isinstance(content, str):
-            content = [_for_claude(block) for block in content if block["type"] != ITEM or _keep(block)]
-        if content:
-            found.append({**message, "content": content})
+            items = [block for block in content if block["type"] == ITEM]
+            if others := [block for block in items if not is_reasoning(block)]:
+                raise foreign(others[0])
+            content = [_for_claude(block) for block in content if block["type"] != ITEM]
+        found += [{**message, "content": content}] if content else []
     return found
 
 
 def _for_claude(block: Block) -> Block:
-    if block["type"] != "text" or not any(name in block for name in TEXT_EXTRAS):
-        return block
-    return {name: value for name, value in block.items() if name not in TEXT_EXTRAS}
-
-
-def _keep(block: Block) -> bool:
-    if not is_reasoning(block):
-        raise foreign(str(block["item"].get("type")))
-    return False
+    extras = TEXT_EXTRAS if block["type"] == "text" else ()
+    return {name: value for name, value in block.items() if name not in extras}
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:
     """Return a user message's results and its other blocks."""
-    blocks = blocks_of(message)
-    results = [block for block in blocks if block["type"] == "tool_result"]
-    return results, [block for block in blocks if block["type"] != "tool_result"]
+    found: tuple[list[Block], list[Block]] = ([], [])
+    for block in blocks_of(message):
+        found[block["type"] != "tool_result"].append(block)
+    return found
 
 
 def result_parts(result: Block) -> list[Block]:
     """Return the blocks of a result; the first text says if it is an error, for which OpenAI has no flag."""
-    content = result.get("content") or ""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = blocks_of({"content": result.get("content") or ""})
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
-def text_of_document(block: Block) -> str | None:
-    """Return a text document as text with its title, or None for another one."""
-    source = block["source"]
-    if source["type"] != "text":
+def part(block: Block) -> tuple[str, str, str]:
+    """Return a block as its kind, a text or the address of a file, and the file's name.
+
+    A PDF is recognised by the ending of its name.
+    """
+    kind, source, title = block["type"], block.get("source", {}), str(block.get("title") or "")
+    if kind == "text":
+        return kind, block["text"], ""
+    if kind == "document" and source["type"] == "text":
+        return "text", f"{title}:\n{source['data']}" if title else source["data"], ""
+    name = title if title.lower().endswith(".pdf") else f"{title or 'document'}.pdf"
+    if kind in ("document", "image") and source["type"] == "base64":
+        return kind, f"data:{source['media_type']};base64,{source['data']}", name
+    if kind in ("document", "image") and source["type"] == "url":
+        return kind, source["url"], name
+    raise foreign(block)
+
+
+def functions(request: ModelRequest) -> list[dict[str, Any]]:
+    """Return the tools of a request as functions."""
+    return [
+        {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
+        for tool in request.tools
+    ]
+
+
+def answer_form(request: ModelRequest) -> dict[str, Any] | None:
+    """Return the form of structured output, enforced where OpenAI can, or None."""
+    schema = request.output_schema
+    if schema is None:
         return None
-    return f"{block['title']}:\n{source['data']}" if block.get("title") else str(source["data"])
+    if "$ref" in schema:  # of a model that holds itself; the outermost schema has to be an object
+        schema = {**schema["$defs"][schema["$ref"].rpartition("/")[2]], "$defs": schema["$defs"]}
+    try:
+        return {"name": "answer", "schema": _strict(schema), "strict": True}
+    except ValueError:
+        return {"name": "answer", "schema": schema, "strict": False}
 
 
-def url_of(block: Block) -> str:
-    """Return the address of a file's content: its own, or one that holds the data."""
-    source = block["source"]
-    if source["type"] == "base64":
-        return f"data:{source['media_type']};base64,{source['data']}"
-    if source["type"] != "url":
-        raise foreign(f"{block['type']} whose source is {source['type']}")
-    return str(source["url"])
+def _strict(schema: Any) -> Any:
+    """Return a schema with every property required and no other allowed; ValueError if there is none.
 
-
-def file_name(block: Block) -> str:
-    """Return the name of a PDF: by its ending the provider knows what it is."""
-    title = str(block.get("title") or "document")
-    return title if title.lower().endswith(".pdf") else f"{title}.pdf"
-
-
-def arguments_of(block: Block) -> str:
-    """Return the input of a call as the JSON text that OpenAI has."""
-    return json.dumps(block["input"], ensure_ascii=False)
+    A default would be refused. A pydantic model reads whatever fits the stricter schema.
+    """
+    if "$ref" in schema:  # beside which nothing may stand
+        return {"$ref": schema["$ref"]}
+    found = {name: value for name, value in schema.items() if name not in ("default", "discriminator")}
+    if "oneOf" in found:
+        found["anyOf"] = found.pop("oneOf")
+    for name in {"properties", "$defs"} & found.keys():
+        found[name] = {key: _strict(value) for key, value in found[name].items()}
+    if "items" in found:
+        found["items"] = _strict(found["items"])
+    if "anyOf" in found:
+        found["anyOf"] = [_strict(each) for each in found["anyOf"]]
+    is_open = found.get("type") == "object" and (
+        "properties" not in found or found.get("additionalProperties")
+    )
+    is_typed = {"type", "anyOf", "enum", "const"} & found.keys()
+    if is_open or not is_typed or {"allOf", "prefixItems", "not", "patternProperties"} & found.keys():
+        raise ValueError("strict schemas have no such thing")
+    if "properties" in found:
+        found |= {"required": [*found["properties"]], "additionalProperties": False}
+    return found
 
 
 def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
     """Return a call as a block; arguments that are no JSON stay a text, which the gate refuses."""
-    given: Any = arguments
-    if isinstance(arguments, str):
-        try:
-            given = json.loads(arguments or "{}")
-        except ValueError:
-            given = arguments
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+    with suppress(ValueError):
+        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def usage_of(raw: Any) -> dict[str, Any]:
@@ -119,9 +149,9 @@ def usage_of(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         return {}
     details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details") or {}
+    more = raw.get("output_tokens_details") or raw.get("completion_tokens_details") or {}
     read, written = details.get("cached_tokens") or 0, details.get("cache_write_tokens") or 0
     sent = raw.get("input_tokens") or raw.get("prompt_tokens") or 0
-    more = raw.get("output_tokens_details") or raw.get("completion_tokens_details") or {}
     return {
         "input_tokens": max(0, sent - read - written),
         "cache_read_input_tokens": read,
@@ -137,41 +167,3 @@ def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider:
         stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
     model = f"{provider}:{raw['model']}" if raw.get("model") else ""
     return check_reply(ModelReply(content, stop, usage_of(raw.get("usage")), model=model))
-
-
-def strict(schema: Any) -> tuple[Any, bool]:
-    """Return a JSON Schema as OpenAI enforces it, and whether it can: else it is sent as it is.
-
-    Every property is required and no other allowed; a default would be refused. A pydantic model reads what
-    fits the stricter schema.
-    """
-    try:
-        if "$ref" in schema:  # of a model that holds itself; the outermost schema has to be an object
-            schema = {**schema["$defs"][schema["$ref"].rpartition("/")[2]], "$defs": schema["$defs"]}
-        return _strict(schema), True
-    except ValueError:
-        return schema, False
-
-
-def _strict(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        raise ValueError("true and false as schemas")
-    found = {name: value for name, value in schema.items() if name not in ("default", "discriminator")}
-    if "oneOf" in found:
-        found["anyOf"] = found.pop("oneOf")
-    for name in ("properties", "$defs"):
-        if name in found:
-            found[name] = {key: _strict(value) for key, value in found[name].items()}
-    if "items" in found:
-        found["items"] = _strict(found["items"])
-    if "anyOf" in found:
-        found["anyOf"] = [_strict(each) for each in found["anyOf"]]
-    if found.get("type") == "object":
-        if "properties" not in found or found.get("additionalProperties"):
-            raise ValueError("an object with any names")
-        found |= {"required": list(found["properties"]), "additionalProperties": False}
-    if {"allOf", "prefixItems", "not", "patternProperties"} & found.keys():
-        raise ValueError("a keyword that strict schemas have not")
-    if "$ref" in found:  # beside which nothing may stand
-        found = {"$ref": found["$ref"]}
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from agentruns.providers import blocks
@@ -37,39 +38,23 @@ QUIRKS = {
     ),
     "vllm": Quirks("http://localhost:8000/v1", "VLLM_API_KEY", takes_files=False, takes_back="reasoning"),
     "openrouter": Quirks(
-        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", takes_back="reasoning_details"
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "max_tokens", True, "reasoning_details"
     ),
 }
 
 
 def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Quirks) -> dict[str, Any]:
     """Return the JSON of a request."""
-    found = {name: value for name, value in params.items() if name != "max_tokens"}
-    if "max_tokens" in params:
-        found[quirks.max_tokens] = params["max_tokens"]
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool["description"],
-                "parameters": tool["input_schema"],
-            },
-        }
-        for tool in request.tools
-    ]
+    found = {quirks.max_tokens if name == "max_tokens" else name: each for name, each in params.items()}
+    tools = [{"type": "function", "function": each} for each in blocks.functions(request)]
     if tools := [*tools, *params.get("tools", [])]:
         found["tools"] = tools
-    if request.output_schema is not None:
-        schema, is_strict = blocks.strict(request.output_schema)
-        form = {"name": "answer", "schema": schema, "strict": is_strict}
+    if (form := blocks.answer_form(request)) is not None:
         found["response_format"] = {"type": "json_schema", "json_schema": form}
-    first = [{"role": "system", "content": request.system}] if request.system else []
-    found["messages"] = first
+    found["messages"] = [{"role": "system", "content": request.system}] if request.system else []
     for message in request.messages:
-        found["messages"] += (
-            _said(message, identity, quirks) if message["role"] == "assistant" else _asked(message, quirks)
-        )
+        is_reply = message["role"] == "assistant"
+        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, quirks)
     return found
 
 
@@ -80,10 +65,10 @@ def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
         if block["type"] == "text":
             texts.append(block["text"])
         elif block["type"] == "tool_use":
-            function = {"name": block["name"], "arguments": blocks.arguments_of(block)}
+            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif not blocks.is_reasoning(block):
-            raise blocks.foreign(block["item"].get("type") if block["type"] == ITEM else block["type"])
+            raise blocks.foreign(block)
         elif block.get("from") == identity and quirks.takes_back in block["item"]:
             found[quirks.takes_back] = block["item"][quirks.takes_back]
     found |= {"content": "\n\n".join(texts)} if texts else {}
@@ -98,35 +83,27 @@ def _asked(message: Block, quirks: Quirks) -> list[Block]:
     for result in results:
         parts = [_part(part, quirks) for part in blocks.result_parts(result)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
+        call = result["tool_use_id"]
         if len(texts) < len(parts):
-            call = result["tool_use_id"]
             texts.append("(Its files follow.)")
             files.append({"type": "text", "text": f"The files in the result of call {call}:"})
             files += [part for part in parts if part["type"] != "text"]
-        content = "\n".join(texts)
-        answers.append({"role": "tool", "tool_call_id": result["tool_use_id"], "content": content})
+        answers.append({"role": "tool", "tool_call_id": call, "content": "\n".join(texts)})
     said = [*files, *(_part(block, quirks) for block in rest)]
-    if not said:
-        return answers
     is_text = all(part["type"] == "text" for part in said)  # as which every server takes it
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
-    return [*answers, {"role": "user", "content": whole}]
+    return [*answers, {"role": "user", "content": whole}] if said else answers
 
 
 def _part(block: Block, quirks: Quirks) -> Block:
-    if block["type"] == "text":
-        return {"type": "text", "text": block["text"]}
-    if block["type"] == "image":
-        return {"type": "image_url", "image_url": {"url": blocks.url_of(block)}}
-    text = blocks.text_of_document(block) if block["type"] == "document" else None
-    if text is not None:
-        return {"type": "text", "text": text}
-    if block["type"] != "document" or not quirks.takes_files or block["source"]["type"] != "base64":
-        raise blocks.foreign(block["type"])
-    return {
-        "type": "file",
-        "file": {"filename": blocks.file_name(block), "file_data": blocks.url_of(block)},
-    }
+    kind, content, name = blocks.part(block)
+    if kind == "text":
+        return {"type": "text", "text": content}
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": content}}
+    if not quirks.takes_files or not content.startswith("data:"):
+        raise blocks.foreign(block)
+    return {"type": "file", "file": {"filename": name, "file_data": content}}
 
 
 class Collected:

@@ -1,4 +1,4 @@
-"""Failures of asking a provider, as classified errors: the parts that are the same for every SDK."""
+"""Models behind a provider's SDK, and the failures of asking them, as classified errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentruns.providers.base import Disposition, ProviderError
+from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, model_identity
 
+_CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"\bsk-[\w-]{16,}|sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
 _MAX_TEXT = 500
 # Codes that OpenAI, and servers that speak like it, give beside a status, or in its place inside a stream.
@@ -20,6 +21,60 @@ _PAUSING_CODES = frozenset({
 })  # fmt: skip
 _FAILING_CODES = re.compile(r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded")
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
+
+
+class Answer:
+    """Progress of an answer, for when it breaks off: `raw` is what has arrived."""
+
+    begun = False
+    request_id = ""
+    raw: Any = None
+
+
+class SDKModel:
+    """A model that is asked through an SDK, with a client of its own or one that it is given."""
+
+    name: str
+    timeout: float | None
+    _given: Any
+    _client: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({model_identity(self)!r})"
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Return the model's reply; raises a classified ProviderError for any failure."""
+        answer, secrets = Answer(), list[str]()
+        try:
+            return self._ask(request, answer)
+        except Exception as error:
+            client = self._client or self._given
+            found = [getattr(client, name, None) for name in _CREDENTIALS]
+            secrets += [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
+            failure = self._classified(error, secrets, answer.begun)
+        # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
+        failure.args = (cleaned(str(failure), secrets),)
+        failure.usage = failure.usage or self._used(answer.raw) or None
+        failure.request_id = failure.request_id or answer.request_id
+        raise failure
+
+    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
+        raise NotImplementedError
+
+    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
+        raise NotImplementedError
+
+    def _used(self, raw: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def plain(answer: Any) -> dict[str, Any]:
+    """Return an answer as received, with fields the SDK does not know and without those it adds."""
+    to_dict = getattr(answer, "to_dict", None)
+    found = to_dict(mode="json", warnings=False) if to_dict is not None else None
+    if not isinstance(found, dict):
+        raise ProviderError("The answer is no message.", disposition="retry", type="invalid_reply")
+    return found
 
 
 def of_status(status: int) -> Disposition | None:

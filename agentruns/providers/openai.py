@@ -11,6 +11,7 @@ from agentruns.providers import chat, failures, responses
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
+from agentruns.providers.failures import Answer, SDKModel, plain
 from agentruns.providers.names import identity_of
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
@@ -25,7 +26,7 @@ _ENCRYPTED = re.compile("encrypted.content", re.IGNORECASE)
 Collected = responses.Collected | chat.Collected
 
 
-class OpenAIModel:
+class OpenAIModel(SDKModel):
     """A model by name, over the Responses API of OpenAI and Azure, or over Chat Completions.
 
     `api`: "responses" or "chat"; unless given, by where requests go: with another `base_url` they speak Chat
@@ -60,7 +61,6 @@ class OpenAIModel:
         self._base_url = base_url or self._quirks.base_url
         self._api_key = api_key
         self._given = client
-        self._client: Any = None
         self._include = True
 
     @property
@@ -68,22 +68,7 @@ class OpenAIModel:
         """The provider and the model: with another key, server or client it is the same definition."""
         return identity_of(self.provider, self.name)
 
-    def __repr__(self) -> str:
-        return f"OpenAIModel({self.identity!r})"
-
-    def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the model's reply; raises a classified ProviderError for any failure."""
-        answer = _Answer()
-        try:
-            return self._ask(request, answer)
-        except Exception as error:
-            failure = classify(error, self._secrets(), begun=answer.begun)
-        # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
-        failure.usage = failure.usage or usage_of(answer.raw.get("usage")) or None
-        failure.request_id = failure.request_id or answer.request_id
-        raise failure
-
-    def _ask(self, request: ModelRequest, answer: _Answer) -> ModelReply:
+    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         params = {**self.params, **request.params}
         if reserved := sorted(_RESERVED & params.keys()):
             raise TypeError(f"model_params may not contain {', '.join(reserved)}")
@@ -92,16 +77,17 @@ class OpenAIModel:
         if (self._api or ("responses" if is_openai else "chat")) == "responses":
             body = responses.body(request, params, self.identity)
             answer.raw = self._respond(client.responses, canonical.legal(body), request, answer)
-            return answer.complete(responses.reply(answer.raw, self.identity))
+            reply = responses.reply(answer.raw, self.identity)
+            return replace(reply, request_id=answer.request_id)
         quirks = self._quirks if is_openai or self.provider != "openai" else chat.Quirks()
         body = canonical.legal(chat.body(request, params, self.identity, quirks))
         if self.streaming:
             body["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
         answer.raw = self._send(client.chat.completions, body, request, answer, chat.Collected())
-        return answer.complete(chat.reply(answer.raw, self.identity))
+        return replace(chat.reply(answer.raw, self.identity), request_id=answer.request_id)
 
     def _respond(
-        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: _Answer
+        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer
     ) -> dict[str, Any]:
         """Ask once more without reasoning that the provider cannot read, or of a model that has none."""
         import openai
@@ -118,7 +104,7 @@ class OpenAIModel:
         return self._send(api, body, request, answer, responses.Collected())
 
     def _send(
-        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: _Answer, collected: Collected
+        self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer, collected: Collected
     ) -> dict[str, Any]:
         first = "messages" if "messages" in body else "input"
         rest = {name: value for name, value in body.items() if name != first}
@@ -127,11 +113,11 @@ class OpenAIModel:
         if not self.streaming:
             whole = api.create(**given)
             answer.request_id = getattr(whole, "_request_id", None) or ""
-            return _plain(whole)
+            return plain(whole)
         with api.create(**given, stream=True) as stream:
             answer.begun, answer.request_id = True, stream.response.headers.get("x-request-id") or ""
             for event in stream:
-                text = collected.add(_plain(event))
+                text = collected.add(plain(event))
                 answer.raw = collected.raw
                 if request.on_text is not None:
                     request.on_text(text)
@@ -161,23 +147,11 @@ class OpenAIModel:
             self._client = client.with_options(max_retries=0)
         return self._client
 
-    def _secrets(self) -> list[str]:
-        found = [self._api_key, getattr(self._client or self._given, "api_key", None)]
-        return [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
+    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
+        return classify(error, secrets, begun=begun)
 
-
-class _Answer:
-    """Progress of an answer, for when it breaks off."""
-
-    begun = False
-    request_id = ""
-
-    def __init__(self) -> None:
-        self.raw: dict[str, Any] = {}
-
-    def complete(self, reply: ModelReply) -> ModelReply:
-        """Return a reply with the provider's id of its request."""
-        return replace(reply, request_id=self.request_id)
+    def _used(self, raw: Any) -> dict[str, Any]:
+        return usage_of((raw or {}).get("usage"))
 
 
 def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
@@ -205,12 +179,3 @@ def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool 
         return ProviderError(failures.cleaned(text, secrets), disposition="pause", type="missing_credentials")
     own = openai.OpenAIError
     return failures.of_exception(error, secrets, begun=begun, package="openai", own=own)
-
-
-def _plain(answer: Any) -> dict[str, Any]:
-    """Return an answer as received, with fields the SDK does not know and without those it adds."""
-    to_dict = getattr(answer, "to_dict", None)
-    found = to_dict(mode="json", warnings=False) if to_dict is not None else None
-    if not isinstance(found, dict):
-        raise ProviderError("The answer is no reply.", disposition="retry", type="invalid_reply")
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from agentruns.providers import blocks
@@ -21,22 +22,11 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
     if request.system:
         found["instructions"] = request.system
     # Strict unless told otherwise, and then arguments with defaults would be refused.
-    tools = [
-        {
-            "type": "function",
-            "name": tool["name"],
-            "description": tool["description"],
-            "parameters": tool["input_schema"],
-            "strict": False,
-        }
-        for tool in request.tools
-    ]
+    tools = [{"type": "function", **each, "strict": False} for each in blocks.functions(request)]
     if tools := [*tools, *params.get("tools", [])]:
         found["tools"] = tools
-    if request.output_schema is not None:
-        schema, is_strict = blocks.strict(request.output_schema)
-        form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict}
-        found["text"] = {**params.get("text", {}), "format": form}
+    if (form := blocks.answer_form(request)) is not None:
+        found["text"] = {**params.get("text", {}), "format": {"type": "json_schema", **form}}
     found["input"] = [item for message in request.messages for item in _items(message, identity)]
     return found
 
@@ -50,58 +40,44 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
 
 def _items(message: Block, identity: str) -> list[Block]:
     if message["role"] == "assistant":
-        return [item for block in blocks.blocks_of(message) if (item := _said(block, identity)) is not None]
+        return [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
     results, rest = blocks.results_of(message)
-    items = [
-        {"type": "function_call_output", "call_id": each["tool_use_id"], "output": _output(each)}
-        for each in results
-    ]
+    output = {"type": "function_call_output"}
+    items = [{**output, "call_id": each["tool_use_id"], "output": _output(each)} for each in results]
     return [*items, {"role": "user", "content": [*map(_part, rest)]}] if rest else items
 
 
-def _said(block: Block, identity: str) -> Block | None:
+def _said(block: Block, identity: str) -> list[Block]:
     """Return a block of a reply as an item; its own id is left out, which only a stored reply would need."""
     if block["type"] == "text":
         phase = {"phase": block["phase"]} if block.get("phase") else {}
-        return {"role": "assistant", "content": block["text"], **phase}
+        return [{"role": "assistant", "content": block["text"], **phase}]
     if block["type"] == "tool_use":
-        arguments = blocks.arguments_of(block)
-        return {
-            "type": "function_call",
-            "call_id": block["id"],
-            "name": block["name"],
-            "arguments": arguments,
-        }
+        call = {"call_id": block["id"], "name": block["name"]}
+        return [{"type": "function_call", **call, "arguments": json.dumps(block["input"])}]
     if blocks.is_reasoning(block):
         own = block.get("from") == identity and "encrypted_content" in block["item"]
-        return block["item"] if own else None
+        return [block["item"]] if own else []
     if block["type"] == ITEM and block["from"].partition(":")[0] == identity.partition(":")[0]:
-        item: Block = block["item"]
-        return item
-    raise blocks.foreign(block["item"].get("type") if block["type"] == ITEM else block["type"])
+        return [block["item"]]
+    raise blocks.foreign(block)
 
 
 def _output(result: Block) -> Any:
-    parts = blocks.result_parts(result)
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return [*map(_part, parts)]
+    parts = [*map(_part, blocks.result_parts(result))]
+    is_text = all(part["type"] == "input_text" for part in parts)
+    return "\n".join(part["text"] for part in parts) if is_text else parts
 
 
 def _part(block: Block) -> Block:
-    if block["type"] == "text":
-        return {"type": "input_text", "text": block["text"]}
-    if block["type"] == "image":
-        return {"type": "input_image", "image_url": blocks.url_of(block), "detail": "auto"}
-    if block["type"] != "document":
-        raise blocks.foreign(block["type"])
-    text = blocks.text_of_document(block)
-    if text is not None:
-        return {"type": "input_text", "text": text}
-    url = blocks.url_of(block)
-    if url.startswith("data:"):
-        return {"type": "input_file", "filename": blocks.file_name(block), "file_data": url}
-    return {"type": "input_file", "file_url": url}
+    kind, content, name = blocks.part(block)
+    if kind == "text":
+        return {"type": "input_text", "text": content}
+    if kind == "image":
+        return {"type": "input_image", "image_url": content, "detail": "auto"}
+    is_data = content.startswith("data:")
+    file = {"filename": name, "file_data": content} if is_data else {"file_url": content}
+    return {"type": "input_file", **file}
 
 
 class Collected:
@@ -141,12 +117,10 @@ def reply(raw: dict[str, Any], identity: str) -> ModelReply:
             content.append(blocks.call_block(item.get("call_id"), item.get("name"), item.get("arguments")))
         elif item["type"] == "message":
             for part in item["content"]:
-                if part["type"] == "refusal":
-                    stop = "refusal"
+                stop = "refusal" if part["type"] == "refusal" else stop
                 extras = {**item, **part}
                 kept = {name: extras[name] for name in TEXT_EXTRAS if extras.get(name)}
-                text = part.get("text", part.get("refusal", ""))
-                content.append({"type": "text", "text": text, **kept})
+                content.append({"type": "text", "text": part.get("text", part.get("refusal", "")), **kept})
         else:
             content.append({"type": ITEM, "from": identity, "item": item})
     return blocks.reply(content, stop, raw, identity.partition(":")[0])

@@ -221,16 +221,23 @@ def test_calls_as_other_servers_write_them() -> None:
     assert chat.reply(finished, "x:y").stop_reason == "end_turn"
 
 
+def form(schema: Any) -> tuple[Any, bool]:
+    """Return a schema as it is sent, and whether it is enforced."""
+    found = blocks.answer_form(request(output_schema=schema)) or {}
+    return found["schema"], found["strict"]
+
+
 def test_schemas_that_cannot_be_enforced_are_sent_as_they_are() -> None:
     named = {"type": "object", "properties": {"by_name": {"type": "object", "additionalProperties": True}}}
-    assert blocks.strict(named) == (named, False)
+    assert form(named) == (named, False)
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", "description": "x"}}}
-    schema, is_strict = blocks.strict({"$ref": "#/$defs/Node", "$defs": {"Node": node}})
+    schema, is_strict = form({"$ref": "#/$defs/Node", "$defs": {"Node": node}})
     assert is_strict and schema["type"] == "object" and schema["required"] == ["next"]
     assert schema["properties"]["next"] == {"$ref": "#/$defs/Node"}
-    found, is_strict = blocks.strict(schema_of(Answer))
+    found, is_strict = form(schema_of(Answer))
     assert is_strict and "default" not in found["properties"]["why"]
     assert "default" in found["$defs"]["Letter"]["properties"], "as a name it stays"
+    assert blocks.answer_form(request()) is None
 
 
 # Errors
