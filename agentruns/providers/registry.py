@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from agentruns.providers.base import Model
 from agentruns.providers.names import options_of
 
-_made: dict[str, Model] = {}
-
 
 def resolve(model: Model | str) -> Model:
     """Return the object to ask; a name has one, and one client, in a process."""
-    if not isinstance(model, str):
-        return model
-    options = options_of(model)
-    key = repr(options)  # a setting may change, as in a test
-    if key not in _made:
-        _made[key] = make(**options)
-    return _made[key]
+    return _made(model, repr(options_of(model))) if isinstance(model, str) else model
+
+
+@cache
+def _made(name: str, options: str) -> Model:  # which a test may change
+    return make(**options_of(name))
 
 
 def make(provider: str, model: str, **options: Any) -> Model:

@@ -18,7 +18,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests import scratch
-from tests.mutants import POSTGRESQL, SQLITE, Edit, Mutant, content, engine, journal, services
+from tests.mutants import POSTGRESQL, SQLITE, Edit, Mutant, content, engine, journal, providers, services
 from tests.servers import postgres
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ COPIES = 2  # at work at a time
 LIGHT = ("-p", "no:hypothesispytest", "-p", "no:xdist")  # a second less for each mutant
 FAILED = "the tests could not be run"
 PATIENCE = 180  # seconds for the tests of one mutant; a test that hangs does not count as fallen
-ALL = [*journal.MUTANTS, *engine.MUTANTS, *services.MUTANTS, *content.MUTANTS]
+ALL = [*journal.MUTANTS, *engine.MUTANTS, *services.MUTANTS, *content.MUTANTS, *providers.MUTANTS]
 
 
 class Copy:

@@ -146,7 +146,8 @@ def test_items_that_only_openai_understands_go_back_to_it() -> None:
         asked = request(messages=[*went_on([HELLO], reply), HELLO])
         call_model(gpt(fake, "gpt-5.5"), asked)
         assert bodies(fake)[1]["input"][1] == search
-        for model in (gpt(fake, api="chat"), gpt(fake, provider="azure")):
+        claude = AnthropicModel("claude-sonnet-5-5", object())
+        for model in (gpt(fake, api="chat"), gpt(fake, provider="azure"), claude):
             assert failure(model, asked).type == "foreign_block"
 
 

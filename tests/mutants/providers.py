@@ -1,0 +1,41 @@
+"""Guards between the models of several providers."""
+
+from __future__ import annotations
+
+from tests.mutants import Edit, Mutant
+
+LOOP, OPENAI, RESPONSES = "engine/loop.py", "providers/openai.py", "providers/responses.py"
+BLOCKS = "providers/blocks.py"
+
+MUTANTS = [
+    Mutant(
+        "providers: the fallback answers an overload only",
+        (Edit(LOOP, "model is driver.agent.model and error.is_overload", "model is driver.agent.model"),),
+        ("providers/test_runs.py::test_the_fallback_is_not_for_other_troubles",),
+    ),
+    Mutant(
+        "providers: the parameters of one are not sent to another",
+        (Edit(LOOP, "    if provider_of(model) != provider_of(agent.model):\n", "    if False:\n"),),
+        ("providers/test_runs.py::test_the_fallback_answers_when_the_first_is_overloaded",),
+    ),
+    Mutant(
+        "providers: the SDK of OpenAI does not retry",
+        (Edit(OPENAI, "client.with_options(max_retries=0)", "client"),),
+        ("providers/test_openai.py::test_a_code_beside_a_status",),
+    ),
+    Mutant(
+        "providers: OpenAI's key goes to no other server",
+        (Edit(OPENAI, "os.environ.get(self._quirks.key)", 'os.environ.get("OPENAI_API_KEY")'),),
+        ("providers/test_openai.py::test_each_server_has_its_own_key",),
+    ),
+    Mutant(
+        "providers: reasoning goes back to its own model only",
+        (Edit(RESPONSES, 'own = block.get("from") == identity and "', 'own = "item" in block and "'),),
+        ("providers/test_openai.py::test_reasoning_goes_back_as_it_came_and_only_to_its_own_model",),
+    ),
+    Mutant(
+        "providers: what Claude cannot read is not sent to it",
+        (Edit(BLOCKS, "                raise foreign(others[0])\n", "                pass\n"),),
+        ("providers/test_openai.py::test_items_that_only_openai_understands_go_back_to_it",),
+    ),
+]
