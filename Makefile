@@ -30,6 +30,7 @@ BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py test
 LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/crash/test_soak.py \
 	$(patsubst %,tests/db/test_%.py,closing export_mutations import_fuzz mixed_replies odd_results) \
 	tests/api/test_schemathesis.py \
+	tests/mcp/test_hostile.py::test_a_result_of_many_megabytes_is_kept \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
 # Nothing of it remembers, or it counts what remembering saves.

@@ -27,6 +27,7 @@ _MODULES = {
         "tool", "ask_human", "question_to", "RunContext", "ToolContext", "Occurred", "NotOccurred",
         "Unknown", "http_refusal",
     ),
+    "agentruns.tools.mcp": ("mcp_tools",),
 }  # fmt: skip
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from agentruns.tools import http_refusal as http_refusal
     from agentruns.tools import question_to as question_to
     from agentruns.tools import tool as tool
+    from agentruns.tools.mcp import mcp_tools as mcp_tools
 else:
     # Hidden from type checkers: they would take every misspelt name for a public one.
     def __getattr__(name: str) -> Any:

@@ -52,6 +52,10 @@ class DurableConfigMismatchError(AgentRunsError):
         self.parts = parts
 
 
+class SwitchedOffError(DurableConfigMismatchError):
+    """The agent of the run is switched off; the run waits until it is switched on again."""
+
+
 class SessionBusyError(AgentRunsError):
     """The session has an unfinished run, or the run is live in another process.
 

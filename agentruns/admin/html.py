@@ -263,6 +263,16 @@ TONES = {
 }
 
 
+def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
+    """Return the MCP server that a tool comes from, and what it declares of the tool; "" for other tools."""
+    if not origin:
+        return ""
+    hints = ", ".join(f"{name}={value}" for name, value in sorted((origin.get("hints") or {}).items()))
+    about = {"tool": origin.get("tool"), "server": origin.get("server"), "at": origin.get("at")}
+    text = _("%(tool)s of the MCP server %(server)s at %(at)s; it declares: %(hints)s")
+    return visible(text % {**about, "hints": hints or _("nothing")})
+
+
 def run_badge(run: Run) -> SafeString:
     """Return the status of a run."""
     return _badge(run.status, run.get_status_display())

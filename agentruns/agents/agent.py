@@ -20,7 +20,7 @@ from agentruns.agents.output import schema_of
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.providers.base import Model, model_identity
+from agentruns.providers.base import Model, model_identity, names_mcp
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
@@ -73,7 +73,8 @@ class Agent:
     the provider with every request (`max_tokens` there limits one reply); to a fallback of another provider
     goes `max_tokens` alone. `output_type`: a pydantic model that the text of the last reply must fit, and the
     type of `RunResult.output`. `starters`: a permission or group that people need to start it, beside
-    `agentruns.start_run`, or "anyone".
+    `agentruns.start_run`, or "anyone". `unjournaled_tools` allows MCP servers in `model_params`, which the
+    provider calls: no row before the effect, no gate.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Agent:
         output_type: type[BaseModel] | None = None,
         starters: str | None = None,
         fallback: Model | str | None = None,
+        unjournaled_tools: bool = False,
     ) -> None:
         self.name = _checked_name("name", name)
         self.version = _checked_name("version", version)
@@ -112,6 +114,7 @@ class Agent:
         self.model_params = _plain(name, model_params)
         self.output_type = output_type
         self.starters = starters
+        self.unjournaled_tools = unjournaled_tools
         self.module = _declaring_module()
         self._check()
         register(self)
@@ -148,6 +151,8 @@ class Agent:
             body["fallback"] = model_identity(self.fallback)
         if self.output_type is not None:
             body["output"] = schema_of(self.output_type)
+        if self.unjournaled_tools:
+            body["unjournaled_tools"] = True
         return body
 
     @property
@@ -212,6 +217,12 @@ class Agent:
                 raise TypeError(f"{where}: {option} must be a whole number, not {value!r}.")
             if value < 1:
                 raise ValueError(f"{where}: {option} must be at least 1, not {value}.")
+        if not self.unjournaled_tools and names_mcp(self.model_params):
+            raise ValueError(
+                f"{where}: the provider calls the MCP servers in model_params itself, without a row before "
+                "the effect and without a gate. Take their tools with mcp_tools(), or say "
+                "unjournaled_tools=True."
+            )
         if self.deadline is not None:
             if not isinstance(self.deadline, timedelta):
                 raise TypeError(f"{where}: deadline must be a timedelta, not {self.deadline!r}.")

@@ -45,6 +45,7 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.ApprovalStateError: (409, "approval-state", "The approval is not what was decided on"),
     core.RunStateError: (409, "run-state", "The run's state does not allow this"),
     core.SessionBusyError: (409, "session-busy", "The session is busy"),
+    core.SwitchedOffError: (409, "switched-off", "The agent is switched off"),
     core.DurableConfigMismatchError: (409, "config-mismatch", "The agent's definition has changed"),
     core.LeaseLostError: (409, "lease-lost", "Another process took the run over"),
     core.JournalLockedError: (409, "journal-locked", "Another transaction keeps the session locked"),

@@ -18,6 +18,7 @@ from agentruns.checks.base import check
 from agentruns.conf import settings
 from agentruns.engine import budgets
 from agentruns.providers.base import provider_of
+from agentruns.tools.mcp import servers
 from agentruns.tools.options import REQUESTER
 
 DECIDE = "agentruns.decide_approval"
@@ -45,6 +46,18 @@ def check_agents() -> Iterator[CheckMessage]:
         if why := budgets.unpriced(agent):
             hint = "Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused."
             yield Warning(f"{agent!r}: {why}", hint=hint, id="agentruns.W003")
+
+
+@check()
+def check_mcp_servers() -> Iterator[CheckMessage]:
+    """Check that each MCP server has a lock file with the tools that are taken from it."""
+    for server in servers():
+        hint = (
+            f"Run `manage.py lock_mcp_tools {server.name}`, review the file and commit it, or correct "
+            "allow= and read_only=. Until then agents lack these tools."
+        )
+        for problem in server.problems:
+            yield Error(f"MCP server {server.name!r}: {problem}.", hint=hint, id="agentruns.E023")
 
 
 @register(Tags.database)

@@ -62,6 +62,7 @@ class Driver:
         self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
         # Handlers that nobody waits for any more, by call and attempt.
         self.abandoned: dict[tuple[str, int], Future[Any]] = {}
+        self.ready: set[Any] = set()  # what the tools depend on, asked in this drive
         self.caller: Any = None
         self.asked_about: set[tuple[str, int]] = set()  # in doubt when the caller asked the run to go on
 

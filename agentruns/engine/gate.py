@@ -9,6 +9,7 @@ from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
+from agentruns.engine.leases import why_off
 from agentruns.journal import events
 from agentruns.journal.read import started_since
 from agentruns.journal.store import Batch
@@ -33,6 +34,7 @@ TOO_MANY = (
     "those after it, which are left out here, were executed. Make what is still needed in later replies."
 )
 REQUIRES = "{tool} requires approval."
+OFF = "the tool is switched off for now"
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -156,6 +158,9 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         text = f"Not executed: there is no tool {one_line(repr(name))}. Tools: {known}."
         intent.refuse(text, "error", is_error=True)
         return
+    if is_off(driver, tool.name):
+        intent.refuse(f"Not executed: {OFF}. Nothing happened.", "error", is_error=True)
+        return
     try:
         intent.arguments = tool.effective(raw)
     except InvalidArguments as error:
@@ -174,6 +179,11 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     elif why:
         intent.verdict = "ask"
         intent.approval = _approval(driver, tool, intent, why)
+
+
+def is_off(driver: Driver, tool: str) -> bool:
+    """Return whether a tool is switched off; a stateless run asks no database."""
+    return driver.store.durable and bool(why_off(driver.alias, "tool", tool))
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
@@ -216,6 +226,8 @@ def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.Ap
     }
     if tool.only_answers:
         payload["only_answers"] = True
+    if tool.origin:
+        payload["origin"] = tool.origin
     if settles := [call_id for call_id in _doubts(driver, tool) if call_id in driver.state.raised]:
         payload["settles"] = settles
     return payload

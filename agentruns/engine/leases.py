@@ -261,17 +261,47 @@ def is_draining(alias: str) -> bool:
     return drain_requests(alias).exists()
 
 
-class DrainCheck:
-    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains."""
+_switches: dict[str, tuple[float, dict[str, str]]] = {}  # by database: when it was asked, and its answer
 
-    def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False) -> None:
+
+def why_off(alias: str, kind: str, name: str) -> str:
+    """Return that an "agent" or a "tool" is switched off, by whom and why; "" if it is on.
+
+    A process asks the database every `DRAIN_CHECK_SECONDS`; while that fails, what it said before counts.
+    """
+    asked, found = _switches.get(alias, (0.0, dict[str, str]()))
+    if alias not in _switches or uptime() - asked >= DRAIN_CHECK_SECONDS:
+        with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
+            rows = Control.objects.using(own_alias(alias)).switches()
+            found = {key: f"{actor or 'the program'}: {why}" for key, actor, why in rows.values_list(*_SAYS)}
+        _switches[alias] = uptime(), found
+    who = found.get(f"off:{kind}:{name}")
+    return f"The {kind} {name!r} is switched off by {who}" if who is not None else ""
+
+
+_SAYS = ("name", "actor", "reason")
+
+
+def forget_switches() -> None:
+    """Ask the database again: this process has changed one."""
+    _switches.clear()
+
+
+class DrainCheck:
+    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains.
+
+    So it is while the agent is switched off.
+    """
+
+    def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False, agent: str = "") -> None:
         self.alias = alias
+        self.agent = agent
         self.should_stop = should_stop
         self.found = False
         self.looked = uptime()  # the claim looked, too: it is refused to a draining process
 
     def __call__(self) -> bool:
-        if self.should_stop():
+        if self.should_stop() or (self.agent and why_off(self.alias, "agent", self.agent)):
             return True
         if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()

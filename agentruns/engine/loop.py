@@ -136,7 +136,7 @@ def _driver(
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
         lease.release()
         return None
-    drains = DrainCheck(lease.alias, should_stop)
+    drains = DrainCheck(lease.alias, should_stop, agent.name)
     return Driver(agent, store, state, lease=lease, session_key=run.session.key, should_stop=drains)
 
 

@@ -58,6 +58,8 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         group = [one for one in ready if one.parallel and _may_run(driver, one)]
     if _void(driver, group):
         return
+    if _unready(driver, group):
+        return
     _start(driver, group)
     if driver.released or driver.run.ended:
         return
@@ -102,7 +104,10 @@ def start_next(driver: Driver, batch: Batch) -> None:
     ready = run.next_calls()
     if not ready or ready[0].parallel or ready[0].verdict != "run" or ready[0].attempt:
         return
-    if _may_run(driver, ready[0]):
+    if not _may_run(driver, ready[0]):
+        return
+    asks = driver.agent.tools[ready[0].tool].ready
+    if asks is None or asks in driver.ready:
         _write_start(driver, batch, ready[0])
 
 
@@ -115,6 +120,8 @@ def _refusal(driver: Driver, call: Call) -> str:
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
+    if gate.is_off(driver, call.tool) and (call.id, call.attempt) not in driver.started:
+        return gate.OFF
     entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
     misfit = "" if entered else _misfit(driver.state.secret, tool, call)
     if misfit:
@@ -165,6 +172,27 @@ def _void(driver: Driver, group: list[Call]) -> bool:
 
     driver.commit(build)
     return True
+
+
+def _unready(driver: Driver, group: list[Call]) -> bool:
+    """Ask what the tools depend on, once in a drive; pause the run if that is not as it was declared."""
+    for call in group if driver.store.durable else ():
+        ready = driver.agent.tools[call.tool].ready
+        if ready is None or ready in driver.ready:
+            continue
+        try:
+            reason = ready(_context(driver, call))
+        finally:
+            driver.mend()
+        if reason:
+            driver.commit(partial(_pause, reason=reason))
+            return True
+        driver.ready.add(ready)
+    return False
+
+
+def _pause(batch: Batch, reason: str) -> None:
+    batch.add(events.RUN_PAUSED, {"reason": reason})
 
 
 def _start(driver: Driver, group: list[Call]) -> None:

@@ -11,9 +11,9 @@ from django.db.models.functions import Now
 
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
-from agentruns.engine.leases import claim
+from agentruns.engine.leases import claim, why_off
 from agentruns.engine.loop import drive_run
-from agentruns.exceptions import DurableConfigMismatchError, UnknownAgentError
+from agentruns.exceptions import DurableConfigMismatchError, SwitchedOffError, UnknownAgentError
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.read import definition_body
 from agentruns.journal.store import Store
@@ -25,7 +25,12 @@ logger = get_logger("agentruns.worker")
 
 
 def agent_for(run: Run, alias: str) -> Agent:
-    """Return the agent a run was started with; DurableConfigMismatchError if today's differs from it."""
+    """Return the agent a run was started with.
+
+    Raises SwitchedOffError, and DurableConfigMismatchError if today's agent differs from it.
+    """
+    if off := why_off(alias, "agent", run.agent):
+        raise SwitchedOffError(f"Run {run.pk} waits. {off}")
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError as error:

@@ -187,6 +187,7 @@ class ApprovalRequested(Payload):
     required: int  # number of people
     expires_at: str | None
     only_answers: NotRequired[bool]  # a question
+    origin: NotRequired[dict[str, Any]]  # the MCP server that the tool comes from, and its hints
     settles: NotRequired[list[str]]  # calls in doubt that it shows, and that its approval settles
 
 

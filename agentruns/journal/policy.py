@@ -49,6 +49,7 @@ ACTIONS = {
     "decide": ("agentruns.decide_approval", False),
     "revoke": ("agentruns.revoke_api_token", False),
     "monitor": ("agentruns.view_run", False),
+    "switch": ("agentruns.switch", False),
 }
 
 

@@ -22,13 +22,24 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "name",
-                    models.CharField(max_length=100, primary_key=True, serialize=False, verbose_name="name"),
+                    models.CharField(max_length=120, primary_key=True, serialize=False, verbose_name="name"),
                 ),
                 ("seen_at", models.DateTimeField(verbose_name="seen at")),
+                (
+                    "reason",
+                    agentruns.models.fields.EscapedTextField(
+                        db_default="", default="", verbose_name="reason"
+                    ),
+                ),
+                (
+                    "actor",
+                    agentruns.models.fields.EscapedTextField(db_default="", default="", verbose_name="actor"),
+                ),
             ],
             options={
                 "verbose_name": "control",
                 "verbose_name_plural": "controls",
+                "permissions": (("switch", "Can switch agents and tools off and on"),),
                 "default_permissions": ("view",),
             },
         ),

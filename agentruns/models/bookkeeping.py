@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import now, user_key
+from agentruns.models.fields import EscapedTextField, now, user_key
 from agentruns.models.querysets import ControlQuerySet
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
@@ -14,12 +14,17 @@ from agentruns.utils.ids import uuid7
 
 
 class Control(models.Model):
-    """A timestamp by the database clock: each sweeper's last pass, and the last request to drain."""
+    """A timestamp by the database clock: a sweeper's last pass, the last request to drain, or a switch.
+
+    A switch is there while an agent or a tool is off, with its reason and the name of who switched it off.
+    """
 
     DRAINING = "draining"
 
-    name = models.CharField(_("name"), max_length=100, primary_key=True)
+    name = models.CharField(_("name"), max_length=120, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))
+    reason = EscapedTextField(_("reason"), default="", db_default="")  # which older code leaves out
+    actor = EscapedTextField(_("actor"), default="", db_default="")
 
     objects = ControlQuerySet.as_manager()
 
@@ -27,6 +32,7 @@ class Control(models.Model):
         verbose_name = _("control")
         verbose_name_plural = _("controls")
         default_permissions = ("view",)
+        permissions = (("switch", _("Can switch agents and tools off and on")),)
 
     def __str__(self) -> str:
         return self.name

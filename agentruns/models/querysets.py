@@ -71,8 +71,12 @@ class ControlQuerySet(models.QuerySet["Control"]):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 
     def sweepers(self) -> Self:
-        """Sweepers: every record except the drain's timestamp."""
-        return self.exclude(name="draining")
+        """Sweepers: every record except the drain's timestamp and the switches."""
+        return self.exclude(name="draining").exclude(name__startswith="off:")
+
+    def switches(self) -> Self:
+        """Agents and tools that are switched off, by name."""
+        return self.filter(name__startswith="off:").order_by("name")
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):

@@ -170,6 +170,16 @@ def provider_of(model: Model | str) -> str:
     return str(getattr(model, "provider", type(model).__name__))
 
 
+def names_mcp(params: Any) -> bool:
+    """Return whether parameters, at any depth, let the provider call MCP servers."""
+    if isinstance(params, dict):
+        kind = params.get("type")
+        if params.get("mcp_servers") or (isinstance(kind, str) and kind.startswith("mcp")):
+            return True
+        params = list(params.values())
+    return isinstance(params, list | tuple) and any(map(names_mcp, params))
+
+
 def _without_deep_input(block: dict[str, Any]) -> dict[str, Any]:
     deep = block["type"] == "tool_use" and is_deeper(block.get("input"), MAX_DEPTH)
     return {**block, "input": None} if deep else block

@@ -94,6 +94,8 @@ def _served() -> Q:
     # In the query and not after it: runs of a retired definition must never fill the whole batch.
     served = Q(pk__in=[])
     for agent in registered():
+        if leases.why_off(settings.DATABASE, "agent", agent.name):
+            continue
         served |= Q(agent=agent.name, version=agent.version, definition_id=agent.definition_hash)
     return served
 

@@ -91,6 +91,7 @@ class Tool(Options, Generic[P, R]):
             **({"only_answers": True} if self.only_answers else {}),
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
+            **({"origin": self.origin} if self.origin else {}),
         }
 
     # A call's life

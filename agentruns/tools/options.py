@@ -62,6 +62,9 @@ class Options:
     sensitive_results: tuple[str, ...] = ()  # members of the result; "*" is all of it
     refuses: tuple[Refusal, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
+    origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
+    # Asked once in a drive, before the first call: why the run waits, or "".
+    ready: Callable[[Any], str] | None = None
 
     @property
     def recovery(self) -> Recovery:

@@ -44,6 +44,9 @@ from agentruns.journal.connection import journal_alias
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
+from tests.effects import VARIABLE
+from tests.mcp.agents import POST, write_to
+from tests.mcp.agents import TOOLS as OF_SERVER
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
 
@@ -82,6 +85,12 @@ def said(run: RunContext) -> str:
 
 
 shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally], instructions=said)
+shop_agent(
+    "first-a-server",
+    {"tools": [POST, *CALLS[1:]]},
+    tools=[*OF_SERVER, *TOOLS, tally],
+    instructions=said,
+)
 shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
 
@@ -151,6 +160,7 @@ def prepare(orders: Orders) -> None:
     """Let this process work on the database of the orders."""
     connections["default"].settings_dict.update(orders.database)
     os.environ.update(orders.environment)
+    write_to(os.environ.get(VARIABLE, os.devnull))
     if orders.skew:  # as on another machine: its wall clock is wrong, its uptime is not
         there = datetime.now(UTC) + timedelta(seconds=orders.skew)
         time_machine.travel(there, tick=True).start()

@@ -20,7 +20,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
-from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, Cell, cells
+from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
 from tests.crash.processes import LEASE, Forked, expire_lease, wait_for
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
@@ -35,6 +35,7 @@ if BRIEFLY and DATABASE == "sqlite":  # the other faults are tried on PostgreSQL
 BRIEF = LEASE / 4  # of a process that is to lose its lease: nobody competes for it before
 LONG = 60
 MESSAGE = "and this"
+NAMED = SENDING | SERVED  # rows by another name than the point's
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,8 @@ class Stage:
     def __init__(self, cell: Cell, proxy: Proxy | None, effects: Effects) -> None:
         self.cell, self.proxy, self.effects = cell, proxy, effects
         self.agent = "asks-first" if cell.point == "after_decision" else "every-kind"
+        if cell.point in SERVED:
+            self.agent = "first-a-server"
         self.call: tuple[str, ...] = ("run", self.agent, "s1")
         if cell.point in SENDING:
             self.call = ("send", "s1", MESSAGE, self.agent, MESSAGE)
@@ -101,7 +104,7 @@ class Stage:
             start_run(self.agent, "do it", "s1", idempotency_key="s1")
         # Frozen while its heartbeat writes, it would keep the one lock that SQLite has.
         beats = not (self.cell.fault == "second" and DATABASE == "sqlite")
-        point, environment = SENDING.get(self.cell.point, self.cell.point), {"SHOP_SAYS": "first"}
+        point, environment = NAMED.get(self.cell.point, self.cell.point), {"SHOP_SAYS": "first"}
         return self.child(*actions, lease=lease, beats=beats, point=point, dies=dies, environment=environment)
 
 
@@ -305,9 +308,9 @@ def test_cell(cell: Cell, proxy: Proxy | None, effects: Effects) -> None:
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_every_cell_is_run_or_says_why_not(database: str) -> None:
     table = cells(database)
-    points = {SENDING.get(cell.point, cell.point.partition(":")[0]) for cell in table}
-    assert points == set(POINTS) and {cell.point for cell in table} >= {*SENDING}
+    points = {NAMED.get(cell.point, cell.point.partition(":")[0]) for cell in table}
+    assert points == set(POINTS) and {cell.point for cell in table} >= {*NAMED}
     assert {cell.fault for cell in table} == {*DIES_OR_LOSES, *LIVES_ON}
     assert all(IMPOSSIBLE.values()), "every reason says something"
     impossible = [cell for cell in table if cell.impossible]
-    assert (len(table), len(impossible)) == (18 * 7, {"sqlite": 18 * 3 + 3, "postgres": 0}[database])
+    assert (len(table), len(impossible)) == (19 * 7, {"sqlite": 19 * 3 + 3, "postgres": 0}[database])

@@ -94,6 +94,7 @@ CONSOLE = {
     "decide": {"decider", "superuser"},
     "reveal": {"superuser"},
     "revoke": {"superuser", "stranger"},
+    "switch": {"superuser", "stranger"},
     "nothing": set[str](),
     "Django's": set[str](),
 }
@@ -205,13 +206,14 @@ READS = {
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
 }
-ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt"}
+ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt", "switches"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.
 SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
-    "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal", "run_agent",
+    "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "switch", "verify_journal",
+    "run_agent",
 }  # fmt: skip
 AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}
 
@@ -496,7 +498,7 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
     return {
         **{"digest": digest, "reason": "no", "text": "no", "hours": "4", "key": "k", "argument-note": "x"},
         **{"seq": "3", "verdict": "unknown", "evidence": "seen", "at": "2", "action": "approve_selected"},
-        **{"agent": "spoken", "rating": "1"},
+        **{"agent": "spoken", "rating": "1", "kind": "tool", "name": "paint", "state": "off"},
         **{"confirmed": "1", f"digest-{key}": digest, "_selected_action": key, "revealed": "1"},
     }
 
@@ -506,6 +508,8 @@ def rule_of(model: str, name: str, method: str, card: str) -> Rule:
         return Rule("Django's")
     if name == "start":  # an agent that anyone may start
         return Rule("list", "list" if method == "POST" else "nothing")
+    if name == "switches":
+        return Rule("switch", "switch" if method == "POST" else "nothing")
     if name == "figures":  # of what they may see
         return Rule("list approvals")
     if name in ABOUT_A_LIST:

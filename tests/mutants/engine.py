@@ -21,6 +21,16 @@ EXECUTOR = [
         ("db/test_givers.py::test_it_counts_no_more_when_the_call_is_to_run",),
     ),
     Mutant(
+        "executor: a server that has changed its tools makes the run wait",
+        (Edit(CALLS, "    if _unready(driver, group):\n        return\n", ""),),
+        ("mcp/test_hostile.py::test_a_changed_tool_makes_the_run_wait",),
+    ),
+    Mutant(
+        "executor: an approved call of a tool that is off is refused",
+        (Edit(CALLS, "if gate.is_off(driver, call.tool) and", "if False and"),),
+        ("db/test_switches.py::test_a_call_that_was_approved_before_is_refused_too",),
+    ),
+    Mutant(
         "executor: a start is committed before the handler is entered",
         (Edit(CALLS, "if not all(one.id in calls", "if False and not all(one.id in calls"),),
         (

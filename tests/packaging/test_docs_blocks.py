@@ -83,6 +83,7 @@ def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     package.__path__ = []
     monkeypatch.setitem(sys.modules, "shop", package)
     monkeypatch.setitem(sys.modules, "shop.models", models)
+    monkeypatch.setattr("agentruns.tools.mcp._servers", {})
     before = set(sys.modules)
     for signal in vars(signals).values():
         if isinstance(signal, Signal):

@@ -66,6 +66,8 @@ def test_a_name_takes_what_the_page_says(name: str) -> None:
         )
         for each, default in zip(named, defaults, strict=True)
     }
+    if given.kwarg is not None:
+        said[given.kwarg.arg] = (False, inspect.Parameter.empty)
     assert said == {
         each.name: (each.kind is each.KEYWORD_ONLY, plain(each.default))
         for each in inspect.signature(getattr(agentruns, name)).parameters.values()

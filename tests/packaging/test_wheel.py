@@ -81,6 +81,7 @@ def test_it_asks_for_little_and_offers_its_extras(metadata: Message) -> None:
     offered = {
         "anthropic": {"anthropic"},
         "celery": {"celery"},
+        "mcp": {"mcp"},
         "openai": {"openai"},
         "otel": {"opentelemetry-api"},
         "postgres": {"psycopg[binary]"},

@@ -75,11 +75,12 @@ def test_no_key_is_in_a_definition_or_shown(settings: Any) -> None:
         "a": {**LOCAL, "api": "assistants"},
         "b": {"provider": "anthropic", "model": "claude-sonnet-5-5", "api_key": "k-secret"},
         "c": {"provider": "openai"},
-        "d": LOCAL,
+        "d": {**LOCAL, "extra_body": {"tools": [{"type": "mcp", "server_label": "crm"}]}},
+        "e": LOCAL,
     }
     found = check_models(None)
     assert [(one.id, one.msg[:21]) for one in found] == [
-        ("agentruns.E022", f"AGENTRUNS_MODELS['{name}']") for name in "abc"
+        ("agentruns.E022", f"AGENTRUNS_MODELS['{name}']") for name in "abcd"
     ]
     assert "secret" not in repr(found)
 

@@ -117,6 +117,9 @@ for _tool, _arguments in {
 }.items():
     shop_agent(f"calls-{_tool}", {"tools": [call(_tool, **_arguments)]})
 
+if os.environ.get("SHOP_SERVER"):  # a worker that is to use an MCP server
+    from tests.mcp import agents as _agents  # noqa: F401
+
 # The call under test in the middle of others: the first has a result, the last never starts.
 shop_agent(
     "posts-in-the-middle",

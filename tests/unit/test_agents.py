@@ -22,6 +22,7 @@ from agentruns.agents.agent import (
     registered,
 )
 from agentruns.exceptions import UnknownAgentError
+from agentruns.providers.openai import OpenAIModel
 from agentruns.providers.scripted import ScriptedModel
 from agentruns.tools import tool
 from agentruns.utils import json as canonical
@@ -170,13 +171,40 @@ def test_an_agent_without_a_cost_budget_or_an_output_type_keeps_its_definition()
 def test_the_definition_holds_no_token_and_does_not_change_when_it_is_renewed() -> None:
     def research(token: str) -> Agent:
         server = {"type": "url", "name": "crm", "url": "https://mcp.example", "authorization_token": token}
-        return make(model_params={"mcp_servers": [server], "max_tokens": 9})
+        params = {"mcp_servers": [server], "max_tokens": 9}
+        return make(model_params=params, unjournaled_tools=True)
 
     old = research("sesame")
     assert "sesame" not in canonical.dumps(old.definition())
     assert old.definition_hash == research("renewed").definition_hash
     assert old.definition()["model_params"]["max_tokens"] == 9
     assert (old.model_params or {})["mcp_servers"][0]["authorization_token"] == "sesame", "what is sent"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"mcp_servers": [{"type": "url", "name": "crm", "url": "https://mcp.example"}]},
+        {"tools": [{"type": "mcp_toolset", "mcp_server_name": "crm"}]},
+        {"extra_body": {"tools": [{"type": "mcp", "server_url": "https://mcp.example"}]}},
+        {"tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "crm", "connector_id": "crm"}]},
+    ],
+)
+def test_servers_that_the_provider_calls_are_refused_unless_the_agent_says_so(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="without a row before the effect and without a gate"):
+        make(model_params=params)
+    allowed = make(model_params=params, unjournaled_tools=True)
+    assert allowed.definition()["unjournaled_tools"] is True
+    assert make(model_params={"mcp_servers": []}).definition().get("unjournaled_tools") is None
+
+
+def test_no_model_brings_servers_that_the_provider_calls() -> None:
+    crm = {"type": "mcp", "server_label": "crm", "server_url": "https://mcp.example"}
+    with pytest.raises(ValueError, match="belong in an agent's model_params"):
+        OpenAIModel("gpt-5.4", tools=({"type": "web_search"}, crm))
+    model = OpenAIModel("gpt-5.4", tools=[{"type": "web_search"}])
+    agent = make(model=model, model_params={"tools": [crm]}, unjournaled_tools=True)
+    assert agent.definition()["unjournaled_tools"] is True
 
 
 def test_the_definition_covers_the_cost_budget_and_the_schema_of_the_output() -> None:

@@ -26,6 +26,7 @@ from agentruns.admin.html import (
     dated,
     is_urgent,
     named,
+    origin_text,
     plain,
     remaining,
     risk_badge,
@@ -254,9 +255,8 @@ class ApprovalCard:
         """Return the form of an edit, or None where the arguments cannot be edited here."""
         if self.why_not_edit or self.tool is None:
             return None
-        options = form_options("edit", self.approval)
-        schema, given = self.tool.input_schema, self.approval.arguments
-        return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
+        given, options = self.ordered(self.approval.arguments), form_options("edit", self.approval)
+        return EditForm(self.tool.input_schema, given, data, hidden=self.locked_names, **options)
 
 
 def asked(one: ApprovalCard) -> dict[str, Any]:
@@ -268,6 +268,7 @@ def asked(one: ApprovalCard) -> dict[str, Any]:
     is_rule = approval.why == REQUIRES.format(tool=approval.tool_name)
     return {
         "why": "" if is_rule else visible(one.face.why),
+        "origin": origin_text(one.requested.payload.get("origin")) if one.requested else "",
         "risk": risk_badge(approval),
         "arguments": one.shown(given if not one.only_answers else {"question": given.get("question")}),
         "brief": one.brief,

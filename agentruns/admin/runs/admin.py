@@ -70,6 +70,7 @@ PAGES = (
     View("start", "runs.start.start_view"),
     View("costs", "costs.costs_view"),
     View("csv", "costs.csv_view", "costs.csv"),
+    View("switches", "runs.switches.switches_view", "switches/"),
     View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
 )
 # Where no price is known tokens are compared, as if they cost next to nothing.

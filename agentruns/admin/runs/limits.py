@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
-from agentruns.admin.html import as_text, duration
+from agentruns.admin.html import as_text, duration, origin_text
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.actions import Action, Situation
 from agentruns.agents.agent import Agent, definition_difference, get_agent
@@ -82,6 +82,10 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     context = {
         "meters": found,
         "unlimited": unlimited(definition),
+        "origins": [
+            text for tool in definition["tools"].values() if (text := origin_text(tool.get("origin")))
+        ],
+        "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(found, ended=run.is_ended, error=run.error),
     }
     if now is None:

@@ -1,0 +1,46 @@
+"""`manage.py lock_mcp_tools`: write down what MCP servers declare, or compare it with what was written."""
+
+from __future__ import annotations
+
+from django.core.management.base import CommandError
+
+from agentruns.exceptions import ToolRefused
+from agentruns.management.base import USAGE, AgentRunsCommand, argument
+from agentruns.tools import ToolContext
+from agentruns.tools.mcp import Server, servers
+
+NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
+
+
+class Command(AgentRunsCommand):
+    help = "Ask the MCP servers that agents declare for their tools, and write their lock files."
+    requires_system_checks = ()  # one of them misses these files
+
+    arguments = (
+        argument("names", nargs="*", metavar="NAME", help="Servers by name (all)."),
+        argument("--check", action="store_true", help="Only compare; exit 1 if one differs."),
+    )
+
+    def act(self, *, names: list[str], check: bool, **options: object) -> bool:
+        known = {server.name: server for server in servers()}
+        if unknown := sorted({*names} - {*known}):
+            text = f"There is no MCP server {', '.join(unknown)}. Declared: {', '.join(known) or 'none'}."
+            raise CommandError(text, returncode=USAGE)
+        wrong = [name for name in names or known if self.lock(known[name], check)]
+        return bool(wrong)
+
+    def lock(self, server: Server, check: bool) -> bool:
+        """Write or compare one file; return whether that found something wrong."""
+        record = {"server": server.name, "file": str(server.file)}
+        try:
+            listed = server.listed(NOBODY)
+        except ToolRefused as error:
+            self.tell({**record, "error": str(error)}, f"{server.name}: {error}")
+            return True
+        names = {*(server.locked or {}), *(str(each["name"]) for each in listed)}
+        changed = server.difference(listed, names)
+        if not check:
+            server.file.write_text(server.lock_text(listed))
+        said = f"{len(listed)} tools" + (f"; changed: {', '.join(changed)}" if changed else "")
+        self.tell({**record, "changed": changed}, f"{server.name}: {said} ({server.file})")
+        return check and bool(changed or server.locked is None)

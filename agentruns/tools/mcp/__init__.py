@@ -1,0 +1,296 @@
+"""The tools of an MCP server, declared from its lock file: nothing is asked of the server before a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, RootModel, model_validator
+
+from agentruns.exceptions import ToolRefused
+from agentruns.tools.base import Tool, call
+from agentruns.tools.card import one_line
+from agentruns.tools.context import ToolContext
+from agentruns.tools.mcp import client
+from agentruns.tools.mcp.client import Listed, McpChanged, McpError
+from agentruns.tools.mcp.results import result_of
+from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
+from agentruns.tools.signature import Signature
+from agentruns.utils import json as canonical
+
+__all__ = ["LOCKED", "McpChanged", "McpError", "Server", "mcp_tools", "servers"]
+
+LOCKED = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+CHANGED = (
+    "tools_changed: the MCP server {name!r} declares {parts} in another way than {file}. Review that, write "
+    "the file anew with `manage.py lock_mcp_tools {name}`, deploy it, and let the run adopt the definition."
+)
+TIMEOUT = 60.0
+NAMED = 64  # characters of a tool's name
+_SHOWN_ERRORS = 10
+_PREFIX = re.compile("[a-zA-Z0-9_-]{1,40}")
+_REFUSED_OPTIONS = ("name", "description", "transactional")
+
+Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
+
+
+@dataclass(eq=False)
+class Server:
+    """An MCP server as a project declares it. `headers` may be a function of a ToolContext."""
+
+    name: str
+    target: client.Target
+    headers: Headers
+    file: Path
+    problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def locked(self) -> dict[str, dict[str, Any]] | None:
+        """The tools in the lock file by name; None if there is no such file."""
+        try:
+            found = json.loads(self.file.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(f"{self.file} is no lock file of an MCP server: {error}") from error
+        return {each["name"]: each for each in found["tools"]}
+
+    def listed(self, ctx: ToolContext) -> Listed:
+        """Return what the server declares now; raises ToolRefused if it cannot be asked."""
+        return client.list_tools(self.target, self.headers_for(ctx))
+
+    def headers_for(self, ctx: ToolContext) -> dict[str, str]:
+        """Return the headers of a call; raises ToolRefused if the project's function fails."""
+        try:
+            made = dict((call(self.headers, ctx) if callable(self.headers) else self.headers) or {})
+            if not all(each.isascii() and each.isprintable() for pair in made.items() for each in pair):
+                raise ValueError
+            return made
+        except Exception as error:  # its text, as the client's, may have what must not be told
+            kind = type(error).__name__
+            raise ToolRefused(f"The headers for MCP server {self.name!r} cannot be made: {kind}") from None
+
+    def lock_text(self, listed: Listed) -> str:
+        """Return the text of a lock file for what the server declares."""
+        tools = sorted((_locked(each) for each in listed), key=lambda each: str(each["name"]))
+        return json.dumps({"server": self.name, "tools": tools}, indent=2) + "\n"
+
+    def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
+        """Return the tools, of those named, that the server declares in another way than its lock file."""
+        now = {each["name"]: _locked(each) for each in listed}
+        known = self.locked or {}
+        return [
+            name
+            for name in sorted(names)
+            if name not in now or canonical.dumps(now[name]) != canonical.dumps(known.get(name))
+        ]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The tools that one agent, or several, take from a server."""
+
+    server: Server
+    names: frozenset[str]
+
+    def why_not(self, listed: Listed) -> str:
+        """Return what has changed, or ""."""
+        changed = self.server.difference(listed, self.names)
+        parts = ", ".join(one_line(name, 100) for name in changed)
+        return CHANGED.format(name=self.server.name, parts=parts, file=self.server.file.name) if parts else ""
+
+    def ready(self, ctx: ToolContext) -> str:
+        """Return why a run waits before its first call of a drive, or ""; asks the server."""
+        try:
+            return self.why_not(self.server.listed(ctx))
+        except Exception:
+            return ""  # the call finds it as well, and the model is told
+
+    def require(self, listed: Listed) -> None:
+        """Raise McpChanged unless the server declares the tools as they are locked."""
+        if why := self.why_not(listed):
+            raise McpChanged(why)
+
+
+_servers: dict[str, Server] = {}
+_lock = threading.Lock()
+
+
+def servers() -> list[Server]:
+    """Return the servers that this process has declared, by name."""
+    with _lock:
+        return [_servers[name] for name in sorted(_servers)]
+
+
+def mcp_tools(
+    server: str | Sequence[str],
+    *,
+    name: str,
+    allow: Iterable[str] | None = None,
+    read_only: Iterable[str] = (),
+    trust_hints: bool = False,
+    headers: Headers = None,
+    env: Mapping[str, str] | None = None,
+    lock: str | Path | None = None,
+    **tool_options: Any,
+) -> list[Tool]:
+    """Return the tools of an MCP server, a URL or a command, each named `{name}__{tool}`.
+
+    They are declared as the server's lock file has them: `lock`, by default `{name}.mcp.json` beside the
+    module that asks. `allow` takes only some. A person is asked for each call, which is sent at most once,
+    except where `read_only` names a tool or `trust_hints` believes what the server says of it. `headers`,
+    which may be a function of a ToolContext, and `env` are stored nowhere. Other options are those of
+    `@tool`; `timeout` is 60 seconds unless given. Raises TypeError and ValueError as `tool` does.
+    """
+    if not isinstance(name, str) or not _PREFIX.fullmatch(name):
+        raise ValueError(f"The name of an MCP server must be 1 to 40 letters, digits, _ and -, not {name!r}.")
+    for option in _REFUSED_OPTIONS:
+        if option in tool_options:
+            raise TypeError(f"MCP server {name!r}: {option} cannot be given to the tools of a server.")
+    beside = Path(sys._getframe(1).f_globals.get("__file__") or ".").parent
+    file = beside / f"{name}.mcp.json" if lock is None else Path(lock)
+    made = _register(Server(name, _target(name, server, env), headers, file))
+    wanted = None if allow is None else as_names(allow, "allow", "names of tools")
+    reads = as_names(read_only, "read_only", "names of tools")
+    locked = made.locked
+    if locked is None:
+        made.problems.append(f"there is no {file}")
+        return []
+    taken = [each for each in locked.values() if wanted is None or each["name"] in wanted]
+    if unknown := sorted({*(wanted or ()), *reads} - {*locked}):
+        made.problems.append(f"{file.name} has no {', '.join(unknown)}")
+    group = Taken(made, frozenset(each["name"] for each in taken))
+    tools: dict[str, Tool] = {}
+    for each in taken:
+        tool = _tool(group, each, each["name"] in reads, trust_hints, dict(tool_options))
+        if tool.name in tools:
+            raise ValueError(
+                f"MCP server {name!r}: two of its tools would be named {tool.name!r}; use allow=."
+            )
+        tools[tool.name] = tool
+    _check_sensitive(name, tools.values(), as_names(tool_options.get("sensitive", ())))
+    return list(tools.values())
+
+
+def _register(server: Server) -> Server:
+    with _lock:
+        known = _servers.get(server.name)
+        if known is not None and (known.target, known.file) != (server.target, server.file):
+            raise ValueError(f"Two MCP servers are named {server.name!r}: give one another name.")
+        _servers[server.name] = server
+        return server
+
+
+def _target(name: str, server: str | Sequence[str], env: Mapping[str, str] | None) -> client.Target:
+    if isinstance(server, str) and re.match("https?://", server):
+        if env is not None:
+            raise TypeError(f"MCP server {name!r}: env is for a command; a URL has headers.")
+        return client.Target(url=server)
+    command = tuple(shlex.split(server) if isinstance(server, str) else server)
+    if not command or not all(isinstance(each, str) for each in command):
+        raise TypeError(f"MCP server {name!r} must be a URL or a command, not {server!r}.")
+    return client.Target(command=command, env=tuple(sorted((env or {}).items())))
+
+
+def _tool(
+    group: Taken, declared: dict[str, Any], named_read: bool, trust_hints: bool, given: dict[str, Any]
+) -> Tool:
+    server, original = group.server, declared["name"]
+    hints = declared.get("annotations") or {}
+    reads = named_read or (trust_hints and hints.get("readOnlyHint") is True)
+    repeats = reads or (trust_hints and hints.get("idempotentHint") is True)
+    schema = {"type": "object", **declared["inputSchema"]}
+    # `true` and `false` are schemas, too; the console takes the form of an edit from objects.
+    properties = {
+        key: each if isinstance(each, dict) else ({} if each else {"not": {}})
+        for key, each in (schema.get("properties") or {}).items()
+    }
+    schema |= {"properties": properties} if properties else {}
+    defaults: dict[str, Any] = {"timeout": TIMEOUT, "requires_approval": True}
+    given = defaults | given
+    if reads:
+        given["requires_approval"] = False
+    if repeats and "reconcile" not in given:
+        given["safe_to_retry"] = True
+    if not given.get("safe_to_retry") and given.get("parallel") is True:  # it is meant for the others
+        del given["parallel"]
+    given["timeout"] = as_seconds(given["timeout"])
+    given["sensitive"] = tuple(each for each in as_names(given.get("sensitive", ())) if each in properties)
+    given["sensitive_results"] = as_names(given.get("sensitive_results", ()), "sensitive_results", "members")
+    given["refuses"] = as_refusals(given.get("refuses", ()))
+    origin = {"server": server.name, "tool": original, "at": server.target.shown, "hints": hints}
+    options = Options(**given, origin=origin, ready=group.ready)
+    name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
+    options.check(name, is_async=False, parameters=properties)
+    about = declared.get("description") or declared.get("title") or ""
+    arguments = _arguments(name, schema, quotes=not given["sensitive"])
+    signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
+    fn = partial(_send, group, original, given["timeout"])
+    return Tool(fn, name, about, signature, options)
+
+
+def _send(
+    group: Taken, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
+) -> Any:
+    server = group.server
+    answer = client.call_tool(
+        server.target,
+        server.headers_for(ctx),
+        original,
+        arguments,
+        key=ctx.idempotency_key,
+        timeout=timeout,
+        require=group.require,
+    )
+    return result_of(answer)
+
+
+def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
+    """Return a model of arguments that fit a JSON Schema, as they were given: the server has the defaults.
+
+    Its errors quote the arguments, unless some are sensitive.
+    """
+    made: list[Any] = []
+
+    def validator() -> Any:
+        from jsonschema.validators import validator_for
+        from referencing import Registry
+
+        if not made:  # importing it takes long; and a $ref outside of the schema is not followed
+            made.append(validator_for(schema)(schema, registry=Registry()))
+        return made[0]
+
+    class Arguments(RootModel[dict[str, Any]]):
+        @model_validator(mode="after")
+        def _fits(self) -> Arguments:
+            try:
+                found = [*islice(validator().iter_errors(self.root), _SHOWN_ERRORS)]
+            except Exception as error:
+                raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
+            if found:
+                said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
+                raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
+            return self
+
+    return Arguments
+
+
+def _locked(declared: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: declared[key] for key in LOCKED if declared.get(key) is not None}
+
+
+def _check_sensitive(name: str, tools: Iterable[Tool], sensitive: Iterable[str]) -> None:
+    known = {each for tool in tools for each in tool.sensitive}
+    if unknown := sorted(set(sensitive) - known):
+        raise TypeError(
+            f"MCP server {name!r}: sensitive names {', '.join(unknown)}, which no tool of it takes."
+        )

@@ -1,0 +1,382 @@
+"""Sessions with MCP servers: one for each server and set of headers in a process, in one loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from agentruns.exceptions import ToolDurabilityError, ToolRefused
+from agentruns.tools.card import one_line
+from agentruns.utils.bounds import ANSWER_BYTES
+from agentruns.utils.db import uptime
+from agentruns.utils.redaction import get_logger
+
+if TYPE_CHECKING:
+    from mcp.client.session import ClientSession
+    from mcp.types import CallToolResult
+
+logger = get_logger("agentruns.mcp")
+
+MOST_PAGES = 20  # of one list
+CONNECT_SECONDS = 30.0
+IDLE_SECONDS = 300.0
+GRACE_SECONDS = 2.0  # for a child to end by itself, and again after SIGTERM
+KEY_META = "agentruns/idempotency-key"
+
+T = TypeVar("T")
+Listed = list[dict[str, Any]]  # tools as a server declares them
+
+
+class McpError(Exception):
+    """The answer of an MCP server that its tool failed; the text is the server's."""
+
+
+class McpChanged(ToolRefused):
+    """A server declares its tools in another way than its lock file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server's place: a URL, or a command with what it gets in its environment beside a minimal one."""
+
+    url: str = ""
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The place without what may be secret: no user, query, arguments or environment."""
+        if self.command:
+            return os.path.basename(self.command[0])
+        parts = urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+Key = tuple[Target, tuple[tuple[str, str], ...]]
+
+
+class Session:
+    """A session with a server, entered and left by one task; all of it happens in the loop's thread."""
+
+    def __init__(self, owner: Loop, key: Key) -> None:
+        self.owner, self.key = owner, key
+        self.busy = 0
+        self.listed: Listed | None = None
+        self.retired = False
+        self.touched = asyncio.Event()
+        self.opened: asyncio.Future[ClientSession] = owner.loop.create_future()
+        self.task = owner.loop.create_task(self._live())
+
+    async def _live(self) -> None:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    session = await self._enter(stack)
+                self.opened.set_result(session)
+                while self.busy or not self.retired:
+                    self.touched.clear()
+                    try:
+                        await asyncio.wait_for(self.touched.wait(), IDLE_SECONDS)
+                    except TimeoutError:
+                        if not self.busy:
+                            self.retire()
+        except BaseException as error:
+            if not self.opened.done():
+                self.opened.set_exception(_refusal(self.key[0], error))
+            elif not isinstance(error, Exception):
+                raise
+            else:  # what was said in it is known by now, or lost
+                logger.info("Session with MCP server %s ended: %s", self.key[0].shown, _told(error))
+        finally:
+            self.retire()
+
+    async def _enter(self, stack: contextlib.AsyncExitStack) -> ClientSession:
+        from mcp.client.client import Client
+        from mcp.types import Implementation, ToolListChangedNotification
+
+        from agentruns.tools.mcp.http import http_transport
+
+        async def hear(message: object) -> None:
+            if isinstance(message, ToolListChangedNotification):
+                self.listed = None
+
+        target, headers = self.key
+        transport = _piped(target, self.retire) if target.command else http_transport(target.url, headers)
+        us = Implementation(name="agentruns", version="1")
+        # No cache, and no callbacks: what a server asks of us, a sample or a form, is answered by an error.
+        client = Client(transport, cache=None, message_handler=hear, client_info=us)
+        return (await stack.enter_async_context(client)).session
+
+    async def tools(self, session: ClientSession, *, anew: bool) -> Listed:
+        """Return the tools that the server declares, as they were listed before unless `anew`."""
+        from mcp.types import PaginatedRequestParams
+
+        if self.listed is not None and not anew:
+            return self.listed
+        found: Listed = []
+        cursor = None
+        for _ in range(MOST_PAGES):
+            params = PaginatedRequestParams(cursor=cursor) if cursor else None
+            async with asyncio.timeout(CONNECT_SECONDS):
+                page = await session.list_tools(params=params)
+            found += [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in page.tools]
+            if (cursor := page.next_cursor) is None:
+                break
+        self.listed = found
+        return found
+
+    def retire(self) -> None:
+        """Take no new calls; the session is left when those under way are over."""
+        self.retired = True
+        if self.owner.sessions.get(self.key) is self:
+            del self.owner.sessions[self.key]
+        self.touched.set()
+
+
+class Loop:
+    """The event loop of this process and its sessions."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.sessions: dict[Key, Session] = {}
+        threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
+
+    async def use(self, key: Key, work: Callable[[Session, ClientSession], Awaitable[T]]) -> T:
+        """Do something in the session with a server, opened if need be; it is not used after a failure."""
+        session = self.sessions.get(key)
+        if session is None:
+            session = self.sessions[key] = Session(self, key)
+        session.busy += 1
+        try:
+            return await work(session, await asyncio.shield(session.opened))
+        except McpError:
+            raise  # it answers
+        except BaseException:
+            session.retire()
+            raise
+        finally:
+            session.busy -= 1
+            session.touched.set()
+
+    async def close(self) -> None:
+        """Leave every session, whatever goes on in it."""
+        tasks = [session.task for session in self.sessions.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_lock = threading.Lock()
+_loop: Loop | None = None
+_inherited: list[Loop | None] = []  # by a fork; collecting what is in them would end the parent's children
+
+
+def _after_fork() -> None:
+    global _lock, _loop
+    _lock = threading.Lock()
+    _inherited.append(_loop)
+    _loop = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _run(make: Callable[[Loop], Coroutine[Any, Any, T]]) -> T:
+    global _loop
+    import_module("mcp.client.client")  # here: it takes seconds, for which the loop would stand still
+
+    with _lock:
+        if _loop is None:
+            _loop = Loop()
+        loop = _loop
+    future = asyncio.run_coroutine_threadsafe(make(loop), loop.loop)
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # a worker's time limit: nobody waits any more
+
+
+@atexit.register
+def close() -> None:
+    """Leave the sessions of this process; its next call opens others."""
+    with _lock:
+        loop = _loop
+    if loop is not None:
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(loop.close(), loop.loop).result(3 * GRACE_SECONDS)
+
+
+def list_tools(target: Target, headers: dict[str, str]) -> Listed:
+    """Return the tools that a server declares now; raises ToolRefused if that cannot be learnt."""
+
+    async def work(held: Session, session: ClientSession) -> Listed:
+        try:
+            return await held.tools(session, anew=True)
+        except Exception as error:
+            raise _refusal(target, error) from error
+
+    return _run(lambda loop: loop.use(_key(target, headers), work))
+
+
+def call_tool(
+    target: Target,
+    headers: dict[str, str],
+    name: str,
+    arguments: dict[str, Any],
+    *,
+    key: str,
+    timeout: float | None,
+    require: Callable[[Listed], None],
+) -> CallToolResult:
+    """Call a tool once, if `require` takes what its server declares, and return the server's answer.
+
+    Raises ToolRefused if nothing was sent, McpError for an error that the server answered, and
+    ToolDurabilityError if there is no answer, or none that can be read.
+    """
+
+    end = math.inf if timeout is None else uptime() + timeout
+
+    async def work(held: Session, session: ClientSession) -> CallToolResult:
+        try:
+            require(await held.tools(session, anew=False))
+        except Exception as error:
+            raise _refusal(target, error) from error
+        left = end - uptime()
+        if left <= 0:  # by now the call may be in doubt, and a person may have it run again
+            raise ToolRefused(f"The MCP server {target.shown} was not reached within {timeout:g} s.")
+        return await _call(session, name, arguments, key, None if timeout is None else left)
+
+    return _run(lambda loop: loop.use(_key(target, headers), work))
+
+
+async def _call(
+    session: ClientSession, name: str, arguments: dict[str, Any], key: str, timeout: float | None
+) -> CallToolResult:
+    """Send one request.
+
+    `Client.call_tool` would send it again: with answers to what the server asks for, and after
+    HEADER_MISMATCH. `ClientSession.call_tool` drops a result that does not fit the tool's output schema.
+    """
+    from mcp import types
+    from mcp.shared.exceptions import MCPError
+    from pydantic import TypeAdapter
+
+    from agentruns.tools.mcp.http import TOKEN
+
+    params = types.CallToolRequestParams(name=name, arguments=arguments, _meta=cast("Any", {KEY_META: key}))
+    adapter: TypeAdapter[Any] = TypeAdapter(types.CallToolResult | types.InputRequiredResult)
+    try:
+        result = await session.send_request(
+            types.CallToolRequest(params=params), adapter, request_read_timeout_seconds=timeout
+        )
+    except MCPError as error:
+        verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
+        text = one_line(error.error.message, 500)
+        if verdict == "refused":
+            raise ToolRefused(text) from error
+        if verdict == "lost" or error.code in (
+            types.CONNECTION_CLOSED,
+            types.REQUEST_TIMEOUT,
+            types.PARSE_ERROR,
+        ):
+            raise ToolDurabilityError(f"No answer: {text}") from error
+        raise McpError(f"{text} (code {error.code})") from error
+    except Exception as error:
+        raise ToolDurabilityError(f"No answer that can be read: {_told(error)}") from error
+    if isinstance(result, types.InputRequiredResult):
+        asked = ", ".join(sorted({each.method for each in (result.input_requests or {}).values()}))
+        raise McpError(
+            f"The server asks for more before it goes on ({asked or 'state'}); nobody answers that."
+        )
+    return result  # type: ignore[no-any-return]
+
+
+def _key(target: Target, headers: dict[str, str]) -> Key:
+    return target, tuple(sorted(headers.items()))
+
+
+def _refusal(target: Target, error: BaseException) -> ToolRefused:
+    if isinstance(error, ToolRefused):
+        return error
+    return ToolRefused(f"The MCP server {target.shown} cannot be reached: {_told(error)}")
+
+
+def _told(error: BaseException) -> str:
+    """Return an error on one line: of a group, the first of what is in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return one_line(f"{type(error).__name__}: {error}", 500)
+
+
+@contextlib.asynccontextmanager
+async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any]:
+    """Start a server in a process group of its own, and carry lines to and fro; `ended` hears that it ended.
+
+    The SDK's own transport puts a line together at a cost that grows with its square, whatever its length.
+    """
+    import anyio
+    from mcp.client.stdio import get_default_environment
+    from mcp.shared.message import SessionMessage
+    from mcp.types import jsonrpc_message_adapter
+
+    pipe = asyncio.subprocess.PIPE
+    environment = get_default_environment() | dict(target.env)
+    process = await asyncio.create_subprocess_exec(
+        *target.command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, limit=ANSWER_BYTES
+    )
+    arriving, read = anyio.create_memory_object_stream[Any](0)
+    write, leaving = anyio.create_memory_object_stream[Any](0)
+
+    async def reader(output: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ValueError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with arriving:
+                while line := await output.readline():  # ValueError: longer than ANSWER_BYTES
+                    with contextlib.suppress(ValueError):  # not JSON-RPC
+                        await arriving.send(SessionMessage(jsonrpc_message_adapter.validate_json(line)))
+        ended()
+
+    async def writer(given: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            async with leaving:
+                async for each in leaving:
+                    text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    given.write(text.encode() + b"\n")
+                    await given.drain()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            assert process.stdin is not None and process.stdout is not None  # noqa: S101 - pipes
+            tasks.start_soon(reader, process.stdout)
+            tasks.start_soon(writer, process.stdin)
+            try:
+                yield read, write
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        for stream in (arriving, read, write, leaving):
+            stream.close()
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a server and what it started: by closing its input, then by signals."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+            break

@@ -1,0 +1,90 @@
+"""HTTP for the SDK: a request is sent once, fails alone, and what answers it is bounded."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx2  # noqa: TID253 - imported by the first session
+from mcp.client.streamable_http import streamable_http_client  # noqa: TID253
+
+from agentruns.tools.card import one_line
+from agentruns.tools.refusals import UNDECIDED
+from agentruns.utils.bounds import ANSWER_BYTES
+
+TOKEN = secrets.token_hex(16)  # marks what is said here, and not by a server: "refused" or "lost"
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+class Bounded(httpx2.AsyncByteStream):
+    """The bytes of an answer; it ends with the one error that costs the SDK's session only this request."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            async for chunk in self.inner:
+                size += len(chunk)
+                if size > ANSWER_BYTES:
+                    raise httpx2.StreamError(f"The answer has more than {ANSWER_BYTES} bytes.")
+                yield chunk
+        except httpx2.TransportError as error:
+            raise httpx2.StreamError(f"{type(error).__name__}: {error}") from error
+
+    async def aclose(self) -> None:
+        """Leave the rest."""
+        await self.inner.aclose()
+
+
+class Once(httpx2.AsyncClient):
+    """A client that turns its own errors into answers, which say whether the request was refused or lost."""
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request."""
+        try:
+            response = await super().send(request, **options)
+        except httpx2.TransportError as error:
+            text = one_line(f"{type(error).__name__}: {error}")
+            return _failed(request, text, "refused" if isinstance(error, NEVER_SENT) else "lost")
+        response.stream = Bounded(response.stream)
+        status = response.status_code
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            return _failed(request, "The answer is compressed, which was not asked for.", "lost")
+        if status >= 400 and request.method == "POST" and not await _speaks(response):
+            refused = status < 500 and status not in UNDECIDED
+            return _failed(request, f"HTTP status {status}", "refused" if refused else "lost")
+        return response
+
+
+def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response:
+    error = {"code": -32603, "message": text, "data": {TOKEN: verdict}}
+    return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+
+async def _speaks(response: httpx2.Response) -> bool:
+    """Tell whether the answer is an error of the protocol; leave it otherwise."""
+    with suppress(ValueError, httpx2.StreamError):
+        said = json.loads(await response.aread())
+        if isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said:
+            return True
+    await response.aclose()
+    return False
+
+
+@asynccontextmanager
+async def http_transport(url: str, headers: Iterable[tuple[str, str]]) -> AsyncIterator[Any]:
+    """Open streams of the SDK over such a client."""
+    timeout = httpx2.Timeout(30, read=None)  # each call has its own
+    sent = {"accept-encoding": "identity", **dict(headers)}
+    # A server that answers with a redirect, even to itself, would get the request once more.
+    async with (
+        Once(headers=sent, timeout=timeout, max_redirects=0) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=ANSWER_BYTES) as streams,
+    ):
+        yield streams

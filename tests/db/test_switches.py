@@ -1,0 +1,149 @@
+"""The kill switch: what is off waits or is refused, at every boundary, until it is switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from agentruns import ToolContext, approve, resume_run, run_agent, start_run, tool
+from agentruns.engine import leases
+from agentruns.engine.worker import answer
+from agentruns.exceptions import PermissionDeniedError, SwitchedOffError
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Control, Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.services.switches import switch_off, switch_on, switched_off
+from tests.commands.running import run as command
+from tests.effects import Effects
+from tests.shop.agents import call, post, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+WHY = "it refunds everybody"
+
+
+@pytest.fixture(autouse=True)
+def _asks_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(leases, "DRAIN_CHECK_SECONDS", 0.0)
+    yield
+    leases.forget_switches()
+
+
+def contents(run_id: object) -> list[Any]:
+    rows = Message.objects.filter(run_id=run_id, kind="tool_result").order_by("seq")
+    return [row.payload["content"] for row in rows]
+
+
+def test_runs_of_an_agent_that_is_off_wait_and_go_on(effects: Effects) -> None:
+    shop_agent("off", {"tools": [call("post", text="hi")]})
+    assert switch_off("agent", "off", reason=WHY)
+    assert not switch_off("agent", "off", reason="again"), "it is off already"
+    run = start_run("off", "do it", "s1")
+    answer(str(run.pk))
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, run.attempts, effects.count()) == ("queued", 0, 0)
+    assert "The agent 'off' is switched off by the program: it refunds everybody" in run.blocked_reason
+    with pytest.raises(SwitchedOffError):
+        resume_run(run.pk)
+    assert run_agent("off", "do it", "s2").status == "queued"
+    assert effects.count() == 0
+    assert switch_on("agent", "off")
+    assert not switch_on("agent", "off")
+    sweep()
+    assert set(Run.objects.values_list("status", "blocked_reason")) == {("completed", "")}
+    assert effects.count() == 2
+
+
+def test_a_run_that_is_driven_stops_at_its_next_boundary(effects: Effects) -> None:
+    @tool
+    def stop(ctx: ToolContext) -> str:
+        """Switch the agent off from inside."""
+        effects.record(ctx.idempotency_key)
+        switch_off("agent", "stops", reason=WHY)
+        return "stopped"
+
+    agent = shop_agent("stops", {"tools": [call("stop"), call("post", text="hi")]}, tools=[stop, post])
+    result = run_agent(agent, "do it", "s1")
+    assert (result.status, effects.count()) == ("queued", 1)
+    assert contents(result.run_id) == ["stopped"]
+    switch_on("agent", "stops")
+    sweep()
+    assert (Run.objects.get().status, effects.count()) == ("completed", 2)
+    assert problems(Run.objects.get().session_id) == []
+
+
+def test_calls_of_a_tool_that_is_off_are_refused(effects: Effects) -> None:
+    agent = shop_agent("both", {"tools": [call("post", text="hi"), call("lookup", number="A1")]})
+    switch_off("tool", "post", reason=WHY)
+    result = run_agent(agent, "do it", "s1")
+    assert result.status == "completed"
+    assert contents(result.run_id) == [
+        "Not executed: the tool is switched off for now. Nothing happened.",
+        "lookup done",
+    ]
+    assert [line["tool"] for line in effects.lines()] == ["lookup"]
+
+
+def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> None:
+    run_id = run_agent("calls-refund", "do it", "s1").run_id
+    switch_off("tool", "refund", reason=WHY)
+    approve(Approval.objects.get().pk, None)
+    resume_run(run_id)
+    assert contents(run_id) == ["Not executed: the tool is switched off for now. Nothing happened."]
+    assert effects.count() == 0
+    run = Run.objects.get()
+    assert (run.status, problems(run.session_id)) == ("completed", [])
+
+
+def test_who_may_switch() -> None:
+    user = User.objects.create_user("ada", is_staff=True)
+    with pytest.raises(PermissionDeniedError):
+        switch_off("tool", "post", user, reason=WHY)
+    for kind, name, reason in (("model", "x", WHY), ("tool", "", WHY), ("tool", "post", " ")):
+        with pytest.raises(ValueError, match=r"There is no such agent or tool|Give a reason"):
+            switch_off(kind, name, reason=reason)
+    user.user_permissions.add(Permission.objects.get(codename="switch"))
+    assert switch_off("tool", "post", User.objects.get(pk=user.pk), reason=WHY)
+    assert [(one.name, one.actor, one.reason) for one in switched_off()] == [("off:tool:post", "ada", WHY)]
+    assert not Control.objects.sweepers().exists(), "a switch is no sweeper"
+
+
+def test_the_console_switches(effects: Effects) -> None:
+    client, url = Client(), reverse("admin:agentruns_run_switches")
+    user = User.objects.create_user("ada", is_staff=True)
+    client.force_login(user)
+    assert client.get(url).status_code == 403
+    assert (
+        client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": WHY}).status_code == 403
+    )
+    codenames = ["switch", "view_run"]
+    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    assert "post" in client.get(url).content.decode()
+    bad = client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": " "})
+    assert (bad.status_code, switched_off().count()) == (400, 0)
+    hostile = "<script>\u202e"
+    for name, reason in (("post", hostile), ("gone", WHY)):
+        sent = {"kind": "tool", "name": name, "state": "off", "reason": reason}
+        assert client.post(url, sent).status_code == 302
+    text = client.get(url).content.decode()
+    assert "&lt;script&gt;" in text and "<script>\u202e" not in text and "\u202e" not in text
+    assert "gone" in text, "also what this process does not know"
+    assert client.post(url, {"kind": "tool", "name": "post", "state": "on"}).status_code == 302
+    assert [one.name for one in switched_off()] == ["off:tool:gone"]
+
+
+def test_the_command_switches() -> None:
+    assert command("switch", "off", "--tool", "post", "--reason", WHY).code == 0
+    assert command("switch", "list", "--json").lines[0]["reason"] == WHY
+    assert "post is off: it refunds everybody (the program)" in command("switch", "list").out
+    assert (
+        command("switch", "off", "--tool", "post", "--reason", WHY).out == "The tool post was off already.\n"
+    )
+    assert command("switch", "on", "--tool", "post").out == "The tool post is on.\n"
+    assert command("switch", "off", "--agent", "x").code == 2
+    assert command("switch", "off", "--reason", WHY).code == 2

@@ -1,0 +1,76 @@
+"""Servers of the tests, declared and locked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns.tools import Tool, ToolContext
+from agentruns.tools import mcp as declared
+from agentruns.tools.mcp import client, mcp_tools
+from tests.effects import Effects
+
+HOSTILE = str(Path(__file__).parent / "hostile.py")
+NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
+
+Declare = Callable[..., list[Tool]]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(declared, "_servers", {})
+    yield
+    client.close()
+
+
+def lock(server: Any, name: str, file: Path, **options: Any) -> list[Tool]:
+    """Declare a server, write its lock file as it is now, and return its tools."""
+    if not file.exists():
+        assert mcp_tools(server, name=name, lock=file, **options) == []
+        (made,) = (each for each in declared.servers() if each.name == name)
+        file.write_text(made.lock_text(made.listed(NOBODY)))
+        declared._servers.pop(name)
+    return mcp_tools(server, name=name, lock=file, **options)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, effects: Effects) -> Declare:
+    """`hostile(ERA="modern", requires_approval=False)` gives the tools of the hostile server."""
+
+    def declare(**options: Any) -> list[Tool]:
+        environment = {"LEDGER": str(effects.path), "CHANGED": str(tmp_path / "changed")}
+        environment |= {each: options.pop(each) for each in [*options] if each.isupper()}
+        options = {"requires_approval": False, "name": "h", **options}
+        command = [sys.executable, HOSTILE]
+        return lock(command, file=tmp_path / f"{options['name']}.json", env=environment, **options)
+
+    return declare
+
+
+@pytest.fixture
+def over_http(tmp_path: Path, effects: Effects) -> Iterator[Declare]:
+    """The same over HTTP."""
+    with ExitStack() as stack:
+
+        def declare(**options: Any) -> list[Tool]:
+            environment = {"LEDGER": str(effects.path), "CHANGED": str(tmp_path / "changed")}
+            environment |= {each: options.pop(each) for each in [*options] if each.isupper()}
+            command = [sys.executable, HOSTILE, "http"]
+            process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            url = f"http://user:secret@127.0.0.1:{int(process.stdout.readline())}/mcp?token=secret"
+            options = {"requires_approval": False, "name": "h", **options}
+            return lock(url, file=tmp_path / f"{options['name']}.json", **options)
+
+        yield declare

@@ -1,0 +1,357 @@
+"""The hostile server over both transports: what was sent happened once, what is not known is in doubt."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns import ToolRefused, adopt_definition, approve, resume_run, run_agent
+from agentruns.exceptions import DurableConfigMismatchError
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Message, Run
+from agentruns.tools import Tool, ToolContext
+from agentruns.tools import mcp as declared
+from agentruns.tools.mcp import client
+from tests.crash.processes import wait_for
+from tests.effects import Effects
+from tests.mcp.conftest import HOSTILE, Declare
+from tests.mcp.hostile import HOSTILE as WORDS
+from tests.mcp.hostile import PNG
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WAYS = [("hostile", "legacy", ""), ("hostile", "modern", "")]
+WAYS += [("over_http", era, form) for era in ("legacy", "modern") for form in ("json", "sse")]
+
+
+@pytest.fixture(params=WAYS, ids=["-".join(filter(None, way)) for way in WAYS])
+def declare(request: pytest.FixtureRequest) -> Declare:
+    """The hostile server over each transport, in each era of the protocol, and each form of an answer."""
+    fixture, era, form = request.param
+    made = request.getfixturevalue(fixture)
+    return lambda **options: made(**{"ERA": era, "FORM": form, **options})
+
+
+@pytest.fixture(params=["hostile", "over_http"])
+def either(request: pytest.FixtureRequest) -> Declare:
+    """The hostile server over each transport."""
+    made: Declare = request.getfixturevalue(request.param)
+    return made
+
+
+def drive(tools: list[Tool], name: str, *others: Any, **arguments: Any) -> Run:
+    """Let an agent call a tool, and return its run as it is then."""
+    agent = shop_agent(
+        f"mcp-{time.time_ns()}", {"tools": [call(f"h__{name}", **arguments), *others]}, tools=tools
+    )
+    return Run.objects.get(pk=run_agent(agent, "do it", f"s-{agent.name}").run_id)
+
+
+def results(run: Run) -> list[Any]:
+    """The contents of its results."""
+    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
+    return [row.payload["content"] for row in rows]
+
+
+def acted(effects: Effects, tool: str) -> int:
+    """How often a tool acted."""
+    return sum(line.get("tool") == tool for line in effects.lines()) + effects.count(tool)
+
+
+def test_a_call_is_an_ordinary_call(declare: Declare, effects: Effects) -> None:
+    run = drive(declare(), "post", text="hello")
+    assert run.status == "completed"
+    assert results(run) == ["post: hello"]
+    started = Message.objects.get(run=run, kind="tool_started")
+    assert effects.count(started.payload["key"]) == 1, "the server is told the idempotency key"
+    assert problems(run.session_id) == []
+
+
+def test_a_person_is_asked_unless_the_project_says_otherwise(hostile: Declare, effects: Effects) -> None:
+    tools = hostile(requires_approval=True)
+    run = drive(tools, "post", text="hello")
+    assert (run.status, acted(effects, "post")) == ("awaiting-approval", 0)
+    approve(Approval.objects.get().pk, None)
+    resume_run(run.pk)
+    assert acted(effects, "post") == 1
+
+
+def test_hints_are_not_believed_unless_the_project_does(hostile: Declare, effects: Effects) -> None:
+    by_name = {tool.name: tool for tool in hostile()}
+    assert by_name["h__liar"].recovery == "nothing"
+    by_name = {tool.name: tool for tool in hostile(requires_approval=True, trust_hints=True)}
+    assert (by_name["h__liar"].recovery, by_name["h__liar"].requires_approval) == ("safe_to_retry", False)
+    assert (by_name["h__post"].recovery, by_name["h__post"].requires_approval) == ("nothing", True)
+    by_name = {tool.name: tool for tool in hostile(requires_approval=True, read_only=["post"])}
+    assert (by_name["h__post"].recovery, by_name["h__post"].requires_approval) == ("safe_to_retry", False)
+    assert by_name["h__liar"].requires_approval is True
+    assert by_name["h__liar"].policy()["origin"]["hints"] == {"readOnlyHint": True, "idempotentHint": True}
+
+
+def test_what_the_schema_does_not_take_is_not_sent(hostile: Declare, effects: Effects) -> None:
+    run = drive(hostile(), "post", text=3, more=True)
+    assert run.status == "completed"
+    assert "3 is not of type 'string'" in results(run)[0]
+    assert "'more' was unexpected" in results(run)[0]
+    assert acted(effects, "post") == 0
+
+
+@pytest.mark.parametrize("name", ["silent", "dies"])
+def test_no_answer_is_in_doubt_and_held(either: Declare, effects: Effects, name: str) -> None:
+    run = drive(either(timeout=1.5), name)
+    assert run.status == "orphaned"
+    assert acted(effects, name) == 1
+    resume_run(run.pk)
+    run.refresh_from_db()
+    assert acted(effects, name) == 1, "resuming tells the model, and sends nothing again"
+    assert "tool-durability-error" in str(results(run))
+    assert problems(run.session_id) == []
+
+
+def test_a_read_that_gets_no_answer_is_sent_again(hostile: Declare, effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_MAX_ATTEMPTS = 2
+    run = drive(hostile(read_only=["dies"]), "dies")
+    assert run.status == "paused"
+    assert acted(effects, "dies") == 2
+
+
+def test_an_answer_that_cannot_be_read_is_in_doubt(declare: Declare, effects: Effects) -> None:
+    run = drive(declare(), "garbage")
+    assert run.status == "orphaned"
+    assert acted(effects, "garbage") == 1
+
+
+def test_half_an_answer_is_in_doubt_and_the_session_of_others_goes_on(
+    over_http: Declare, effects: Effects
+) -> None:
+    tools = over_http(ERA="modern", safe_to_retry=True, parallel=True)
+    agent = shop_agent(
+        "pair", {"tools": [call("h__slow", size=2), call("h__unread")]}, tools=tools, on_orphan="surface"
+    )
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
+    assert [line["tool"] for line in effects.lines() if line.get("tool") == "slow"] == ["slow"]
+    assert effects.count("unread") > 1, "it is safe to repeat"
+    assert "slow: " in results(run)
+
+
+@pytest.mark.parametrize(
+    "status, expected",
+    [(403, "Nothing happened"), (409, ""), (502, "")],
+    ids=["refused", "conflict", "gateway"],
+)
+def test_a_status_says_whether_anything_happened(
+    over_http: Declare, effects: Effects, status: int, expected: str
+) -> None:
+    run = drive(over_http(ERA="modern"), "status", size=status)
+    assert effects.count("status") == 1
+    assert run.status == ("completed" if expected else "orphaned")
+    assert not expected or expected in results(run)[0]
+
+
+def test_a_redirect_is_not_followed(over_http: Declare, effects: Effects) -> None:
+    """The SDK would send the request again, to the same origin."""
+    run = drive(over_http(ERA="modern"), "again")
+    assert effects.count("again") == 1
+    assert "may or may not have happened" in results(run)[0]
+
+
+def test_a_second_answer_is_dropped(either: Declare, effects: Effects) -> None:
+    run = drive(either(), "twice", call("h__post", text="next"), text="first")
+    assert results(run) == ["twice: first", "post: next"]
+    assert (acted(effects, "twice"), acted(effects, "post")) == (1, 1)
+
+
+def test_an_error_of_the_tool_may_have_had_its_effect(declare: Declare) -> None:
+    tools = declare()
+    for name in ("fails", "rejects"):
+        run = drive(tools, name)
+        assert run.status == "completed"
+        assert "The effect may or may not have happened" in results(run)[0]
+        row = Message.objects.get(run=run, kind="tool_result")
+        assert row.payload["in_doubt"] is True
+
+
+def test_an_error_that_the_project_knows_as_a_refusal_leaves_no_doubt(hostile: Declare) -> None:
+    def invalid(error: Exception) -> bool:
+        return "(code -32602)" in str(error)
+
+    run = drive(hostile(refuses=[invalid]), "rejects")
+    assert results(run)[0].endswith("Nothing happened.")
+
+
+def test_nobody_answers_what_the_server_asks(declare: Declare, effects: Effects) -> None:
+    run = drive(declare(), "asks")
+    assert acted(effects, "asks") == 1
+    answered = [line for line in effects.lines() if line["key"] == "answered"]
+    if "asks for more" in results(run)[0]:  # of the modern era, in which it is a result
+        assert "elicitation/create" in results(run)[0]
+    else:
+        assert results(run) == ["asked"]
+        assert all(line["error"] for line in answered)
+    assert run.status == "completed"
+
+
+def test_hostile_words_are_kept_as_they_are_and_never_a_tool_or_a_template(hostile: Declare) -> None:
+    assert results(drive(hostile(), "words")) == [WORDS]
+
+
+def test_a_result_of_many_megabytes_is_kept(either: Declare) -> None:
+    size = 49 * 2**20
+    began = time.monotonic()
+    run = drive(either(ERA="modern", timeout=120), "huge", size=size)
+    assert run.status == "completed"
+    assert time.monotonic() - began < 60
+    assert [len(each) for each in results(run)] == [size]
+
+
+def test_a_larger_one_is_in_doubt(either: Declare, effects: Effects) -> None:
+    run = drive(either(ERA="modern", timeout=60), "huge", size=51 * 2**20)
+    assert (run.status, acted(effects, "huge")) == ("orphaned", 1)
+
+
+def test_pictures_and_structure(declare: Declare) -> None:
+    (content,) = results(drive(declare(), "picture"))
+    kinds = [block["type"] for block in content]
+    assert kinds == ["image", "text", "text", "text", "text", "text"]
+    assert (content[0]["media_type"], content[0]["size"]) == ("image/png", len(PNG))
+    texts = [block["text"] for block in content[1:]]
+    assert "left out: " in texts[0]
+    assert texts[2:] == ["[resource more: file:///etc/passwd]", "inside", '{"total":3}']
+
+
+def test_a_result_that_does_not_fit_its_own_schema_is_a_result(hostile: Declare) -> None:
+    """The SDK would raise, and nobody would know what the server did."""
+    (content,) = results(drive(hostile(), "misfit"))
+    assert [block["text"] for block in content] == ["no total", '{"sum":3}']
+
+
+def test_a_changed_tool_makes_the_run_wait(either: Declare, effects: Effects, tmp_path: Path) -> None:
+    tools = either()
+    assert drive(tools, "post", text="one").status == "completed"
+    (tmp_path / "changed").touch()
+    run = drive(tools, "post", text="two")
+    assert run.status == "paused"
+    assert run.blocked_reason.startswith(
+        "tools_changed: the MCP server 'h' declares post in another way than"
+    )
+    assert not Message.objects.filter(run=run, kind="tool_started").exists()
+    assert acted(effects, "post") == 1
+    (tmp_path / "changed").unlink()
+    resume_run(run.pk)
+    assert acted(effects, "post") == 2
+
+
+def test_a_change_of_a_tool_that_is_not_taken_is_none(hostile: Declare, tmp_path: Path) -> None:
+    tools = hostile(allow=["words", "twice"])
+    assert {tool.name for tool in tools} == {"h__words", "h__twice"}
+    (tmp_path / "changed").touch()
+    assert drive(tools, "words").status == "completed"
+
+
+def test_headers_are_made_for_each_run_and_kept_nowhere(
+    over_http: Declare, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    def headers(ctx: ToolContext) -> dict[str, str]:
+        return {"X-Tenant": f"sesame-{ctx.context.get('tenant', 0)}"}
+
+    caplog.set_level("DEBUG")
+    tools = over_http(
+        headers=lambda ctx: {"X-Tenant": f"sesame-{ctx.context.get('tenant', 0)}"}, ERA="modern"
+    )
+    for tenant in (7, 8):
+        agent = shop_agent(f"t{tenant}", {"tools": [call("h__post", text="hi")]}, tools=tools)
+        run_agent(agent, "do it", f"s{tenant}", context={"tenant": tenant})
+    told = [line["x-tenant"] for line in effects.lines() if line["key"] == "headers"]
+    assert told == ["sesame-7", "sesame-8"]
+    rows = str([(row.payload, row.tool_name) for row in Message.objects.all()])
+    definitions = str([agent.definition() for agent in (shop_agent("d", tools=tools),)])
+    for secret in ("sesame", "secret"):
+        assert secret not in rows
+        assert secret not in definitions
+        assert secret not in "\n".join(
+            r.getMessage() for r in caplog.records if r.name.startswith("agentruns")
+        )
+
+
+def test_a_server_that_is_away_refuses(tmp_path: Path, hostile: Declare, effects: Effects) -> None:
+    file = tmp_path / "h.json"
+    hostile()
+    declared._servers.clear()
+    for server in (["/nowhere/at-all"], "http://127.0.0.1:9/mcp"):
+        tools = declared.mcp_tools(server, name="h", lock=file, requires_approval=False)
+        declared._servers.clear()
+        run = drive(tools, "post", text="hi")
+        assert run.status == "completed"
+        assert "cannot be reached" in results(run)[0]
+        assert results(run)[0].endswith("Nothing happened.")
+    assert acted(effects, "post") == 0
+
+
+def test_a_child_is_left_when_idle_and_another_one_started(
+    hostile: Declare, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "IDLE_SECONDS", 0.3)
+    tools = hostile(CLOSES="yes")
+    drive(tools, "post", text="one")
+    wait_for(lambda: effects.count("input closed") > 0, "the end of the child")
+    ended = effects.count("input closed")
+    drive(tools, "post", text="two")
+    assert acted(effects, "post") == 2
+    pid = next(line["pid"] for line in effects.lines() if line["key"] == "input closed")
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the child to be gone")
+    wait_for(lambda: effects.count("input closed") > ended, "the end of the other")
+
+
+def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effects: Effects) -> None:
+    """By then it may be in doubt, and a person may have said that it did not happen."""
+    environment = (("LEDGER", str(effects.path)), ("SLEEPS", "1.5"))
+    target = client.Target(command=(sys.executable, HOSTILE), env=environment)
+    with pytest.raises(ToolRefused, match=r"not reached within 0\.5 s"):
+        client.call_tool(target, {}, "slow", {"size": 0}, key="k", timeout=0.5, require=lambda listed: None)
+    client.call_tool(target, {}, "slow", {"size": 0}, key="other", timeout=5, require=lambda listed: None)
+    assert [line["key"] for line in effects.lines()] == ["other"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X": "sesame\n"}, {"X": "sésame"}, lambda ctx: {"X": ctx.context["no"]}]
+)
+def test_headers_that_cannot_be_sent_are_not_told(over_http: Declare, effects: Effects, headers: Any) -> None:
+    over_http(ERA="modern")
+    (server,) = declared.servers()
+    server.headers = headers
+    run = drive(
+        declared.mcp_tools(
+            server.target.url, name="h", lock=server.file, headers=headers, requires_approval=False
+        ),
+        "post",
+        text="hi",
+    )
+    assert "cannot be made: " in results(run)[0]
+    assert results(run)[0].endswith("Nothing happened.")
+    assert "same" not in results(run)[0]
+    assert acted(effects, "post") == 0
+
+
+def test_a_new_lock_is_adopted(hostile: Declare, effects: Effects, tmp_path: Path) -> None:
+    """A change: paused; the new file: another definition; adopted: the run goes on."""
+    old = hostile()
+    (tmp_path / "changed").touch()
+    turn = {"tools": [call("h__post", text="hi")]}
+    run = Run.objects.get(pk=run_agent(shop_agent("locked", turn, tools=old), "do it", "s1").run_id)
+    assert run.status == "paused"
+    (tmp_path / "h.json").unlink()
+    declared._servers.clear()
+    shop_agent("locked", turn, tools=hostile())
+    with pytest.raises(DurableConfigMismatchError, match=r"tools\.h__post\.description"):
+        resume_run(run.pk)
+    adopt_definition(run.pk)
+    resume_run(run.pk)
+    run.refresh_from_db()
+    assert (run.status, acted(effects, "post")) == ("completed", 1)
+    assert problems(run.session_id) == []

@@ -1,0 +1,69 @@
+"""Processes that die inside a call, or fork: the effect happens once, and nobody sends it again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentruns import resolve_orphan, resume_run
+from agentruns.journal.verify import problems
+from agentruns.models import Message, Run
+from agentruns.services.sweep import sweep
+from agentruns.tools.mcp import client
+from tests.crash.processes import expire_lease, run_and_die
+from tests.effects import VARIABLE, Effects
+from tests.mcp import agents  # noqa: F401 - for the parent as well
+from tests.mcp.conftest import HOSTILE, Declare
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def acted(effects: Effects, tool: str) -> int:
+    return sum(line.get("tool") == tool for line in effects.lines())
+
+
+def test_a_client_killed_inside_a_call_leaves_it_in_doubt(effects: Effects) -> None:
+    """The server itself sends its client a SIGKILL, after the effect."""
+    run_and_die("run", "server-kills", "s1", **{VARIABLE: str(effects.path)})
+    run = Run.objects.get()
+    expire_lease(run)
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, acted(effects, "kills")) == ("orphaned", 1)
+    started = Message.objects.get(kind="tool_started")
+    assert effects.count(started.payload["key"]) == 1
+    assert started.payload["timeout"] == 30, "what is said not to have occurred waits for it"
+    resolve_orphan(run.pk, started.call_id, "occurred", None, result="killed")
+    resume_run(run.pk)
+    run.refresh_from_db()
+    assert (run.status, acted(effects, "kills")) == ("completed", 1)
+    assert problems(run.session_id) == []
+
+
+def _in_child(target: client.Target, path: str) -> None:
+    names = sorted(each["name"] for each in client.list_tools(target, {}))
+    Path(path).write_text(f"{len(names)} tools")
+    client.close()
+
+
+def test_a_fork_opens_its_own_session_and_leaves_its_parents(
+    hostile: Declare, tmp_path: Path, effects: Effects
+) -> None:
+    hostile()
+    target = client.Target(command=(sys.executable, HOSTILE), env=(("LEDGER", str(effects.path)),))
+    client.list_tools(target, {})
+    loop = client._loop
+    assert loop is not None
+    (session,) = (each for key, each in loop.sessions.items() if key[0] == target)
+    child = multiprocessing.get_context("fork").Process(
+        target=_in_child, args=(target, str(tmp_path / "said"))
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (tmp_path / "said").read_text() == "18 tools"
+    assert len(client.list_tools(target, {})) == 18
+    assert client._loop is loop and not session.retired, "the parent's child lives on"
