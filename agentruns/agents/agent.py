@@ -20,7 +20,8 @@ from agentruns.agents.output import schema_of
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.providers.base import Model, model_identity, names_mcp
+from agentruns.providers.attachments import Limits, limits_of
+from agentruns.providers.base import Model, model_identity, provider_of, provider_tools
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
@@ -73,8 +74,8 @@ class Agent:
     the provider with every request (`max_tokens` there limits one reply); to a fallback of another provider
     goes `max_tokens` alone. `output_type`: a pydantic model that the text of the last reply must fit, and the
     type of `RunResult.output`. `starters`: a permission or group that people need to start it, beside
-    `agentruns.start_run`, or "anyone". `unjournaled_tools` allows MCP servers in `model_params`, which the
-    provider calls: no row before the effect, no gate.
+    `agentruns.start_run`, or "anyone". `unjournaled_tools` allows tools and MCP servers in
+    `model_params`, which the provider runs: no row before the effect, no gate.
     """
 
     def __init__(
@@ -160,6 +161,11 @@ class Agent:
         """The models that may be asked, in order."""
         return [self.model] if self.fallback is None else [self.model, self.fallback]
 
+    @property
+    def file_limits(self) -> Limits:
+        """The files that each of its models takes."""
+        return limits_of(map(provider_of, self.models))
+
     @cached_property
     def definition_hash(self) -> str:
         """The digest of the definition."""
@@ -217,10 +223,10 @@ class Agent:
                 raise TypeError(f"{where}: {option} must be a whole number, not {value!r}.")
             if value < 1:
                 raise ValueError(f"{where}: {option} must be at least 1, not {value}.")
-        if not self.unjournaled_tools and names_mcp(self.model_params):
+        if not self.unjournaled_tools and (named := provider_tools(self.model_params)):
             raise ValueError(
-                f"{where}: the provider calls the MCP servers in model_params itself, without a row before "
-                "the effect and without a gate. Take their tools with mcp_tools(), or say "
+                f"{where}: the provider runs what {', '.join(named)} of model_params names by itself, without "
+                "a row before the effect and without a gate. Declare tools with @tool or mcp_tools(), or say "
                 "unjournaled_tools=True."
             )
         if self.deadline is not None:

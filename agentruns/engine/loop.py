@@ -354,7 +354,7 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
     return ModelRequest(
         model=model_identity(agent.model),
         system=driver.instructions,
-        messages=driver.state.conversation.messages(),
+        messages=driver.state.conversation.messages(limits=agent.file_limits),
         tools=list(driver.tool_schemas),
         params=dict(agent.model_params or {}),
         run_id=str(driver.run.run_id),

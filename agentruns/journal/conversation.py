@@ -10,6 +10,7 @@ from agentruns.agents.content import placeholder
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.providers import attachments
+from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -41,22 +42,24 @@ class Conversation:
         if row.kind in _APPLY:
             _APPLY[row.kind](self, row, row.payload)
 
-    def messages(self, read: int | None = None) -> list[dict[str, Any]]:
+    def messages(self, read: int | None = None, limits: Limits = DEFAULT) -> list[dict[str, Any]]:
         """Return the messages to send, or of a request that had read the rows up to `read`.
 
         Every call of the last reply must be settled. Reads contents from their files; raises PayloadError for
-        a file that is missing or was altered. Of more files than a request may have the oldest stay previews.
+        a file that is missing or was altered. Of more files than `limits` allow the oldest stay previews, as
+        does one that the provider does not take.
         """
         if len(self._results) < len(self._open):
             missing = sorted(self._open.keys() - self._results.keys())
             raise AssertionError(f"Calls {missing} have no result; no request may be built.")
         messages, previews = self._so_far(read)
-        room = attachments.Room()
+        room = attachments.Room(limits)
         for (number, place), whole in reversed(previews.items()):  # the newest first
-            if not room.take(whole.attached):
+            attached = attachments.fitting(whole.files, limits)
+            if not room.take(attached):
                 continue
             content = list(messages[number]["content"])
-            content[place] = self._load(whole)
+            content[place] = self._load(whole, attached)
             messages[number] = {**messages[number], "content": content}
         return messages
 
@@ -143,10 +146,10 @@ class Conversation:
             )
             self._open, self._results, self._stored = {}, {}, {}
 
-    def _load(self, whole: _Whole) -> Block:
+    def _load(self, whole: _Whole, attached: Blocks) -> Block:
         if whole.block is not None:
             return whole.block
-        block = whole.read(whole.attached)
+        block = whole.read(attached)
         if self._kept + whole.size <= KEPT:
             self._kept += whole.size
             whole.block = block
@@ -183,7 +186,7 @@ class _Whole:
     """The whole that a preview in the conversation stands for; `named`: its blocks that name a file."""
 
     def __init__(self, named: Blocks, size: int, read: Callable[[Blocks], Block]) -> None:
-        self.attached = attachments.fitting(block for block in named if block["type"] != "text")
+        self.files = [block for block in named if block["type"] != "text"]
         self.size = size
         self.read = read  # with those of its files that are sent; raises PayloadError
         self.block: Block | None = None  # once it is read

@@ -22,13 +22,27 @@ class Limits(NamedTuple):
     files: int  # of one request
 
 
-# Every request has the form of the Messages API. With more than 20 pictures in one it takes only small ones.
+# Claude's. With more than 20 pictures in a request it takes only small ones.
 DEFAULT = Limits(
     types=frozenset((*IMAGES, PDF, PLAIN)),
     image=5 * 2**20,
     request=28 * 2**20,
     files=20,
 )
+# By the name of the provider; any other has Claude's, which every API of OpenAI's form takes.
+LIMITS = {
+    "openai": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=100),
+    "azure": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=10),
+    "ollama": DEFAULT._replace(types=DEFAULT.types - {PDF, "image/gif"}),
+    "vllm": DEFAULT._replace(types=DEFAULT.types - {PDF}),
+}
+
+
+def limits_of(providers: Iterable[str]) -> Limits:
+    """Return what each of some providers takes."""
+    limits = [LIMITS.get(provider, DEFAULT) for provider in providers]
+    types = frozenset.intersection(*(each.types for each in limits))
+    return Limits(types, *(min(bounds) for bounds in zip(*(each[1:] for each in limits), strict=True)))
 
 
 @dataclass

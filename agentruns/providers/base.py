@@ -14,6 +14,8 @@ from agentruns.utils.bounds import MAX_DEPTH, is_deeper
 from agentruns.utils.coroutines import wait
 
 Disposition = Literal["retry", "pause", "fail"]
+# Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
+PROVIDER_TOOLS = ("tools", "mcp_servers", "web_search_options", "plugins", "prompt", "functions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +172,12 @@ def provider_of(model: Model | str) -> str:
     return str(getattr(model, "provider", type(model).__name__))
 
 
-def names_mcp(params: Any) -> bool:
-    """Return whether parameters, at any depth, let the provider call MCP servers."""
-    if isinstance(params, dict):
-        kind = params.get("type")
-        if params.get("mcp_servers") or (isinstance(kind, str) and kind.startswith("mcp")):
-            return True
-        params = list(params.values())
-    return isinstance(params, list | tuple) and any(map(names_mcp, params))
+def provider_tools(params: dict[str, Any] | None) -> list[str]:
+    """Return the parameters that let a provider act by itself: no call of theirs has a row before its effect."""
+    params = params or {}
+    inner = params.get("extra_body")
+    given = {**inner, **params} if isinstance(inner, dict) else params
+    return [name for name in PROVIDER_TOOLS if given.get(name)]
 
 
 def _without_deep_input(block: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from agentruns.providers import chat, failures, responses
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, names_mcp
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
 from agentruns.providers.failures import Answer, SDKModel, plain
@@ -51,8 +51,8 @@ class OpenAIModel(SDKModel):
     ) -> None:
         if api not in ("responses", "chat", None):
             raise ValueError(f"api must be 'responses' or 'chat', not {api!r}.")
-        if names_mcp(params):  # no part of the definition: the agent could not say that it allows them
-            raise ValueError("MCP servers that the provider calls belong in an agent's model_params.")
+        if named := provider_tools(params):  # no part of a definition: no agent could say that it allows them
+            raise ValueError(f"{', '.join(named)}: what the provider runs belongs in an agent's model_params.")
         self.name = model
         self.provider = provider
         self.timeout = timeout

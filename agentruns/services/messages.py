@@ -90,7 +90,7 @@ def send(
         context = last.context
     agent = get_agent(agent)
     sending = _Sending(refusal, start_limit(actor, agent), _open_to(actor, session))
-    text, stored = read_input(content)
+    text, stored = read_input(content, agent)
     request = RunRequest(
         agent=agent,
         text=text,

@@ -94,9 +94,10 @@ def request_for(
     actor, owner = options.get("actor"), options.get("owner")
     whose = actor if owner is None else owner
     name, scope = place(session, options.get("scope"), whose)
-    text, stored = read_input(given)
+    agent = get_agent(agent)
+    text, stored = read_input(given, agent)
     return RunRequest(
-        agent=get_agent(agent),
+        agent=agent,
         text=text,
         stored=stored,
         session=name,
@@ -114,12 +115,16 @@ def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequ
     return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
 
 
-def read_input(given: content.Input) -> tuple[str, dict[str, Any] | None]:
-    """Return an input as text, and the members of its row if it is blocks; raises ContentError."""
+def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
+    """Return an input as text, and the members of its row if it is blocks; raises ContentError.
+
+    That is also for a file that a model of the agent would refuse.
+    """
     if isinstance(given, str):
         return given, None
     made = content.packed(content.checked(given))
-    attachments.require_taken([block for block in made["content"] if block["type"] != "text"])
+    files = [block for block in made["content"] if block["type"] != "text"]
+    attachments.require_taken(files, agent.file_limits)
     return content.described(made["content"]), made
 
 

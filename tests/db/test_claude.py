@@ -169,12 +169,13 @@ def test_a_paused_turn_is_sent_back_unchanged_and_not_for_ever(claude: Any) -> N
     search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     paused = {"content": [search, found], "stop_reason": "pause_turn"}
-    server = {"tools": [{"type": "web_search_20260318", "name": "web_search"}]}
-    fake = claude(paused, DONE, model_params=server)
+    params = {"tools": [{"type": "web_search_20260318", "name": "web_search"}]}
+    server = {"model_params": params, "unjournaled_tools": True}
+    fake = claude(paused, DONE, **server)
     assert (start().status, fake.calls[1].body["messages"][-1]["role"]) == ("completed", "assistant")
     assert fake.calls[1].body["messages"][-1]["content"] == [search, found]
     assert fake.calls[1].body["tools"][-1]["name"] == "web_search"
-    fake = claude(*[paused] * 20, model_params=server, version="2")
+    fake = claude(*[paused] * 20, **server, version="2")
     result = run_agent("claude", "again", "s2", idempotency_key="k2")
     assert (result.status, result.error) == ("failed", "pause_turn: 10 replies paused in a row.")
     assert len(fake.calls) == 10

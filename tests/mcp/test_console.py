@@ -56,14 +56,14 @@ def test_a_hint_is_hostile_text(hostile: Declare, staff: Client, tmp_path: objec
         assert "<script>x" not in text and "<b>=" not in text and "\u202e" not in text
 
 
-def test_the_page_of_a_run_says_that_the_provider_calls_servers(staff: Client) -> None:
+def test_the_page_of_a_run_says_that_the_provider_runs_tools(staff: Client) -> None:
     server = {"type": "url", "name": "crm", "url": "https://mcp.example"}
     agent = shop_agent("open", model_params={"mcp_servers": [server]}, unjournaled_tools=True)
     run_agent(agent, "do it", "s1")
-    assert "lets the provider call MCP servers" in page(staff, "run", Run.objects.get().pk)
+    assert "lets the provider run tools by itself" in page(staff, "run", Run.objects.get().pk)
     run_agent(shop_agent("closed"), "do it", "s2")
     closed = Run.objects.get(session__key="s2")
-    assert "lets the provider call MCP servers" not in page(staff, "run", closed.pk)
+    assert "lets the provider run tools by itself" not in page(staff, "run", closed.pk)
 
 
 def test_a_card_of_any_schema_is_shown(tmp_path: Path, staff: Client) -> None:

@@ -188,22 +188,31 @@ def test_the_definition_holds_no_token_and_does_not_change_when_it_is_renewed() 
         {"tools": [{"type": "mcp_toolset", "mcp_server_name": "crm"}]},
         {"extra_body": {"tools": [{"type": "mcp", "server_url": "https://mcp.example"}]}},
         {"tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "crm", "connector_id": "crm"}]},
+        {"tools": [{"type": "web_search_20260318", "name": "web_search"}]},
+        *({"tools": [{"type": kind}]} for kind in ("code_interpreter", "image_generation", "shell")),
+        {"web_search_options": {"search_context_size": "low"}},
+        {"plugins": [{"id": "web"}]},
+        {"prompt": {"id": "pmpt_1"}},
+        {"functions": [{"name": "find"}]},
     ],
 )
-def test_servers_that_the_provider_calls_are_refused_unless_the_agent_says_so(params: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="without a row before the effect and without a gate"):
+def test_what_the_provider_runs_is_refused_unless_the_agent_says_so(params: dict[str, Any]) -> None:
+    (named,) = (params.get("extra_body") or params).keys()
+    text = f"runs what {named} of model_params names by itself, without a row before the effect and without"
+    with pytest.raises(ValueError, match=text):
         make(model_params=params)
     allowed = make(model_params=params, unjournaled_tools=True)
     assert allowed.definition()["unjournaled_tools"] is True
-    assert make(model_params={"mcp_servers": []}).definition().get("unjournaled_tools") is None
+    harmless = {"mcp_servers": [], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "find"}]}}
+    assert make(model_params=harmless).definition().get("unjournaled_tools") is None
 
 
-def test_no_model_brings_servers_that_the_provider_calls() -> None:
+def test_no_model_brings_what_the_provider_runs() -> None:
     crm = {"type": "mcp", "server_label": "crm", "server_url": "https://mcp.example"}
-    with pytest.raises(ValueError, match="belong in an agent's model_params"):
-        OpenAIModel("gpt-5.4", tools=({"type": "web_search"}, crm))
-    model = OpenAIModel("gpt-5.4", tools=[{"type": "web_search"}])
-    agent = make(model=model, model_params={"tools": [crm]}, unjournaled_tools=True)
+    for params in ({"tools": ({"type": "web_search"},)}, {"extra_body": {"plugins": [{"id": "web"}]}}):
+        with pytest.raises(ValueError, match="what the provider runs belongs in an agent's model_params"):
+            OpenAIModel("gpt-5.4", **params)
+    agent = make(model=OpenAIModel("gpt-5.4"), model_params={"tools": [crm]}, unjournaled_tools=True)
     assert agent.definition()["unjournaled_tools"] is True
 
 
