@@ -32,7 +32,8 @@ LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/c
 	tests/api/test_schemathesis.py \
 	tests/mcp/test_hostile.py::test_a_result_of_many_megabytes_is_kept \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
-	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk
+	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk \
+	tests/e2e/test_openai.py::test_the_demo_works_with_a_local_server_and_one_variable
 # Nothing of it remembers, or it counts what remembering saves.
 REMEMBERED = tests/crash/test_soak.py $(patsubst %,tests/db/test_%.py,claims claude cost forks host_project imports \
 	log_records notifications odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify)

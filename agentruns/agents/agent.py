@@ -225,9 +225,9 @@ class Agent:
                 raise ValueError(f"{where}: {option} must be at least 1, not {value}.")
         if not self.unjournaled_tools and (named := provider_tools(self.model_params)):
             raise ValueError(
-                f"{where}: the provider runs what {', '.join(named)} of model_params names by itself, without "
-                "a row before the effect and without a gate. Declare tools with @tool or mcp_tools(), or say "
-                "unjournaled_tools=True."
+                f"{where}: the provider runs what {', '.join(named)} of model_params names by itself, "
+                "without a row before the effect and without a gate. Declare tools with @tool or "
+                "mcp_tools(), or say unjournaled_tools=True."
             )
         if self.deadline is not None:
             if not isinstance(self.deadline, timedelta):

@@ -35,7 +35,7 @@ from agentruns.providers.base import (
     provider_of,
     usage_of,
 )
-from agentruns.providers.registry import resolve
+from agentruns.providers.names import resolve
 from agentruns.tools.card import one_line
 from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
 from agentruns.utils.failpoints import reached

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any, Literal, NoReturn
 
-from agentruns.providers import failures, window
-from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, check_reply
+from agentruns.providers import window
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
 from agentruns.providers.blocks import for_claude
 from agentruns.providers.caching import marked
-from agentruns.providers.failures import Answer, SDKModel, cleaned, plain, retry_after
+from agentruns.providers.failures import Answer, SDKModel, classify, of_status, plain, refuse
 from agentruns.providers.window import Compact
-from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 
 DEFAULT_MAX_TOKENS = 8192
@@ -25,16 +23,6 @@ _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_conf
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
 # Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
-_BY_TYPE: dict[str, Disposition] = {
-    "authentication_error": "pause",
-    "billing_error": "pause",
-    "permission_error": "pause",
-    "not_found_error": "pause",
-    "invalid_request_error": "fail",
-    "request_too_large": "fail",
-}
-# Limits that waiting does not lift, whatever the status says.
-_PAUSING_CODES = re.compile(r"organization_on_hold|\w*spend_limit_reached")
 TOO_LONG = "The conversation takes {tokens} tokens and {model} accepts {limit}. {advice}"
 GIVE_COMPACT = (
     "Give AnthropicModel a `compact` that shortens the request (agentruns.providers.window.drop_oldest), "
@@ -58,7 +46,7 @@ class AnthropicModel(SDKModel):
     tokens; if it is not given, the provider is asked.
     """
 
-    provider = "anthropic"
+    provider = package = "anthropic"
 
     def __init__(
         self,
@@ -90,15 +78,12 @@ class AnthropicModel(SDKModel):
         body = self._fitting(_body(request))
         return self._send(canonical.legal(marked(body, self.cache) if self.cache else body), request, answer)
 
-    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
-        return classify(error, secrets, begun=begun)
-
     def _used(self, raw: Any) -> dict[str, Any]:
         return {} if raw is None else plain(raw).get("usage") or {}
 
     def _send(self, body: dict[str, Any], request: ModelRequest, answer: Answer) -> ModelReply:
         messages = self._messages(body)
-        arguments = {**_arguments(self.name, body), **self._timeout(body["max_tokens"])}
+        arguments = {**_arguments(self.name, body), **self._timeout(self._seconds(body["max_tokens"]))}
         if not self.streaming:
             message = messages.create(**arguments)
             return _reply(message, getattr(message, "_request_id", None))
@@ -111,12 +96,7 @@ class AnthropicModel(SDKModel):
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
                     answer.raw = stream.current_message_snapshot
-                if request.on_text is not None:
-                    request.on_text(event.text if event.type == "text" else "")
-                if event.type == "text":
-                    text_streamed.send_robust(
-                        sender=type(self), run_id=request.run_id, step=request.step, text=event.text
-                    )
+                self._wrote(request, event.text if event.type == "text" else "")
             return _reply(stream.get_final_message(), stream.request_id)
 
     def _messages(self, body: dict[str, Any]) -> Any:
@@ -124,13 +104,10 @@ class AnthropicModel(SDKModel):
         client = self._ready()
         return client.beta.messages if body.get("betas") else client.messages
 
-    def _timeout(self, max_tokens: int) -> dict[str, Any]:
-        if self.timeout is None and (self.streaming or max_tokens <= _MAX_TOKENS_IN_TEN_MINUTES):
-            return {}
-        import anthropic
-
-        seconds = self.timeout if self.timeout is not None else max_tokens * _SECONDS_PER_TOKEN
-        return {"timeout": anthropic.Timeout(seconds, connect=min(seconds, 5.0))}
+    def _seconds(self, max_tokens: int) -> float | None:
+        if self.timeout is None and not self.streaming and max_tokens > _MAX_TOKENS_IN_TEN_MINUTES:
+            return max_tokens * _SECONDS_PER_TOKEN
+        return self.timeout
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the request, compacted if necessary; raises ProviderError if it is still too long."""
@@ -156,7 +133,7 @@ class AnthropicModel(SDKModel):
             broken = window.broken_pairs(shorter, messages)
             failure = None
         except Exception as error:
-            failure = classify(error)  # compact may have asked a model itself
+            failure = classify(self.package, error)  # compact may have asked a model itself
         if failure is not None:
             failure.args = (f"compact() failed: {failure}",)
             raise failure
@@ -191,68 +168,21 @@ class AnthropicModel(SDKModel):
             except AttributeError:  # Bedrock and Vertex have no list of models
                 known = None
             except anthropic.APIStatusError as error:  # nor do many gateways
-                if error.status_code == 401 or _disposition(error.status_code, "") == "retry":
+                if error.status_code == 401 or of_status(error.status_code) == "retry":
                     raise
                 known = None
             self.context_window = known or window.SMALLEST
         return self.context_window
 
-    def _ready(self) -> Any:
-        if self._client is None:
-            import anthropic
+    def _made(self) -> Any:
+        import anthropic
 
-            client = anthropic.Anthropic() if self._given is None else self._given
-            self._client = client.with_options(max_retries=0)
-        return self._client
-
-
-def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
-    """Return the ProviderError for any exception of the SDK, without the secrets in its text.
-
-    `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
-    """
-    if isinstance(error, ProviderError | ImportError):  # perhaps of the package itself
-        return failures.of_exception(error, [], begun=begun, package="anthropic", own=ImportError)
-    import anthropic
-
-    secrets = secrets or []
-    if isinstance(error, anthropic.APIStatusError):
-        return _status_error(error, secrets)
-    if isinstance(error, anthropic.APIError | anthropic.RetryableError):
-        return failures.unreached(error, secrets)
-    if isinstance(error, TypeError) and "authentication method" in str(error):
-        text = "No credentials for Anthropic: set ANTHROPIC_API_KEY, or give AnthropicModel a client."
-        return ProviderError(text, disposition="pause", type="missing_credentials")
-    own = anthropic.AnthropicError
-    return failures.of_exception(error, secrets, begun=begun, package="anthropic", own=own)
-
-
-def _status_error(error: Any, secrets: list[str]) -> ProviderError:
-    status, kind = error.status_code, error.type if isinstance(error.type, str) else ""
-    detail = error.api_message if isinstance(error.api_message, str) else error.response.reason_phrase
-    return ProviderError(
-        cleaned(f"Anthropic answered {status}: {detail}", secrets),
-        disposition=_disposition(status, kind, error.error_code or ""),
-        type=kind or type(error).__name__,
-        code=error.error_code or "",
-        status=status,
-        retry_after=retry_after(error.response.headers),
-        request_id=error.request_id or "",
-    )
-
-
-def _disposition(status: int, kind: str, code: str = "") -> Disposition:
-    if _PAUSING_CODES.fullmatch(code) or _BY_TYPE.get(kind) == "pause":
-        return "pause"
-    # Without an error's status, an event inside a stream that began with 200.
-    return failures.of_status(status) or _BY_TYPE.get(kind, "retry")
+        return anthropic.Anthropic()
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
     """Return the request's JSON, except the model. Tools in `model_params` are run by the provider."""
-    reserved = sorted(_RESERVED & request.params.keys())
-    if reserved:
-        raise TypeError(f"model_params may not contain {', '.join(reserved)}")
+    refuse(request.params, _RESERVED)
     body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": for_claude(request.messages)}
     if not body.get("betas"):
         body.pop("betas", None)

@@ -173,7 +173,7 @@ def provider_of(model: Model | str) -> str:
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
-    """Return the parameters that let a provider act by itself: no call of theirs has a row before its effect."""
+    """Return the parameters that let a provider act by itself, without a row before the effect."""
     params = params or {}
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params

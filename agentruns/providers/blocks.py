@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
 
 Block = dict[str, Any]
@@ -71,8 +72,8 @@ def result_parts(result: Block) -> list[Block]:
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
-def part(block: Block) -> tuple[str, str, str]:
-    """Return a block as its kind, a text or the address of a file, and the file's name.
+def part(block: Block, provider: str) -> tuple[str, str, str]:
+    """Return a block as its kind, a text or the address of a file that its provider takes, and a file's name.
 
     A PDF is recognised by the ending of its name.
     """
@@ -82,9 +83,10 @@ def part(block: Block) -> tuple[str, str, str]:
     if kind == "document" and source["type"] == "text":
         return "text", f"{title}:\n{source['data']}" if title else source["data"], ""
     name = title if title.lower().endswith(".pdf") else f"{title or 'document'}.pdf"
-    if kind in ("document", "image") and source["type"] == "base64":
+    is_file, types = kind in ("document", "image"), limits_of([provider]).types
+    if is_file and source["type"] == "base64" and source["media_type"] in types:
         return kind, f"data:{source['media_type']};base64,{source['data']}", name
-    if kind in ("document", "image") and source["type"] == "url":
+    if is_file and source["type"] == "url":
         return kind, source["url"], name
     raise foreign(block)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from agentruns.providers import blocks
 from agentruns.providers.base import ModelReply, ModelRequest
 from agentruns.providers.blocks import ITEM, Block
-from agentruns.providers.failures import of_openai
+from agentruns.providers.failures import answered
 
 _STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "function_call": "tool_use", "length": "max_tokens"}
 # Texts that arrive in pieces; any other member of a delta is said once, or again.
@@ -24,21 +24,17 @@ class Quirks(NamedTuple):
     base_url: str | None = None
     key: str = "OPENAI_API_KEY"  # the variable that has it
     max_tokens: str = "max_tokens"
-    takes_files: bool = True
     takes_back: str = ""  # the member of a message with reasoning that the next request repeats
 
 
 OPENAI = Quirks(max_tokens="max_completion_tokens")
-LOCAL = Quirks(takes_files=False, takes_back="reasoning")
 QUIRKS = {
     "openai": OPENAI,
     "azure": OPENAI._replace(key="AZURE_OPENAI_API_KEY"),
-    "ollama": Quirks(
-        "http://localhost:11434/v1", "OLLAMA_API_KEY", takes_files=False, takes_back="reasoning"
-    ),
-    "vllm": Quirks("http://localhost:8000/v1", "VLLM_API_KEY", takes_files=False, takes_back="reasoning"),
+    "ollama": Quirks("http://localhost:11434/v1", "OLLAMA_API_KEY", takes_back="reasoning"),
+    "vllm": Quirks("http://localhost:8000/v1", "VLLM_API_KEY", takes_back="reasoning"),
     "openrouter": Quirks(
-        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "max_tokens", True, "reasoning_details"
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", takes_back="reasoning_details"
     ),
 }
 
@@ -52,9 +48,10 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
     if (form := blocks.answer_form(request)) is not None:
         found["response_format"] = {"type": "json_schema", "json_schema": form}
     found["messages"] = [{"role": "system", "content": request.system}] if request.system else []
+    provider = identity.partition(":")[0]
     for message in request.messages:
         is_reply = message["role"] == "assistant"
-        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, quirks)
+        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, provider)
     return found
 
 
@@ -76,12 +73,12 @@ def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
     return [found] if texts or calls else []
 
 
-def _asked(message: Block, quirks: Quirks) -> list[Block]:
+def _asked(message: Block, provider: str) -> list[Block]:
     """Return a user message: its results, which hold texts only; their files follow with what it says."""
     results, rest = blocks.results_of(message)
     answers, files = [], []
     for result in results:
-        parts = [_part(part, quirks) for part in blocks.result_parts(result)]
+        parts = [_part(part, provider) for part in blocks.result_parts(result)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         call = result["tool_use_id"]
         if len(texts) < len(parts):
@@ -89,19 +86,19 @@ def _asked(message: Block, quirks: Quirks) -> list[Block]:
             files.append({"type": "text", "text": f"The files in the result of call {call}:"})
             files += [part for part in parts if part["type"] != "text"]
         answers.append({"role": "tool", "tool_call_id": call, "content": "\n".join(texts)})
-    said = [*files, *(_part(block, quirks) for block in rest)]
+    said = [*files, *(_part(block, provider) for block in rest)]
     is_text = all(part["type"] == "text" for part in said)  # as which every server takes it
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
     return [*answers, {"role": "user", "content": whole}] if said else answers
 
 
-def _part(block: Block, quirks: Quirks) -> Block:
-    kind, content, name = blocks.part(block)
+def _part(block: Block, provider: str) -> Block:
+    kind, content, name = blocks.part(block, provider)
     if kind == "text":
         return {"type": "text", "text": content}
     if kind == "image":
         return {"type": "image_url", "image_url": {"url": content}}
-    if not quirks.takes_files or not content.startswith("data:"):
+    if not content.startswith("data:"):
         raise blocks.foreign(block)
     return {"type": "file", "file": {"filename": name, "file_data": content}}
 
@@ -160,7 +157,7 @@ def reply(raw: dict[str, Any], identity: str) -> ModelReply:
     """Return a completion as a reply; raises ProviderError for one without a choice."""
     choice = next(iter(raw.get("choices") or []), None)
     if choice is None or choice.get("finish_reason") == "error":
-        raise of_openai(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})
+        raise answered(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})
     message, stop = choice.get("message") or {}, choice.get("finish_reason")
     thoughts = {name: message[name] for name in _REASONING if message.get(name)}
     content: list[Block] = []

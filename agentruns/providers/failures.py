@@ -6,20 +6,26 @@ import email.utils
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar
 
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, model_identity
+from agentruns.signals import text_streamed
 
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"\bsk-[\w-]{16,}|sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
 _MAX_TEXT = 500
-# Codes that OpenAI, and servers that speak like it, give beside a status, or in its place inside a stream.
-_PAUSING_CODES = frozenset({
-    "account_deactivated", "billing_hard_limit_reached", "billing_not_active", "data_residency_mismatch",
-    "insufficient_quota", "invalid_api_key", "model_not_found",
-})  # fmt: skip
-_FAILING_CODES = re.compile(r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded")
+# Codes and types beside a status, or in its place inside a stream. What no waiting lifts counts more than it.
+_PAUSING = re.compile(
+    r"account_deactivated|authentication_error|billing_\w+|data_residency_mismatch|insufficient_quota"
+    r"|invalid_api_key|model_not_found|not_found_error|organization_on_hold|permission_error"
+    r"|\w*spend_limit_reached"
+)
+_FAILING = re.compile(
+    r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded|request_too_large"
+)
+_MISSING = re.compile("authentication method|Missing credentials")  # in what the SDKs say
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 
 
@@ -34,8 +40,10 @@ class Answer:
 class SDKModel:
     """A model that is asked through an SDK, with a client of its own or one that it is given."""
 
+    package: ClassVar[str]
     name: str
     timeout: float | None
+    streaming: bool
     _given: Any
     _client: Any = None
 
@@ -51,7 +59,7 @@ class SDKModel:
             client = self._client or self._given
             found = [getattr(client, name, None) for name in _CREDENTIALS]
             secrets += [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
-            failure = self._classified(error, secrets, answer.begun)
+            failure = classify(self.package, error, secrets, begun=answer.begun)
         # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
         failure.args = (cleaned(str(failure), secrets),)
         failure.usage = failure.usage or self._used(answer.raw) or None
@@ -61,11 +69,36 @@ class SDKModel:
     def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         raise NotImplementedError
 
-    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
-        raise NotImplementedError
-
     def _used(self, raw: Any) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _made(self) -> Any:
+        raise NotImplementedError
+
+    def _ready(self) -> Any:
+        """Return the client, whose own retries are off: the run's back-off occupies no worker."""
+        if self._client is None:
+            given = self._made() if self._given is None else self._given
+            self._client = given.with_options(max_retries=0)
+        return self._client
+
+    def _timeout(self, seconds: float | None) -> dict[str, Any]:
+        if seconds is None:
+            return {}
+        return {"timeout": import_module(self.package).Timeout(seconds, connect=min(seconds, 5.0))}
+
+    def _wrote(self, request: ModelRequest, text: str) -> None:
+        """Hand a piece of the reply on to those who want to see it; "" for other progress."""
+        if request.on_text is not None:
+            request.on_text(text)
+        if text:
+            text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=text)
+
+
+def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
+    """Raise TypeError for parameters that a request has already."""
+    if found := sorted(reserved.intersection(params)):
+        raise TypeError(f"model_params may not contain {', '.join(found)}")
 
 
 def plain(answer: Any) -> dict[str, Any]:
@@ -86,36 +119,39 @@ def of_status(status: int) -> Disposition | None:
     return "fail" if status >= 400 else None
 
 
-def of_code(code: str, status: int = 200) -> Disposition:
-    """Return what an error of OpenAI's asks for; a code may be the status of the server behind a router."""
-    if code in _PAUSING_CODES:
+def judged(status: int | None, *words: str) -> Disposition:
+    """Return what an error asks for, by its status and words; one may be the status behind a router."""
+    if any(map(_PAUSING.fullmatch, words)):
         return "pause"
-    judged = of_status(status) or (of_status(int(code)) if code.isdecimal() else None)
-    return judged or ("fail" if _FAILING_CODES.fullmatch(code) else "retry")
+    for number in (status or 200, *(int(word) for word in words if word.isdecimal())):
+        if found := of_status(number):
+            return found
+    return "fail" if any(map(_FAILING.fullmatch, words)) else "retry"
 
 
-def of_openai(
-    error: Mapping[str, Any], secrets: Sequence[str] = (), *, reason: str = "", **known: Any
+def answered(
+    said: Any, secrets: Sequence[str] = (), who: str = "The provider", **known: Any
 ) -> ProviderError:
     """Return the ProviderError for an error's JSON; `known` is what the answer says beside it."""
-    code, status = str(error.get("code") or ""), known.get("status") or 200
-    text = error.get("message") if isinstance(error.get("message"), str) else reason
+    said, status, name = said if isinstance(said, dict) else {}, known.get("status"), known.pop("name", "")
+    word, kind, details = (said.get(each) or "" for each in ("code", "type", "details"))
+    code = str(word or (details.get("error_code") if isinstance(details, dict) else "") or "")
+    text = said["message"] if isinstance(said.get("message"), str) else name
     return ProviderError(
-        cleaned(f"The provider answered {code if status == 200 else status}: {text}", secrets),
-        disposition=of_code(code, status),
-        type=code or str(error.get("type") or ""),
+        cleaned(f"{who} answered {status or code}: {text}", secrets),
+        disposition=judged(status, code, str(kind)),
+        type=str(word or kind or name),
         code=code,
         **known,
     )
 
 
-def of_exception(
-    error: Exception, secrets: Sequence[str], *, begun: bool, package: str, own: type[Exception]
+def classify(
+    package: str, error: Exception, secrets: Sequence[str] = (), *, begun: bool = False
 ) -> ProviderError:
-    """Return the ProviderError for what is no answer: a local mistake, or a broken connection.
+    """Return the ProviderError for an exception of an SDK, without the secrets in its text.
 
-    `own`: the base of the package's errors. `begun`: the answer had begun to arrive, so any failure is the
-    connection's, whatever its class.
+    `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
     """
     if isinstance(error, ProviderError):
         return error
@@ -124,14 +160,25 @@ def of_exception(
         if error.name == package:
             text = f"The {package} package cannot be imported: pip install 'agentruns[{package}]'."
         return ProviderError(text, disposition="pause", type="not_installed")
-    name = type(error).__name__
-    if is_transport(error):
+    sdk, name = import_module(package), type(error).__name__
+    body = getattr(error, "body", None)
+    body = body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(error, sdk.APIStatusError):
+        who = {"anthropic": "Anthropic"}.get(package, "The provider")
+        about = {"request_id": error.request_id or "", "retry_after": retry_after(error.response.headers)}
+        return answered(body, secrets, who, status=error.status_code, name=name, **about)
+    if isinstance(error, sdk.APIError) and body is not None:  # inside a stream of OpenAI's
+        return answered(body, secrets)
+    if is_transport(error) or isinstance(error, (sdk.APIError, getattr(sdk, "RetryableError", ()))):
         return unreached(error, secrets)
+    if not begun and _MISSING.search(str(error)):
+        text = f"No credentials: set {package.upper()}_API_KEY, or give the model a client."
+        return ProviderError(text, disposition="pause", type="missing_credentials")
     if isinstance(error, RecursionError) or (begun and "recursion limit" in str(error)):
         text = f"The reply is nested too deeply for the SDK to read: {name}."  # asking again costs as much
         return ProviderError(text, disposition="fail", type="invalid_reply")
     # Nothing was sent, or the SDK could not handle its input: a person has to look.
-    local = isinstance(error, (own, *_MISTAKES)) and not begun
+    local = isinstance(error, (sdk.APIError.__base__, *_MISTAKES)) and not begun
     text = cleaned(f"{name}: {error}", secrets)
     return ProviderError(text, disposition="pause" if local else "retry", type=name)
 

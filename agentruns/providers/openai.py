@@ -7,13 +7,12 @@ import re
 from dataclasses import replace
 from typing import Any, Literal
 
-from agentruns.providers import chat, failures, responses
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools
+from agentruns.providers import chat, responses
+from agentruns.providers.base import ModelReply, ModelRequest, provider_tools
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
-from agentruns.providers.failures import Answer, SDKModel, plain
+from agentruns.providers.failures import Answer, SDKModel, plain, refuse
 from agentruns.providers.names import identity_of
-from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 
 _RESERVED = frozenset({
@@ -36,6 +35,8 @@ class OpenAIModel(SDKModel):
     `model_params`; they are no part of a definition.
     """
 
+    package = "openai"
+
     def __init__(
         self,
         model: str,
@@ -52,7 +53,9 @@ class OpenAIModel(SDKModel):
         if api not in ("responses", "chat", None):
             raise ValueError(f"api must be 'responses' or 'chat', not {api!r}.")
         if named := provider_tools(params):  # no part of a definition: no agent could say that it allows them
-            raise ValueError(f"{', '.join(named)}: what the provider runs belongs in an agent's model_params.")
+            raise ValueError(
+                f"{', '.join(named)}: what the provider runs belongs in an agent's model_params."
+            )
         self.name = model
         self.provider = provider
         self.timeout = timeout
@@ -72,8 +75,7 @@ class OpenAIModel(SDKModel):
 
     def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         params = {**self.params, **request.params}
-        if reserved := sorted(_RESERVED & params.keys()):
-            raise TypeError(f"model_params may not contain {', '.join(reserved)}")
+        refuse(params, _RESERVED)
         client = self._ready()
         is_openai = _OF_OPENAI.match(str(client.base_url)) is not None
         if (self._api or ("responses" if is_openai else "chat")) == "responses":
@@ -111,7 +113,7 @@ class OpenAIModel(SDKModel):
         first = "messages" if "messages" in body else "input"
         rest = {name: value for name, value in body.items() if name != first}
         # In `extra_body`, because a method refuses parameters it has no name for.
-        given = {"model": self.name, first: body[first], "extra_body": rest, **self._timeout()}
+        given = {"model": self.name, first: body[first], "extra_body": rest, **self._timeout(self.timeout)}
         if not self.streaming:
             whole = api.create(**given)
             answer.request_id = getattr(whole, "_request_id", None) or ""
@@ -121,63 +123,16 @@ class OpenAIModel(SDKModel):
             for event in stream:
                 text = collected.add(plain(event))
                 answer.raw = collected.raw
-                if request.on_text is not None:
-                    request.on_text(text)
-                if text:
-                    text_streamed.send_robust(
-                        sender=type(self), run_id=request.run_id, step=request.step, text=text
-                    )
+                self._wrote(request, text)
         return collected.whole()
 
-    def _timeout(self) -> dict[str, Any]:
-        if self.timeout is None:
-            return {}
+    def _made(self) -> Any:
         import openai
 
-        return {"timeout": openai.Timeout(self.timeout, connect=min(self.timeout, 5.0))}
-
-    def _ready(self) -> Any:
-        if self._client is None:
-            import openai
-
-            client = self._given
-            if client is None:
-                # The SDK would send OpenAI's key to any server, and asks for one where none is needed.
-                elsewhere = self._base_url or os.environ.get("OPENAI_BASE_URL")
-                key = self._api_key or os.environ.get(self._quirks.key) or ("none" if elsewhere else None)
-                client = openai.OpenAI(api_key=key, base_url=self._base_url)
-            self._client = client.with_options(max_retries=0)
-        return self._client
-
-    def _classified(self, error: Exception, secrets: list[str], begun: bool) -> ProviderError:
-        return classify(error, secrets, begun=begun)
+        # The SDK would send OpenAI's key to any server, and asks for one where none is needed.
+        elsewhere = self._base_url or os.environ.get("OPENAI_BASE_URL")
+        key = self._api_key or os.environ.get(self._quirks.key) or ("none" if elsewhere else None)
+        return openai.OpenAI(api_key=key, base_url=self._base_url)
 
     def _used(self, raw: Any) -> dict[str, Any]:
         return usage_of((raw or {}).get("usage"))
-
-
-def classify(error: Exception, secrets: list[str] | None = None, *, begun: bool = False) -> ProviderError:
-    """Return the ProviderError for any exception of the SDK, without the secrets in its text."""
-    if isinstance(error, ProviderError | ImportError):  # perhaps of the package itself
-        return failures.of_exception(error, [], begun=begun, package="openai", own=ImportError)
-    import openai
-
-    secrets = secrets or []
-    if isinstance(error, openai.APIStatusError):
-        return failures.of_openai(
-            error.body if isinstance(error.body, dict) else {},
-            secrets,
-            status=error.status_code,
-            reason=error.response.reason_phrase,
-            retry_after=failures.retry_after(error.response.headers),
-            request_id=error.request_id or "",
-        )
-    if isinstance(error, openai.APIError) and isinstance(error.body, dict):  # inside a stream
-        return failures.of_openai(error.body, secrets)
-    if isinstance(error, openai.APIError):
-        return failures.unreached(error, secrets)
-    if isinstance(error, openai.OpenAIError) and "credentials" in str(error):
-        text = f"No credentials: {error}"
-        return ProviderError(failures.cleaned(text, secrets), disposition="pause", type="missing_credentials")
-    own = openai.OpenAIError
-    return failures.of_exception(error, secrets, begun=begun, package="openai", own=own)

@@ -8,7 +8,7 @@ from typing import Any
 from agentruns.providers import blocks
 from agentruns.providers.base import ModelReply, ModelRequest
 from agentruns.providers.blocks import ITEM, TEXT_EXTRAS, Block
-from agentruns.providers.failures import of_openai
+from agentruns.providers.failures import answered
 
 ENCRYPTED = "reasoning.encrypted_content"
 _STOPS = {"max_output_tokens": "max_tokens", "max_messages": "max_tokens"}
@@ -41,10 +41,13 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
 def _items(message: Block, identity: str) -> list[Block]:
     if message["role"] == "assistant":
         return [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
-    results, rest = blocks.results_of(message)
+    provider, (results, rest) = identity.partition(":")[0], blocks.results_of(message)
     output = {"type": "function_call_output"}
-    items = [{**output, "call_id": each["tool_use_id"], "output": _output(each)} for each in results]
-    return [*items, {"role": "user", "content": [*map(_part, rest)]}] if rest else items
+    items = [
+        {**output, "call_id": each["tool_use_id"], "output": _output(each, provider)} for each in results
+    ]
+    said = [_part(block, provider) for block in rest]
+    return [*items, {"role": "user", "content": said}] if said else items
 
 
 def _said(block: Block, identity: str) -> list[Block]:
@@ -63,14 +66,14 @@ def _said(block: Block, identity: str) -> list[Block]:
     raise blocks.foreign(block)
 
 
-def _output(result: Block) -> Any:
-    parts = [*map(_part, blocks.result_parts(result))]
+def _output(result: Block, provider: str) -> Any:
+    parts = [_part(block, provider) for block in blocks.result_parts(result)]
     is_text = all(part["type"] == "input_text" for part in parts)
     return "\n".join(part["text"] for part in parts) if is_text else parts
 
 
-def _part(block: Block) -> Block:
-    kind, content, name = blocks.part(block)
+def _part(block: Block, provider: str) -> Block:
+    kind, content, name = blocks.part(block, provider)
     if kind == "text":
         return {"type": "input_text", "text": content}
     if kind == "image":
@@ -91,7 +94,7 @@ class Collected:
         """Take an event; return the text that it brings. Raises ProviderError for an error."""
         kind = event.get("type", "")
         if kind == "error":
-            raise of_openai(event)
+            raise answered(event)
         if kind == "response.output_item.done":
             self._items[event["output_index"]] = event["item"]
         if isinstance(event.get("response"), dict):
@@ -107,7 +110,7 @@ class Collected:
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
     """Return a response as a reply; raises ProviderError if it failed."""
     if raw.get("status") == "failed" or raw.get("error"):
-        raise of_openai(raw.get("error") or {})
+        raise answered(raw.get("error") or {})
     content: list[Block] = []
     reason = str((raw.get("incomplete_details") or {}).get("reason") or "incomplete")
     stops = {"completed": "end_turn", "incomplete": _STOPS.get(reason, reason)}

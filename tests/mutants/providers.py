@@ -20,7 +20,7 @@ MUTANTS = [
     ),
     Mutant(
         "providers: the SDK of OpenAI does not retry",
-        (Edit(OPENAI, "client.with_options(max_retries=0)", "client"),),
+        (Edit("providers/failures.py", "given.with_options(max_retries=0)", "given"),),
         ("providers/test_openai.py::test_a_code_beside_a_status",),
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from agentruns.agents.output import schema_of
 from agentruns.providers import blocks, chat, responses
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelRequest, ProviderError, call_model
-from agentruns.providers.openai import OpenAIModel, classify
+from agentruns.providers.failures import classify as classified
+from agentruns.providers.openai import OpenAIModel
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
 from tests.providers.contract import FIND, HELLO, KEY, PDF, failure, request, texts, went_on
@@ -20,6 +22,7 @@ from tests.providers.types import Answer
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
 APIS = pytest.mark.parametrize("api", ["responses", "chat"])
+classify = partial(classified, "openai")
 CALL: dict[str, Any] = {"name": "find", "input": {"n": 17}}
 
 

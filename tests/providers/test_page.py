@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from agentruns.agents import prices
+from agentruns.agents.content import IMAGES, PDF, PLAIN
 from agentruns.providers import failures
+from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import model_identity
 from agentruns.providers.chat import QUIRKS, Quirks
-from agentruns.providers.names import PROVIDERS
-from agentruns.providers.registry import resolve
+from agentruns.providers.names import PROVIDERS, resolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -52,12 +53,28 @@ def test_its_names_are_names(settings: Any) -> None:
 )
 def test_its_table_of_servers_is_that_of_the_code(column: int, quirks: Quirks) -> None:
     rows = {}
-    for line in re.findall(r"^\| (?:limit of|PDF|reasoning sent).*$", PAGE, re.MULTILINE):
+    for line in re.findall(r"^\| (?:limit of|reasoning sent).*$", PAGE, re.MULTILINE):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         rows[cells[0].split()[0]] = cells[column].strip("`")
     assert rows["limit"] == quirks.max_tokens
-    assert rows["PDF"] == ("yes" if quirks.takes_files else "no")
     assert rows["reasoning"] == (quirks.takes_back or ("over Responses" if column == 1 else "no"))
+
+
+def test_its_table_of_files_is_that_of_the_code() -> None:
+    kinds = {each: each.partition("/")[2].upper().replace("WEBP", "WebP") for each in (*IMAGES, PDF)}
+    kinds[PLAIN] = "text"
+    told = {}
+    for line in re.findall(r"^\| `\w+`.* \| [\d.]+ MB \|.*$", PAGE, re.MULTILINE):
+        names, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), cells)
+    assert told.keys() == PROVIDERS
+    for name, (types, picture, whole, files) in told.items():
+        limits = limits_of([name])
+        assert set(types.split(", ")) == {kinds[each] for each in limits.types}
+        sizes = [int(size // 4 * 3 / 1e5) / 10 for size in (limits.image, limits.request)]
+        assert [f"{size} MB" for size in sizes] == [picture, whole]
+        assert int(files) == limits.files
+    assert limits_of(["elsewhere"]) == limits_of(["anthropic"])
 
 
 def test_its_table_of_errors_is_that_of_the_code() -> None:
@@ -68,4 +85,4 @@ def test_its_table_of_errors_is_that_of_the_code() -> None:
         for number in re.findall(r"\b\d{3}\b", said):
             assert failures.of_status(int(number)) == dispositions[status]
         for code in {*re.findall(r"`([a-z]+_[a-z_]+)`", said)} - {"foreign_block"}:
-            assert failures.of_code(code) == dispositions[status]
+            assert failures.judged(None, code) == dispositions[status]

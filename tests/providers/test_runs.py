@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from agentruns import Agent, adopt_definition, resume_run, run_agent, start_run
-from agentruns.exceptions import DurableConfigMismatchError
+from agentruns import (
+    Agent,
+    Document,
+    Image,
+    Text,
+    adopt_definition,
+    resume_run,
+    run_agent,
+    send_message,
+    start_run,
+    tool,
+)
+from agentruns.exceptions import ContentError, DurableConfigMismatchError
 from agentruns.models import Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError
@@ -18,6 +29,7 @@ from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
+from tests.pictures import GIF, PDF, png
 from tests.providers.types import Answer
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call
@@ -57,6 +69,51 @@ def test_structured_output_is_validated_and_sent_back_once(api: str) -> None:
         model = OpenAIModel("gpt-5.4", api=api, client=fake.client())  # type: ignore[arg-type]
         agent = Agent("judge", instructions="Judge.", model=model, output_type=Answer)
         assert run_agent(agent, "do it", "s1", idempotency_key="k").output == Answer(right=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "fallback", "block", "refusal"),
+    [
+        ("ollama:llava", None, Document(data=PDF, name="a.pdf"), r"takes no application/pdf: 'a.pdf'"),
+        ("openai:gpt-5.4", "vllm:qwen3", Document(data=PDF, name="a.pdf"), "takes no application/pdf"),
+        ("ollama:llava", None, Image(data=GIF, name="a.gif"), r"takes no image/gif: 'a.gif'"),
+        ("vllm:qwen3", None, Image(data=GIF), ""),
+        ("openai:gpt-5.4", None, Image(data=png(note=b"x" * 4_000_000)), ""),
+        ("claude-sonnet-5-5", None, Image(data=png(note=b"x" * 4_000_000)), "images up to 3932160 bytes"),
+        ("azure:gpt-5.4", None, [Image(data=png(n)) for n in range(11)], "takes 10 files"),
+    ],
+)
+def test_files_that_a_model_or_its_fallback_would_refuse_start_no_run(
+    model: str, fallback: str | None, block: Any, refusal: str
+) -> None:
+    with isolated_registry():
+        agent = Agent("sees", instructions="Look.", model=model, fallback=fallback)
+        said = [Text("See."), *(block if isinstance(block, list) else [block])]
+        if not refusal:
+            assert start_run(agent, said, "s1").status == "queued"
+            return
+        with pytest.raises(ContentError, match=refusal):
+            start_run(agent, said, "s1")
+        with pytest.raises(ContentError, match=refusal):
+            send_message("s1", said, agent=agent)
+    assert not Run.objects.exists()
+
+
+@tool
+def scan() -> list[Any]:
+    """Scan a page."""
+    return [Text("Both:"), Image(data=png()), Image(data=GIF, name="a.gif"), Document(data=PDF, name="a.pdf")]
+
+
+def test_a_file_of_a_result_that_the_provider_does_not_take_is_told_and_not_sent() -> None:
+    said: list[Any] = [{"tools": [{"name": "scan", "input": {}}]}, {"text": "Seen."}]
+    with FakeOpenAI(said) as fake, isolated_registry():
+        model = OpenAIModel("llava", provider="ollama", client=fake.client())
+        agent = Agent("scans", instructions="Scan.", model=model, tools=[scan])
+        assert run_agent(agent, "do it", "s1").output == "Seen."
+        sent = repr(fake.calls[1].body)
+    assert sent.count("data:image/png;base64,") == sent.count("data:") == 1
+    assert "[image a.gif: image/gif," in sent and "[document a.pdf: application/pdf," in sent
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,7 @@ def test_what_a_provider_must_not_see_change_within_a_turn_is_pinned(
     given: dict[str, Any] = {
         "tools": [refund],
         "model_params": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "unjournaled_tools": True,
     }
     before, after = make(**given), make(**{**given, **changes})
     assert definition_difference(before.definition(), after.definition()) == [part]

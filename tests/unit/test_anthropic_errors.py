@@ -6,16 +6,20 @@ import json
 import pickle
 import sys
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentruns.providers.anthropic import AnthropicModel, classify, retry_after
+from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError, call_model
+from agentruns.providers.failures import classify as classified
+from agentruns.providers.failures import retry_after
 from tests.fake_anthropic import FakeAnthropic
 from tests.unit.claude import FIND, KEY, NAME, claude, failure, request, sent
 
+classify = partial(classified, "anthropic")
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
 TURNS: list[Any] = [{"text": "Looking for it now.", "tools": [{"name": "find", "input": {"n": 17}}]}]
 
