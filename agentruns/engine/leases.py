@@ -261,7 +261,7 @@ def is_draining(alias: str) -> bool:
     return drain_requests(alias).exists()
 
 
-_switches: dict[str, tuple[float, dict[str, str]]] = {}  # by database: when it was asked, and its answer
+_switches: dict[str, tuple[float, dict[str, Control]]] = {}  # by database: when it was asked, and its answer
 
 
 def why_off(alias: str, kind: str, name: str) -> str:
@@ -269,17 +269,13 @@ def why_off(alias: str, kind: str, name: str) -> str:
 
     A process asks the database every `DRAIN_CHECK_SECONDS`; while that fails, what it said before counts.
     """
-    asked, found = _switches.get(alias, (0.0, dict[str, str]()))
-    if alias not in _switches or uptime() - asked >= DRAIN_CHECK_SECONDS:
+    asked, off = _switches.get(alias, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
+    if uptime() - asked >= DRAIN_CHECK_SECONDS:
         with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
-            rows = Control.objects.using(own_alias(alias)).switches()
-            found = {key: f"{actor or 'the program'}: {why}" for key, actor, why in rows.values_list(*_SAYS)}
-        _switches[alias] = uptime(), found
-    who = found.get(f"off:{kind}:{name}")
-    return f"The {kind} {name!r} is switched off by {who}" if who is not None else ""
-
-
-_SAYS = ("name", "actor", "reason")
+            off = Control.objects.using(own_alias(alias)).switches().in_bulk()
+        _switches[alias] = uptime(), off
+    one = off.get(f"off:{kind}:{name}")
+    return f"The {kind} {name!r} is switched off by {one.actor or 'the program'}: {one.reason}" if one else ""
 
 
 def forget_switches() -> None:

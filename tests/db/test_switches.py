@@ -17,7 +17,7 @@ from agentruns.exceptions import PermissionDeniedError, SwitchedOffError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.services.switches import switch_off, switch_on, switched_off
+from agentruns.services.switches import switch, switched_off
 from tests.commands.running import run as command
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
@@ -40,8 +40,8 @@ def contents(run_id: object) -> list[Any]:
 
 def test_runs_of_an_agent_that_is_off_wait_and_go_on(effects: Effects) -> None:
     shop_agent("off", {"tools": [call("post", text="hi")]})
-    assert switch_off("agent", "off", reason=WHY)
-    assert not switch_off("agent", "off", reason="again"), "it is off already"
+    assert switch("agent", "off", "off", reason=WHY)
+    assert not switch("agent", "off", "off", reason="again"), "it is off already"
     run = start_run("off", "do it", "s1")
     answer(str(run.pk))
     sweep()
@@ -52,8 +52,8 @@ def test_runs_of_an_agent_that_is_off_wait_and_go_on(effects: Effects) -> None:
         resume_run(run.pk)
     assert run_agent("off", "do it", "s2").status == "queued"
     assert effects.count() == 0
-    assert switch_on("agent", "off")
-    assert not switch_on("agent", "off")
+    assert switch("agent", "off", "on")
+    assert not switch("agent", "off", "on")
     sweep()
     assert set(Run.objects.values_list("status", "blocked_reason")) == {("completed", "")}
     assert effects.count() == 2
@@ -64,14 +64,14 @@ def test_a_run_that_is_driven_stops_at_its_next_boundary(effects: Effects) -> No
     def stop(ctx: ToolContext) -> str:
         """Switch the agent off from inside."""
         effects.record(ctx.idempotency_key)
-        switch_off("agent", "stops", reason=WHY)
+        switch("agent", "stops", "off", reason=WHY)
         return "stopped"
 
     agent = shop_agent("stops", {"tools": [call("stop"), call("post", text="hi")]}, tools=[stop, post])
     result = run_agent(agent, "do it", "s1")
     assert (result.status, effects.count()) == ("queued", 1)
     assert contents(result.run_id) == ["stopped"]
-    switch_on("agent", "stops")
+    switch("agent", "stops", "on")
     sweep()
     assert (Run.objects.get().status, effects.count()) == ("completed", 2)
     assert problems(Run.objects.get().session_id) == []
@@ -79,7 +79,7 @@ def test_a_run_that_is_driven_stops_at_its_next_boundary(effects: Effects) -> No
 
 def test_calls_of_a_tool_that_is_off_are_refused(effects: Effects) -> None:
     agent = shop_agent("both", {"tools": [call("post", text="hi"), call("lookup", number="A1")]})
-    switch_off("tool", "post", reason=WHY)
+    switch("tool", "post", "off", reason=WHY)
     result = run_agent(agent, "do it", "s1")
     assert result.status == "completed"
     assert contents(result.run_id) == [
@@ -91,7 +91,7 @@ def test_calls_of_a_tool_that_is_off_are_refused(effects: Effects) -> None:
 
 def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> None:
     run_id = run_agent("calls-refund", "do it", "s1").run_id
-    switch_off("tool", "refund", reason=WHY)
+    switch("tool", "refund", "off", reason=WHY)
     approve(Approval.objects.get().pk, None)
     resume_run(run_id)
     assert contents(run_id) == ["Not executed: the tool is switched off for now. Nothing happened."]
@@ -103,13 +103,23 @@ def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> Non
 def test_who_may_switch() -> None:
     user = User.objects.create_user("ada", is_staff=True)
     with pytest.raises(PermissionDeniedError):
-        switch_off("tool", "post", user, reason=WHY)
-    for kind, name, reason in (("model", "x", WHY), ("tool", "", WHY), ("tool", "post", " ")):
-        with pytest.raises(ValueError, match=r"There is no such agent or tool|Give a reason"):
-            switch_off(kind, name, reason=reason)
+        switch("tool", "post", "off", user, reason=WHY)
+    for kind, name, state in (
+        ("model", "x", "off"),
+        ("tool", "", "off"),
+        ("tool", "\0", "off"),
+        ("tool", "post", "of"),
+    ):
+        with pytest.raises(ValueError, match="There is no such agent or tool"):
+            switch(kind, name, state, reason=WHY)
+    for reason in (" ", "x" * 2_001):
+        with pytest.raises(ValueError, match="Give a reason of at most 2000"):
+            switch("tool", "post", "off", reason=reason)
     user.user_permissions.add(Permission.objects.get(codename="switch"))
-    assert switch_off("tool", "post", User.objects.get(pk=user.pk), reason=WHY)
-    assert [(one.name, one.actor, one.reason) for one in switched_off()] == [("off:tool:post", "ada", WHY)]
+    assert switch("tool", "post", "off", User.objects.get(pk=user.pk), reason=WHY)
+    assert [(key, one.actor, one.reason) for key, one in switched_off().items()] == [
+        (("tool", "post"), "ada", WHY)
+    ]
     assert not Control.objects.sweepers().exists(), "a switch is no sweeper"
 
 
@@ -125,7 +135,7 @@ def test_the_console_switches(effects: Effects) -> None:
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
     assert "post" in client.get(url).content.decode()
     bad = client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": " "})
-    assert (bad.status_code, switched_off().count()) == (400, 0)
+    assert (bad.status_code, switched_off()) == (400, {})
     hostile = "<script>\u202e"
     for name, reason in (("post", hostile), ("gone", WHY)):
         sent = {"kind": "tool", "name": name, "state": "off", "reason": reason}
@@ -134,7 +144,7 @@ def test_the_console_switches(effects: Effects) -> None:
     assert "&lt;script&gt;" in text and "<script>\u202e" not in text and "\u202e" not in text
     assert "gone" in text, "also what this process does not know"
     assert client.post(url, {"kind": "tool", "name": "post", "state": "on"}).status_code == 302
-    assert [one.name for one in switched_off()] == ["off:tool:gone"]
+    assert [*switched_off()] == [("tool", "gone")]
 
 
 def test_the_command_switches() -> None:

@@ -313,8 +313,8 @@ def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effec
     environment = (("LEDGER", str(effects.path)), ("SLEEPS", "1.5"))
     target = client.Target(command=(sys.executable, HOSTILE), env=environment)
     with pytest.raises(ToolRefused, match=r"not reached within 0\.5 s"):
-        client.call_tool(target, {}, "slow", {"size": 0}, key="k", timeout=0.5, require=lambda listed: None)
-    client.call_tool(target, {}, "slow", {"size": 0}, key="other", timeout=5, require=lambda listed: None)
+        client.call_tool(target, {}, "slow", {"size": 0}, key="k", timeout=0.5, why_not=lambda listed: "")
+    client.call_tool(target, {}, "slow", {"size": 0}, key="other", timeout=5, why_not=lambda listed: "")
     assert [line["key"] for line in effects.lines()] == ["other"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -14,21 +13,11 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.html import dated, origin_text, plain, visible
 from agentruns.agents.agent import registered
 from agentruns.services import permissions, switches
-from agentruns.utils.bounds import REASON_LENGTH
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
 
 KINDS = {"agent": gettext_lazy("Agent"), "tool": gettext_lazy("Tool")}
-
-
-class SwitchForm(forms.Form):
-    """One switch, and where it is to stand."""
-
-    kind = forms.ChoiceField(choices=list(KINDS.items()))
-    name = forms.CharField(max_length=100, strip=False)
-    state = forms.ChoiceField(choices=[("off", "off"), ("on", "on")])
-    reason = forms.CharField(max_length=REASON_LENGTH, required=False)
 
 
 def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
@@ -37,15 +26,9 @@ def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     if request.method != "POST":
         return _page(admin, request)
-    form = SwitchForm(request.POST)
-    if not form.is_valid():
-        return _page(admin, request, 400, _("Nothing was switched: choose from the list."))
-    kind, name, state = (form.cleaned_data[each] for each in ("kind", "name", "state"))
+    kind, name, state, reason = (request.POST.get(each, "") for each in ("kind", "name", "state", "reason"))
     try:
-        if state == "off":
-            changed = switches.switch_off(kind, name, request.user, reason=form.cleaned_data["reason"])
-        else:
-            changed = switches.switch_on(kind, name, request.user)
+        changed = switches.switch(kind, name, state, request.user, reason=reason)
     except ValueError as error:
         return _page(admin, request, 400, str(error))
     said = _("%(name)s is %(state)s now.") if changed else _("%(name)s was %(state)s already.")
@@ -55,28 +38,24 @@ def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def _page(admin: RunAdmin, request: HttpRequest, status: int = 200, refusal: str = "") -> HttpResponse:
-    off = {one.name: one for one in switches.switched_off()}
-    known: dict[tuple[str, str], Any] = {}
+    off = switches.switched_off()
+    origins: dict[tuple[str, str], str] = dict.fromkeys(off, "")
     for agent in registered():
-        known["agent", agent.name] = ""
-        known |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
-    for name in off:
-        _off, kind, named = name.split(":", 2)
-        known.setdefault((kind, named), "")
-    lines = [
-        {
+        origins["agent", agent.name] = ""
+        origins |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
+    lines = []
+    for (kind, name), origin in sorted(origins.items()):
+        line: dict[str, Any] = {
             "kind": kind,
             "label": KINDS[kind],
             "name": name,
             "shown": visible(name),
             "origin": origin,
-            "off": (one := off.get(f"off:{kind}:{name}")),
-            "reason": visible(one.reason) if one else "",
-            "actor": visible(one.actor or _("the program")) if one else "",
-            "since": dated(one.seen_at) if one else "",
         }
-        for (kind, name), origin in sorted(known.items())
-    ]
+        if one := off.get((kind, name)):
+            who = visible(one.actor or _("the program"))
+            line |= {"off": True, "reason": visible(one.reason), "actor": who, "since": dated(one.seen_at)}
+        lines.append(line)
     template = "agentruns/admin/switches.html"
     shown: dict[str, Any] = {"lines": lines, "refusal": refusal}
     return admin.render(request, None, title=_("Switches"), status=status, template=template, **shown)

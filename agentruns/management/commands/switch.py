@@ -1,4 +1,4 @@
-"""`manage.py switch off|on --agent NAME | --tool NAME`: the kill switch, or what is off."""
+"""`manage.py switch off|on --agent NAME | --tool NAME`: the kill switch; `switch list`: what is off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentruns.services import switches
 
 
 class Command(AgentRunsCommand):
-    help = "Switch an agent or a tool off: its runs wait, its calls are refused. Without a name: list them."
+    help = "Switch an agent or a tool off: its runs wait, its calls are refused. Or list what is off."
 
     arguments = (
         argument("state", choices=["off", "on", "list"], help="off, on, or list what is off."),
@@ -28,33 +28,21 @@ class Command(AgentRunsCommand):
         reason: str,
         user: str | None,
         **options: object,
-    ) -> bool:
+    ) -> None:
         if state == "list":
-            for one in switches.switched_off():
-                _, kind, name = one.name.split(":", 2)
-                record = {
-                    "kind": kind,
-                    "name": name,
-                    "by": one.actor,
-                    "reason": one.reason,
-                    "since": one.seen_at,
-                }
-                self.tell(record, f"{kind} {name} is off: {one.reason} ({one.actor or 'the program'})")
-            return False
+            for (kind, name), one in switches.switched_off().items():
+                about = {"by": one.actor, "reason": one.reason, "since": one.seen_at}
+                text = f"{kind} {name} is off: {one.reason} ({one.actor or 'the program'})"
+                self.tell({"kind": kind, "name": name, **about}, text)
+            return
         if (agent is None) == (tool is None):
             raise CommandError("Give --agent or --tool.", returncode=USAGE)
         kind, name = ("agent", agent or "") if tool is None else ("tool", tool)
         actor = user_named(user) if user else None
         try:
-            changed = (
-                switches.switch_off(kind, name, actor, reason=reason)
-                if state == "off"
-                else switches.switch_on(kind, name, actor)
-            )
+            changed = switches.switch(kind, name, state, actor, reason=reason)
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from None
         record = {"kind": kind, "name": name, "state": state, "changed": changed}
-        self.tell(
-            record, f"The {kind} {name} is {state}." if changed else f"The {kind} {name} was {state} already."
-        )
-        return False
+        already = "" if changed else " already"
+        self.tell(record, f"The {kind} {name} {'is' if changed else 'was'} {state}{already}.")

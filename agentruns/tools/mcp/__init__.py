@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,24 +45,27 @@ Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
 @dataclass(eq=False)
 class Server:
-    """An MCP server as a project declares it. `headers` may be a function of a ToolContext."""
+    """An MCP server as a project declares it, and the tools of it that are taken there.
+
+    `headers` may be a function of a ToolContext.
+    """
 
     name: str
     target: client.Target
     headers: Headers
     file: Path
+    taken: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
         """The tools in the lock file by name; None if there is no such file."""
         try:
-            found = json.loads(self.file.read_text())
+            return {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise ValueError(f"{self.file} is no lock file of an MCP server: {error}") from error
-        return {each["name"]: each for each in found["tools"]}
 
     def listed(self, ctx: ToolContext) -> Listed:
         """Return what the server declares now; raises ToolRefused if it cannot be asked."""
@@ -81,44 +84,45 @@ class Server:
 
     def lock_text(self, listed: Listed) -> str:
         """Return the text of a lock file for what the server declares."""
-        tools = sorted((_locked(each) for each in listed), key=lambda each: str(each["name"]))
+        tools = sorted(map(_locked, listed), key=lambda each: str(each["name"]))
         return json.dumps({"server": self.name, "tools": tools}, indent=2) + "\n"
 
     def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
         """Return the tools, of those named, that the server declares in another way than its lock file."""
-        now = {each["name"]: _locked(each) for each in listed}
-        known = self.locked or {}
-        return [
-            name
-            for name in sorted(names)
-            if name not in now or canonical.dumps(now[name]) != canonical.dumps(known.get(name))
-        ]
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The tools that one agent, or several, take from a server."""
-
-    server: Server
-    names: frozenset[str]
+        now, known = {each["name"]: _locked(each) for each in listed}, self.locked or {}
+        # As texts, for 1 and true are equal.
+        same = {
+            name for name in {*now} & {*known} if canonical.dumps(now[name]) == canonical.dumps(known[name])
+        }
+        return sorted({*names} - same)
 
     def why_not(self, listed: Listed) -> str:
-        """Return what has changed, or ""."""
-        changed = self.server.difference(listed, self.names)
-        parts = ", ".join(one_line(name, 100) for name in changed)
-        return CHANGED.format(name=self.server.name, parts=parts, file=self.server.file.name) if parts else ""
+        """Return what has changed of the tools that are taken, or ""."""
+        changed = [one_line(name, 100) for name in self.difference(listed, self.taken)]
+        told = {"name": self.name, "parts": ", ".join(changed), "file": self.file.name}
+        return CHANGED.format(**told) if changed else ""
 
     def ready(self, ctx: ToolContext) -> str:
         """Return why a run waits before its first call of a drive, or ""; asks the server."""
         try:
-            return self.why_not(self.server.listed(ctx))
+            return self.why_not(self.listed(ctx))
         except Exception:
             return ""  # the call finds it as well, and the model is told
 
-    def require(self, listed: Listed) -> None:
-        """Raise McpChanged unless the server declares the tools as they are locked."""
-        if why := self.why_not(listed):
-            raise McpChanged(why)
+    def send(
+        self, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
+    ) -> Any:
+        """Call a tool: the handler of each."""
+        answer = client.call_tool(
+            self.target,
+            self.headers_for(ctx),
+            original,
+            arguments,
+            key=ctx.idempotency_key,
+            timeout=timeout,
+            why_not=self.why_not,
+        )
+        return result_of(answer)
 
 
 _servers: dict[str, Server] = {}
@@ -151,63 +155,55 @@ def mcp_tools(
     which may be a function of a ToolContext, and `env` are stored nowhere. Other options are those of
     `@tool`; `timeout` is 60 seconds unless given. Raises TypeError and ValueError as `tool` does.
     """
+    where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):
         raise ValueError(f"The name of an MCP server must be 1 to 40 letters, digits, _ and -, not {name!r}.")
     for option in _REFUSED_OPTIONS:
         if option in tool_options:
-            raise TypeError(f"MCP server {name!r}: {option} cannot be given to the tools of a server.")
+            raise TypeError(f"{where}: {option} cannot be given to the tools of a server.")
     beside = Path(sys._getframe(1).f_globals.get("__file__") or ".").parent
     file = beside / f"{name}.mcp.json" if lock is None else Path(lock)
-    made = _register(Server(name, _target(name, server, env), headers, file))
-    wanted = None if allow is None else as_names(allow, "allow", "names of tools")
+    made = Server(name, _target(where, server, env), headers, file)
+    with _lock:
+        known = _servers.setdefault(name, made)
+        if (known.target, known.file) != (made.target, file):
+            raise ValueError(f"Two MCP servers are named {name!r}: give one another name.")
+        _servers[name] = made
     reads = as_names(read_only, "read_only", "names of tools")
-    locked = made.locked
-    if locked is None:
+    wanted = None if allow is None else as_names(allow, "allow", "names of tools")
+    if made.locked is None:
         made.problems.append(f"there is no {file}")
         return []
-    taken = [each for each in locked.values() if wanted is None or each["name"] in wanted]
-    if unknown := sorted({*(wanted or ()), *reads} - {*locked}):
+    if unknown := sorted({*(wanted or ()), *reads} - {*made.locked}):
         made.problems.append(f"{file.name} has no {', '.join(unknown)}")
-    group = Taken(made, frozenset(each["name"] for each in taken))
+    made.taken = tuple(each for each in made.locked if wanted is None or each in wanted)
     tools: dict[str, Tool] = {}
-    for each in taken:
-        tool = _tool(group, each, each["name"] in reads, trust_hints, dict(tool_options))
-        if tool.name in tools:
-            raise ValueError(
-                f"MCP server {name!r}: two of its tools would be named {tool.name!r}; use allow=."
-            )
-        tools[tool.name] = tool
-    _check_sensitive(name, tools.values(), as_names(tool_options.get("sensitive", ())))
+    for original in made.taken:
+        tool = _tool(made, made.locked[original], original in reads, trust_hints, dict(tool_options))
+        if tools.setdefault(tool.name, tool) is not tool:
+            raise ValueError(f"{where}: two of its tools would be named {tool.name!r}; use allow=.")
+    taking = {each for tool in tools.values() for each in tool.sensitive}
+    if unknown := sorted({*as_names(tool_options.get("sensitive", ()))} - taking):
+        raise TypeError(f"{where}: sensitive names {', '.join(unknown)}, which no tool of it takes.")
     return list(tools.values())
 
 
-def _register(server: Server) -> Server:
-    with _lock:
-        known = _servers.get(server.name)
-        if known is not None and (known.target, known.file) != (server.target, server.file):
-            raise ValueError(f"Two MCP servers are named {server.name!r}: give one another name.")
-        _servers[server.name] = server
-        return server
-
-
-def _target(name: str, server: str | Sequence[str], env: Mapping[str, str] | None) -> client.Target:
+def _target(where: str, server: str | Sequence[str], env: Mapping[str, str] | None) -> client.Target:
     if isinstance(server, str) and re.match("https?://", server):
         if env is not None:
-            raise TypeError(f"MCP server {name!r}: env is for a command; a URL has headers.")
+            raise TypeError(f"{where}: env is for a command; a URL has headers.")
         return client.Target(url=server)
     command = tuple(shlex.split(server) if isinstance(server, str) else server)
     if not command or not all(isinstance(each, str) for each in command):
-        raise TypeError(f"MCP server {name!r} must be a URL or a command, not {server!r}.")
+        raise TypeError(f"{where} must be a URL or a command, not {server!r}.")
     return client.Target(command=command, env=tuple(sorted((env or {}).items())))
 
 
 def _tool(
-    group: Taken, declared: dict[str, Any], named_read: bool, trust_hints: bool, given: dict[str, Any]
+    server: Server, declared: dict[str, Any], named_read: bool, trust_hints: bool, given: dict[str, Any]
 ) -> Tool:
-    server, original = group.server, declared["name"]
-    hints = declared.get("annotations") or {}
+    original, hints = declared["name"], declared.get("annotations") or {}
     reads = named_read or (trust_hints and hints.get("readOnlyHint") is True)
-    repeats = reads or (trust_hints and hints.get("idempotentHint") is True)
     schema = {"type": "object", **declared["inputSchema"]}
     # `true` and `false` are schemas, too; the console takes the form of an edit from objects.
     properties = {
@@ -215,11 +211,10 @@ def _tool(
         for key, each in (schema.get("properties") or {}).items()
     }
     schema |= {"properties": properties} if properties else {}
-    defaults: dict[str, Any] = {"timeout": TIMEOUT, "requires_approval": True}
-    given = defaults | given
+    given = {"timeout": TIMEOUT, "requires_approval": True, **given}
     if reads:
         given["requires_approval"] = False
-    if repeats and "reconcile" not in given:
+    if (reads or (trust_hints and hints.get("idempotentHint") is True)) and "reconcile" not in given:
         given["safe_to_retry"] = True
     if not given.get("safe_to_retry") and given.get("parallel") is True:  # it is meant for the others
         del given["parallel"]
@@ -228,30 +223,13 @@ def _tool(
     given["sensitive_results"] = as_names(given.get("sensitive_results", ()), "sensitive_results", "members")
     given["refuses"] = as_refusals(given.get("refuses", ()))
     origin = {"server": server.name, "tool": original, "at": server.target.shown, "hints": hints}
-    options = Options(**given, origin=origin, ready=group.ready)
+    options = Options(**given, origin=origin, ready=server.ready)
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
     about = declared.get("description") or declared.get("title") or ""
     arguments = _arguments(name, schema, quotes=not given["sensitive"])
     signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
-    fn = partial(_send, group, original, given["timeout"])
-    return Tool(fn, name, about, signature, options)
-
-
-def _send(
-    group: Taken, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
-) -> Any:
-    server = group.server
-    answer = client.call_tool(
-        server.target,
-        server.headers_for(ctx),
-        original,
-        arguments,
-        key=ctx.idempotency_key,
-        timeout=timeout,
-        require=group.require,
-    )
-    return result_of(answer)
+    return Tool(partial(server.send, original, given["timeout"]), name, about, signature, options)
 
 
 def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
@@ -259,15 +237,13 @@ def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseM
 
     Its errors quote the arguments, unless some are sensitive.
     """
-    made: list[Any] = []
 
-    def validator() -> Any:
+    @cache
+    def validator() -> Any:  # importing it takes long; and a $ref outside of the schema is not followed
         from jsonschema.validators import validator_for
         from referencing import Registry
 
-        if not made:  # importing it takes long; and a $ref outside of the schema is not followed
-            made.append(validator_for(schema)(schema, registry=Registry()))
-        return made[0]
+        return validator_for(schema)(schema, registry=Registry())
 
     class Arguments(RootModel[dict[str, Any]]):
         @model_validator(mode="after")
@@ -286,11 +262,3 @@ def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseM
 
 def _locked(declared: Mapping[str, Any]) -> dict[str, Any]:
     return {key: declared[key] for key in LOCKED if declared.get(key) is not None}
-
-
-def _check_sensitive(name: str, tools: Iterable[Tool], sensitive: Iterable[str]) -> None:
-    known = {each for tool in tools for each in tool.sensitive}
-    if unknown := sorted(set(sensitive) - known):
-        raise TypeError(
-            f"MCP server {name!r}: sensitive names {', '.join(unknown)}, which no tool of it takes."
-        )

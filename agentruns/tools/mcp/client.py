@@ -9,8 +9,9 @@ import math
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -63,7 +64,9 @@ class Target:
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
 
-Key = tuple[Target, tuple[tuple[str, str], ...]]
+Pairs = tuple[tuple[str, str], ...]
+Key = tuple[Target, Pairs]
+Work = Callable[["Session", "ClientSession"], Awaitable[T]]
 
 
 class Session:
@@ -71,9 +74,8 @@ class Session:
 
     def __init__(self, owner: Loop, key: Key) -> None:
         self.owner, self.key = owner, key
-        self.busy = 0
+        self.busy, self.retired = 0, False
         self.listed: Listed | None = None
-        self.retired = False
         self.touched = asyncio.Event()
         self.opened: asyncio.Future[ClientSession] = owner.loop.create_future()
         self.task = owner.loop.create_task(self._live())
@@ -82,7 +84,7 @@ class Session:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    session = await self._enter(stack)
+                    session = await stack.enter_async_context(_entered(*self.key, self))
                 self.opened.set_result(session)
                 while self.busy or not self.retired:
                     self.touched.clear()
@@ -101,47 +103,30 @@ class Session:
         finally:
             self.retire()
 
-    async def _enter(self, stack: contextlib.AsyncExitStack) -> ClientSession:
-        from mcp.client.client import Client
-        from mcp.types import Implementation, ToolListChangedNotification
-
-        from agentruns.tools.mcp.http import http_transport
-
-        async def hear(message: object) -> None:
-            if isinstance(message, ToolListChangedNotification):
-                self.listed = None
-
-        target, headers = self.key
-        transport = _piped(target, self.retire) if target.command else http_transport(target.url, headers)
-        us = Implementation(name="agentruns", version="1")
-        # No cache, and no callbacks: what a server asks of us, a sample or a form, is answered by an error.
-        client = Client(transport, cache=None, message_handler=hear, client_info=us)
-        return (await stack.enter_async_context(client)).session
-
-    async def tools(self, session: ClientSession, *, anew: bool) -> Listed:
-        """Return the tools that the server declares, as they were listed before unless `anew`."""
-        from mcp.types import PaginatedRequestParams
-
-        if self.listed is not None and not anew:
-            return self.listed
-        found: Listed = []
-        cursor = None
-        for _ in range(MOST_PAGES):
-            params = PaginatedRequestParams(cursor=cursor) if cursor else None
-            async with asyncio.timeout(CONNECT_SECONDS):
-                page = await session.list_tools(params=params)
-            found += [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in page.tools]
-            if (cursor := page.next_cursor) is None:
-                break
-        self.listed = found
-        return found
-
     def retire(self) -> None:
         """Take no new calls; the session is left when those under way are over."""
         self.retired = True
         if self.owner.sessions.get(self.key) is self:
             del self.owner.sessions[self.key]
         self.touched.set()
+
+
+@contextlib.asynccontextmanager
+async def _entered(target: Target, headers: Pairs, held: Session) -> AsyncIterator[ClientSession]:
+    from mcp.client.client import Client
+    from mcp.types import Implementation, ToolListChangedNotification
+
+    from agentruns.tools.mcp.http import http_transport
+
+    async def hear(message: object) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            held.listed = None
+
+    transport = _piped(target, held.retire) if target.command else http_transport(target.url, headers)
+    us = Implementation(name="agentruns", version="1")
+    # No cache, and no callbacks: what a server asks of us, a sample or a form, is answered by an error.
+    async with Client(transport, cache=None, message_handler=hear, client_info=us) as client:
+        yield client.session
 
 
 class Loop:
@@ -152,7 +137,7 @@ class Loop:
         self.sessions: dict[Key, Session] = {}
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
-    async def use(self, key: Key, work: Callable[[Session, ClientSession], Awaitable[T]]) -> T:
+    async def use(self, key: Key, work: Work[T]) -> T:
         """Do something in the session with a server, opened if need be; it is not used after a failure."""
         session = self.sessions.get(key)
         if session is None:
@@ -192,7 +177,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _run(make: Callable[[Loop], Coroutine[Any, Any, T]]) -> T:
+def _use(target: Target, headers: dict[str, str], work: Work[T]) -> T:
     global _loop
     import_module("mcp.client.client")  # here: it takes seconds, for which the loop would stand still
 
@@ -200,7 +185,8 @@ def _run(make: Callable[[Loop], Coroutine[Any, Any, T]]) -> T:
         if _loop is None:
             _loop = Loop()
         loop = _loop
-    future = asyncio.run_coroutine_threadsafe(make(loop), loop.loop)
+    key = target, tuple(sorted(headers.items()))
+    future = asyncio.run_coroutine_threadsafe(loop.use(key, work), loop.loop)
     try:
         return future.result()
     finally:
@@ -220,13 +206,7 @@ def close() -> None:
 def list_tools(target: Target, headers: dict[str, str]) -> Listed:
     """Return the tools that a server declares now; raises ToolRefused if that cannot be learnt."""
 
-    async def work(held: Session, session: ClientSession) -> Listed:
-        try:
-            return await held.tools(session, anew=True)
-        except Exception as error:
-            raise _refusal(target, error) from error
-
-    return _run(lambda loop: loop.use(_key(target, headers), work))
+    return _use(target, headers, partial(_tools, anew=True))
 
 
 def call_tool(
@@ -237,9 +217,9 @@ def call_tool(
     *,
     key: str,
     timeout: float | None,
-    require: Callable[[Listed], None],
+    why_not: Callable[[Listed], str],
 ) -> CallToolResult:
-    """Call a tool once, if `require` takes what its server declares, and return the server's answer.
+    """Call a tool once, unless `why_not` objects to what its server declares, and return the server's answer.
 
     Raises ToolRefused if nothing was sent, McpError for an error that the server answered, and
     ToolDurabilityError if there is no answer, or none that can be read.
@@ -248,16 +228,35 @@ def call_tool(
     end = math.inf if timeout is None else uptime() + timeout
 
     async def work(held: Session, session: ClientSession) -> CallToolResult:
-        try:
-            require(await held.tools(session, anew=False))
-        except Exception as error:
-            raise _refusal(target, error) from error
+        if why := why_not(await _tools(held, session, anew=False)):
+            raise McpChanged(why)
         left = end - uptime()
         if left <= 0:  # by now the call may be in doubt, and a person may have it run again
             raise ToolRefused(f"The MCP server {target.shown} was not reached within {timeout:g} s.")
         return await _call(session, name, arguments, key, None if timeout is None else left)
 
-    return _run(lambda loop: loop.use(_key(target, headers), work))
+    return _use(target, headers, work)
+
+
+async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
+    """Return the tools that the server declares, as they were listed before unless `anew`."""
+    from mcp.types import PaginatedRequestParams
+
+    if held.listed is not None and not anew:
+        return held.listed
+    found, cursor = Listed(), None
+    try:
+        for _ in range(MOST_PAGES):
+            params = PaginatedRequestParams(cursor=cursor) if cursor else None
+            async with asyncio.timeout(CONNECT_SECONDS):
+                page = await session.list_tools(params=params)
+            found += [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in page.tools]
+            if (cursor := page.next_cursor) is None:
+                break
+    except Exception as error:
+        raise _refusal(held.key[0], error) from error
+    held.listed = found
+    return found
 
 
 async def _call(
@@ -300,10 +299,6 @@ async def _call(
             f"The server asks for more before it goes on ({asked or 'state'}); nobody answers that."
         )
     return result  # type: ignore[no-any-return]
-
-
-def _key(target: Target, headers: dict[str, str]) -> Key:
-    return target, tuple(sorted(headers.items()))
 
 
 def _refusal(target: Target, error: BaseException) -> ToolRefused:
