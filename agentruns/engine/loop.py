@@ -35,7 +35,7 @@ from agentruns.providers.base import (
     provider_of,
     usage_of,
 )
-from agentruns.providers.names import resolve
+from agentruns.providers.registry import resolve
 from agentruns.tools.card import one_line
 from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
 from agentruns.utils.failpoints import reached
@@ -148,9 +148,9 @@ def _advance(driver: Driver) -> None:
         if run.cancel_requested and not entering:
             driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
         elif run.pause_requested and not entering:
-            driver.commit(lambda batch: _pause(batch, "pause requested"))
+            driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
         elif driver.attempts >= settings.MAX_ATTEMPTS:
-            driver.commit(lambda batch: _pause(batch, EXHAUSTED))
+            driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
         elif driver.should_stop() and not entering:
             _stop(driver)
         elif ready := run.next_calls():
@@ -168,10 +168,6 @@ def _stop(driver: Driver) -> None:
     driver.released = True
 
 
-def _pause(batch: Batch, reason: str) -> None:
-    batch.add(events.RUN_PAUSED, {"reason": reason})
-
-
 def _paused_by(driver: Driver, error: BaseException) -> bool:
     """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is."""
     # With a call at work it is given back all the same: recovery judges the call first.
@@ -180,7 +176,7 @@ def _paused_by(driver: Driver, error: BaseException) -> bool:
         return False
 
     def build(batch: Batch) -> None:
-        _pause(
+        tool_calls.pause(
             batch, f"{EXHAUSTED if last else 'cannot be stored'}: {one_line(handler.described(error), 500)}"
         )
         batch.failed_drive = True
@@ -224,7 +220,7 @@ def _model_step(driver: Driver) -> None:
         return
     if unpriced := budgets.unpriced(driver.agent):  # its cost budget could not be kept
         if driver.store.durable:
-            driver.commit(lambda batch: _pause(batch, f"no_price: {unpriced}"))
+            driver.commit(lambda batch: tool_calls.pause(batch, f"no_price: {unpriced}"))
         else:
             driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", unpriced))
         return
@@ -238,7 +234,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         sent = driver.state.conversation.fingerprint()
     except PayloadError as error:  # to ask with anything else would be to ask another question
         reason = f"payload: {error}"
-        driver.commit(lambda batch: _pause(batch, reason))
+        driver.commit(lambda batch: tool_calls.pause(batch, reason))
         return
     reached("before_model")
     asked = _reply(driver, request, draft)
@@ -382,7 +378,7 @@ def _provider_failed(
         elif error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
             if not batch.state.run.cancel_requested:  # then it is closed
-                _pause(batch, _reason(error))
+                tool_calls.pause(batch, _reason(error))
         elif error.disposition == "retry" and driver.store.durable:
             delay = _delay(driver, batch, error.retry_after)
             batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})

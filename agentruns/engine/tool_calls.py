@@ -185,13 +185,14 @@ def _unready(driver: Driver, group: list[Call]) -> bool:
         finally:
             driver.mend()
         if reason:
-            driver.commit(partial(_pause, reason=reason))
+            driver.commit(partial(pause, reason=reason))
             return True
         driver.ready.add(ready)
     return False
 
 
-def _pause(batch: Batch, reason: str) -> None:
+def pause(batch: Batch, reason: str) -> None:
+    """Let the run wait for people."""
     batch.add(events.RUN_PAUSED, {"reason": reason})
 
 

@@ -95,7 +95,7 @@ FORMS: dict[str, Form] = {
     ),
     "model_failed": Form("attempt code status request_id retry_in usage cost fallback", error=_ERROR),
     "approval_requested": Form(
-        "approval digest risk approvers required expires_at only_answers settles",
+        "approval digest risk approvers required expires_at only_answers settles origin",
         {"arguments": {}, "title": ERASED, "why": ERASED, "preview": None},
     ),
     "approval_decided": Form(

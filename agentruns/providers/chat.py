@@ -107,42 +107,42 @@ class Collected:
     """A reply as its chunks arrive."""
 
     def __init__(self) -> None:
-        self.raw: dict[str, Any] = {}
-        self._choice: dict[str, Any] = {}
+        self.raw: dict[str, Any] = {"choices": []}
+        self._choice: dict[str, Any] = {"message": {}}
 
     def add(self, chunk: dict[str, Any]) -> str:
         """Take a chunk; return the text that it brings."""
-        for name in ("model", "usage"):
-            if chunk.get(name):
-                self.raw[name] = chunk[name]
+        self.raw |= {name: chunk[name] for name in ("model", "usage") if chunk.get(name)}
         text = ""
         for choice in chunk.get("choices") or []:
+            self.raw["choices"] = [self._choice]
             delta = choice.get("delta") or {}
-            self._choice["message"] = _merged(self._choice.get("message"), delta)
+            _merge(self._choice["message"], delta)
             self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
             text += delta.get("content") or ""
         return text
 
     def whole(self) -> dict[str, Any]:
         """Return the completion as one that was not streamed."""
-        return {**self.raw, "choices": [self._choice] if self._choice else []}
+        return self.raw
 
 
-def _merged(old: Any, new: Any, name: str = "") -> Any:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return {**old, **{key: _merged(old.get(key), value, key) for key, value in new.items()}}
-    if isinstance(old, list) and isinstance(new, list):
-        found = list(old)
-        for each in new:
-            place = next((n for n in reversed(range(len(found))) if _is_same(found[n], each)), None)
-            if place is None:
-                found.append(each)
-            else:
-                found[place] = _merged(found[place], each)
-        return found
-    if isinstance(old, str) and isinstance(new, str) and name in _GROWING:
-        return old + new
-    return old if new in (None, "") else new
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name, value in new.items():
+        known = old.get(name)
+        if isinstance(value, list) and isinstance(known, list):
+            for each in value:
+                same = next((one for one in reversed(known) if _is_same(one, each)), None)
+                if same is None:
+                    known.append(each)
+                else:
+                    _merge(same, each)
+        elif isinstance(value, dict) and isinstance(known, dict):
+            _merge(known, value)
+        elif isinstance(value, str) and isinstance(known, str) and name in _GROWING:
+            old[name] = known + value
+        elif value not in (None, "") or name not in old:
+            old[name] = value
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -26,6 +26,7 @@ _FAILING = re.compile(
     r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded|request_too_large"
 )
 _MISSING = re.compile("authentication method|Missing credentials")  # in what the SDKs say
+_BROKEN = (OSError, json.JSONDecodeError, UnicodeDecodeError)
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 
 
@@ -169,8 +170,13 @@ def classify(
         return answered(body, secrets, who, status=error.status_code, name=name, **about)
     if isinstance(error, sdk.APIError) and body is not None:  # inside a stream of OpenAI's
         return answered(body, secrets)
-    if is_transport(error) or isinstance(error, (sdk.APIError, getattr(sdk, "RetryableError", ()))):
-        return unreached(error, secrets)
+    # By module name: the SDKs may use either HTTP library, and have changed it before.
+    is_of_http = any(kind.__module__.startswith(("httpx", "httpcore")) for kind in type(error).__mro__)
+    broken = (sdk.APIError, getattr(sdk, "RetryableError", ()), *_BROKEN)
+    if is_of_http or isinstance(error, broken):  # the answer did not arrive whole
+        cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
+        text = cleaned(f"{name}{cause}: {error}", secrets)
+        return ProviderError(text, disposition="retry", type=name)
     if not begun and _MISSING.search(str(error)):
         text = f"No credentials: set {package.upper()}_API_KEY, or give the model a client."
         return ProviderError(text, disposition="pause", type="missing_credentials")
@@ -181,22 +187,6 @@ def classify(
     local = isinstance(error, (sdk.APIError.__base__, *_MISTAKES)) and not begun
     text = cleaned(f"{name}: {error}", secrets)
     return ProviderError(text, disposition="pause" if local else "retry", type=name)
-
-
-def unreached(error: Exception, secrets: Sequence[str]) -> ProviderError:
-    """Return the ProviderError for an answer that did not arrive whole."""
-    name = type(error).__name__
-    cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
-    return ProviderError(cleaned(f"{name}{cause}: {error}", secrets), disposition="retry", type=name)
-
-
-def is_transport(error: Exception) -> bool:
-    """Return whether an exception comes from the connection, or from an answer that is no JSON."""
-    # By module name: the SDKs may use either HTTP library, and have changed it before.
-    libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return bool(libraries & {"httpx2", "httpcore2", "httpx", "httpcore"}) or isinstance(
-        error, OSError | json.JSONDecodeError | UnicodeDecodeError
-    )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

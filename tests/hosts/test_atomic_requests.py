@@ -144,6 +144,11 @@ QUIET: dict[str, Callable[[World], Post]] = {
     "/runs/{run_id}/rows/{seq}/erase": lambda world: service(
         world.completed(), "rows/2/erase", reason="asked for"
     ),
+    "run_switches": lambda world: (
+        reverse("admin:agentruns_run_switches"),
+        {"kind": "tool", "name": "paint", "state": "off", "reason": "no"},
+        world.completed(),
+    ),
     "run_verify": lambda world: console(world.completed(), "verify"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
     "/runs/{run_id}/pause": lambda world: service(world.waiting().run, "pause", reason="lunch"),

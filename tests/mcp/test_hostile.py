@@ -22,12 +22,15 @@ from tests.effects import Effects
 from tests.mcp.conftest import HOSTILE, Declare
 from tests.mcp.hostile import HOSTILE as WORDS
 from tests.mcp.hostile import PNG
+from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WAYS = [("hostile", "legacy", ""), ("hostile", "modern", "")]
 WAYS += [("over_http", era, form) for era in ("legacy", "modern") for form in ("json", "sse")]
+if BRIEF:  # each transport, era and form once
+    WAYS = [("hostile", "legacy", ""), ("over_http", "legacy", "sse"), ("over_http", "modern", "json")]
 
 
 @pytest.fixture(params=WAYS, ids=["-".join(filter(None, way)) for way in WAYS])

@@ -51,11 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         "content: of too many files the newest are sent",
-        (
-            Edit(
-                CONVERSATION, "            if not room.take(whole.attached):\n                continue\n", ""
-            ),
-        ),
+        (Edit(CONVERSATION, "            if not room.take(attached):\n                continue\n", ""),),
         ("db/test_content.py::test_of_too_many_pictures_the_newest_are_sent",),
     ),
     Mutant(

@@ -15,8 +15,9 @@ from agentruns.engine import budgets
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import model_identity, provider_of
 from agentruns.providers.chat import QUIRKS
-from agentruns.providers.names import PROVIDERS, resolve
+from agentruns.providers.names import PROVIDERS
 from agentruns.providers.openai import OpenAIModel
+from agentruns.providers.registry import resolve
 from agentruns.testing import ScriptedModel
 from tests.registry import isolated_registry
 

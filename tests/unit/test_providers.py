@@ -20,7 +20,7 @@ from agentruns.providers.base import (
     check_reply,
     model_identity,
 )
-from agentruns.providers.names import resolve
+from agentruns.providers.registry import resolve
 from tests.unit.claude import failure, request
 
 TEXT = {"type": "text", "text": "Hello."}

@@ -26,8 +26,7 @@ class Command(AgentRunsCommand):
         if unknown := sorted({*names} - {*known}):
             text = f"There is no MCP server {', '.join(unknown)}. Declared: {', '.join(known) or 'none'}."
             raise CommandError(text, returncode=USAGE)
-        wrong = [name for name in names or known if self.lock(known[name], check)]
-        return bool(wrong)
+        return bool([name for name in names or known if self.lock(known[name], check)])
 
     def lock(self, server: Server, check: bool) -> bool:
         """Write or compare one file; return whether that found something wrong."""
@@ -37,8 +36,7 @@ class Command(AgentRunsCommand):
         except ToolRefused as error:
             self.tell({**record, "error": str(error)}, f"{server.name}: {error}")
             return True
-        names = {*(server.locked or {}), *(str(each["name"]) for each in listed)}
-        changed = server.difference(listed, names)
+        changed = server.difference(listed, {*(server.locked or {}), *(str(each["name"]) for each in listed)})
         if not check:
             server.file.write_text(server.lock_text(listed))
         said = f"{len(listed)} tools" + (f"; changed: {', '.join(changed)}" if changed else "")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, RootModel, model_validator
+from pydantic import AfterValidator, BaseModel, RootModel
 
 from agentruns.exceptions import ToolRefused
 from agentruns.tools.base import Tool, call
@@ -158,9 +158,8 @@ def mcp_tools(
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):
         raise ValueError(f"The name of an MCP server must be 1 to 40 letters, digits, _ and -, not {name!r}.")
-    for option in _REFUSED_OPTIONS:
-        if option in tool_options:
-            raise TypeError(f"{where}: {option} cannot be given to the tools of a server.")
+    if refused := sorted({*_REFUSED_OPTIONS} & tool_options.keys()):
+        raise TypeError(f"{where}: {refused[0]} cannot be given to the tools of a server.")
     beside = Path(sys._getframe(1).f_globals.get("__file__") or ".").parent
     file = beside / f"{name}.mcp.json" if lock is None else Path(lock)
     made = Server(name, _target(where, server, env), headers, file)
@@ -245,19 +244,17 @@ def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseM
 
         return validator_for(schema)(schema, registry=Registry())
 
-    class Arguments(RootModel[dict[str, Any]]):
-        @model_validator(mode="after")
-        def _fits(self) -> Arguments:
-            try:
-                found = [*islice(validator().iter_errors(self.root), _SHOWN_ERRORS)]
-            except Exception as error:
-                raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
-            if found:
-                said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
-                raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
-            return self
+    def fitting(given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
+        except Exception as error:
+            raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
+        if found:
+            said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
+            raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
+        return given
 
-    return Arguments
+    return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
 
 
 def _locked(declared: Mapping[str, Any]) -> dict[str, Any]:

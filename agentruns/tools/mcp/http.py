@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2  # noqa: TID253 - imported by the first session
@@ -54,12 +54,13 @@ class Once(httpx2.AsyncClient):
         response.stream = Bounded(response.stream)
         status = response.status_code
         if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            return _failed(request, "The answer is compressed, which was not asked for.", "lost")
-        if status >= 400 and request.method == "POST" and not await _speaks(response):
-            refused = status < 500 and status not in UNDECIDED
-            return _failed(request, f"HTTP status {status}", "refused" if refused else "lost")
-        return response
+            text, refused = "The answer is compressed, which was not asked for.", False
+        elif status >= 400 and request.method == "POST" and not await _speaks(response):
+            text, refused = f"HTTP status {status}", status < 500 and status not in UNDECIDED
+        else:
+            return response
+        await response.aclose()
+        return _failed(request, text, "refused" if refused else "lost")
 
 
 def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response:
@@ -68,13 +69,12 @@ def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response
 
 
 async def _speaks(response: httpx2.Response) -> bool:
-    """Tell whether the answer is an error of the protocol; leave it otherwise."""
-    with suppress(ValueError, httpx2.StreamError):
+    """Tell whether the answer is an error of the protocol."""
+    try:
         said = json.loads(await response.aread())
-        if isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said:
-            return True
-    await response.aclose()
-    return False
+    except (ValueError, httpx2.StreamError):
+        return False
+    return isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said
 
 
 @asynccontextmanager

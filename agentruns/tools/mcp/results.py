@@ -24,50 +24,44 @@ def result_of(answer: CallToolResult) -> Any:
 
     Structured content stands for the text that repeats it, and comes after any other content.
     """
-    blocks = [_block(each) for each in answer.content]
+    blocks, structured = [*map(_block, answer.content)], answer.structured_content
     if answer.is_error:
         texts = [block.text for block in blocks if isinstance(block, Text)]
         raise McpError("\n".join(texts)[:LONGEST_ERROR] or "The server gives no reason.")
-    structured = answer.structured_content
     if structured is not None:
-        blocks = [block for block in blocks if not _repeats(block, structured)]
+        blocks = [
+            block for block in blocks if not (isinstance(block, Text) and _repeats(block.text, structured))
+        ]
         if not blocks:
             return structured
         blocks.append(Text(canonical.dumps(structured)))
-    if all(isinstance(block, Text) for block in blocks) and len(blocks) < 2:
-        return blocks[0].text if blocks else ""
-    return blocks
+    if len(blocks) > 1 or not all(isinstance(block, Text) for block in blocks):
+        return blocks
+    return blocks[0].text if blocks else ""
 
 
-def _repeats(block: Any, structured: Any) -> bool:
-    if not isinstance(block, Text):
-        return False
+def _repeats(text: str, structured: Any) -> bool:
+    if structured == {"result": text}:  # as the SDK's servers wrap a text
+        return True
     with suppress(ValueError, RecursionError):
-        if json.loads(block.text) == structured:
-            return True
-    return bool(structured == {"result": block.text})  # as the SDK's servers wrap a text
+        return bool(json.loads(text) == structured)
+    return False
 
 
 def _block(item: Any) -> Any:
     """Return one item of the content as a block; a text says what cannot be one, and why."""
     resource = getattr(item, "resource", None)
-    if item.type == "text":
-        return Text(item.text)
+    if item.type == "text" or hasattr(resource, "text"):
+        return Text((resource or item).text)
     if item.type == "resource_link":
         return Text(f"[resource {one_line(item.name)}: {one_line(str(item.uri))}]")
-    if resource is not None and hasattr(resource, "text"):
-        return Text(resource.text)
-    data, media_type = (
-        (item.data, item.mime_type) if resource is None else (resource.blob, resource.mime_type)
-    )
-    name = one_line(str(resource.uri)) if resource is not None else ""
-    media_type = (media_type or "").partition(";")[0].strip().lower()
+    data = item.data if resource is None else resource.blob
+    name = "" if resource is None else one_line(str(resource.uri))
+    media_type = ((resource or item).mime_type or "").partition(";")[0].strip().lower()
     try:
-        raw = base64.b64decode(data, validate=True)
-        if media_type in IMAGES:
-            return Image(data=raw, media_type=media_type, name=name)
-        if media_type == PDF:
-            return Document(data=raw, media_type=media_type, name=name)
+        kind = Image if media_type in IMAGES else {PDF: Document}[media_type]
+        return kind(data=base64.b64decode(data, validate=True), media_type=media_type, name=name)
+    except KeyError:
         why = "no type of file that is kept"
     except (ValueError, ContentError) as error:
         why = str(error)
