@@ -143,7 +143,7 @@ SILENT_VIEWS = {
     "run_reveal", "run_content", "run_file", "run_resume", "run_pause", "run_cancel",
     "run_start", "run_review", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add",
     "approval_delete", "approval_reveal", "approval_approve", "approval_edit", "approval_answer",
-    "approval_deny", "approval_extend",
+    "approval_deny", "approval_extend", "run_switches",
 }  # fmt: skip
 SILENT_PATHS = {
     "/agents",
@@ -154,7 +154,7 @@ SILENT_PATHS = {
 }  # the last two only to revealers
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
-    "prune_runs",
+    "prune_runs", "switch", "lock_mcp_tools",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ DOORS = {
     "agentruns.tasks": "celery",
     "agentruns.contrib.opentelemetry": "opentelemetry",
     "agentruns.testing.pytest_plugin": "pytest",
+    "agentruns.tools.mcp.http": "httpx2",
 }
 
 
