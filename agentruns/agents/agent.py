@@ -21,7 +21,7 @@ from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.attachments import Limits, limits_of
-from agentruns.providers.base import Model, model_identity, provider_of, provider_tools
+from agentruns.providers.base import Model, model_identity, provider_tools
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
@@ -164,7 +164,7 @@ class Agent:
     @property
     def file_limits(self) -> Limits:
         """The files that each of its models takes."""
-        return limits_of(map(provider_of, self.models))
+        return limits_of(*map(model_identity, self.models))
 
     @cached_property
     def definition_hash(self) -> str:

@@ -29,7 +29,7 @@ DEFAULT = Limits(
     request=28 * 2**20,
     files=20,
 )
-# By the name of the provider; any other has Claude's, which every API of OpenAI's form takes.
+# By provider; any other has Claude's, which every API of OpenAI's form takes.
 LIMITS = {
     "openai": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=100),
     "azure": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=10),
@@ -38,9 +38,9 @@ LIMITS = {
 }
 
 
-def limits_of(providers: Iterable[str]) -> Limits:
-    """Return what each of some providers takes."""
-    limits = [LIMITS.get(provider, DEFAULT) for provider in providers]
+def limits_of(*identities: str) -> Limits:
+    """Return what the providers of some models all take."""
+    limits = [LIMITS.get(identity.partition(":")[0], DEFAULT) for identity in identities]
     types = frozenset.intersection(*(each.types for each in limits))
     return Limits(types, *(min(bounds) for bounds in zip(*(each[1:] for each in limits), strict=True)))
 

@@ -72,8 +72,8 @@ def result_parts(result: Block) -> list[Block]:
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
-def part(block: Block, provider: str) -> tuple[str, str, str]:
-    """Return a block as its kind, a text or the address of a file that its provider takes, and a file's name.
+def part(block: Block, identity: str) -> tuple[str, str, str]:
+    """Return a block as its kind, a text or the address of a file that a model takes, and the file's name.
 
     A PDF is recognised by the ending of its name.
     """
@@ -83,7 +83,7 @@ def part(block: Block, provider: str) -> tuple[str, str, str]:
     if kind == "document" and source["type"] == "text":
         return "text", f"{title}:\n{source['data']}" if title else source["data"], ""
     name = title if title.lower().endswith(".pdf") else f"{title or 'document'}.pdf"
-    is_file, types = kind in ("document", "image"), limits_of([provider]).types
+    is_file, types = kind in ("document", "image"), limits_of(identity).types
     if is_file and source["type"] == "base64" and source["media_type"] in types:
         return kind, f"data:{source['media_type']};base64,{source['data']}", name
     if is_file and source["type"] == "url":

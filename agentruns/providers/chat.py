@@ -48,10 +48,9 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
     if (form := blocks.answer_form(request)) is not None:
         found["response_format"] = {"type": "json_schema", "json_schema": form}
     found["messages"] = [{"role": "system", "content": request.system}] if request.system else []
-    provider = identity.partition(":")[0]
     for message in request.messages:
         is_reply = message["role"] == "assistant"
-        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, provider)
+        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, identity)
     return found
 
 
@@ -73,12 +72,12 @@ def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
     return [found] if texts or calls else []
 
 
-def _asked(message: Block, provider: str) -> list[Block]:
+def _asked(message: Block, identity: str) -> list[Block]:
     """Return a user message: its results, which hold texts only; their files follow with what it says."""
     results, rest = blocks.results_of(message)
     answers, files = [], []
     for result in results:
-        parts = [_part(part, provider) for part in blocks.result_parts(result)]
+        parts = [_part(part, identity) for part in blocks.result_parts(result)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         call = result["tool_use_id"]
         if len(texts) < len(parts):
@@ -86,14 +85,14 @@ def _asked(message: Block, provider: str) -> list[Block]:
             files.append({"type": "text", "text": f"The files in the result of call {call}:"})
             files += [part for part in parts if part["type"] != "text"]
         answers.append({"role": "tool", "tool_call_id": call, "content": "\n".join(texts)})
-    said = [*files, *(_part(block, provider) for block in rest)]
+    said = [*files, *(_part(block, identity) for block in rest)]
     is_text = all(part["type"] == "text" for part in said)  # as which every server takes it
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
     return [*answers, {"role": "user", "content": whole}] if said else answers
 
 
-def _part(block: Block, provider: str) -> Block:
-    kind, content, name = blocks.part(block, provider)
+def _part(block: Block, identity: str) -> Block:
+    kind, content, name = blocks.part(block, identity)
     if kind == "text":
         return {"type": "text", "text": content}
     if kind == "image":

@@ -41,12 +41,12 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
 def _items(message: Block, identity: str) -> list[Block]:
     if message["role"] == "assistant":
         return [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
-    provider, (results, rest) = identity.partition(":")[0], blocks.results_of(message)
+    results, rest = blocks.results_of(message)
     output = {"type": "function_call_output"}
     items = [
-        {**output, "call_id": each["tool_use_id"], "output": _output(each, provider)} for each in results
+        {**output, "call_id": each["tool_use_id"], "output": _output(each, identity)} for each in results
     ]
-    said = [_part(block, provider) for block in rest]
+    said = [_part(block, identity) for block in rest]
     return [*items, {"role": "user", "content": said}] if said else items
 
 
@@ -66,14 +66,14 @@ def _said(block: Block, identity: str) -> list[Block]:
     raise blocks.foreign(block)
 
 
-def _output(result: Block, provider: str) -> Any:
-    parts = [_part(block, provider) for block in blocks.result_parts(result)]
+def _output(result: Block, identity: str) -> Any:
+    parts = [_part(block, identity) for block in blocks.result_parts(result)]
     is_text = all(part["type"] == "input_text" for part in parts)
     return "\n".join(part["text"] for part in parts) if is_text else parts
 
 
-def _part(block: Block, provider: str) -> Block:
-    kind, content, name = blocks.part(block, provider)
+def _part(block: Block, identity: str) -> Block:
+    kind, content, name = blocks.part(block, identity)
     if kind == "text":
         return {"type": "input_text", "text": content}
     if kind == "image":

@@ -24,6 +24,7 @@ from agentruns.journal.read import definition_body, rows_until, session_rows
 from agentruns.journal.store import SessionState
 from agentruns.journal.verify import check
 from agentruns.models import Run
+from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity
 from agentruns.providers.registry import resolve
 from agentruns.services.write import find_run
@@ -265,14 +266,16 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
         raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
     for row in rows:
         if _is_reply(row, run):
-            state = then.run
+            state, body, read = then.run, body_of(then.run.definition), row.payload.get("read")
+            limits = limits_of(body["model"], body.get("fallback") or body["model"])
+            messages = then.conversation.messages(read, limits)
             yield _Recorded(
                 row,
                 step=state.inherited + state.step,
                 version=state.version,
-                body=body_of(state.definition),
-                messages=(messages := then.conversation.messages(row.payload.get("read"))),
-                replaced=now.conversation.messages(row.payload.get("read")) if observations else messages,
+                body=body,
+                messages=messages,
+                replaced=now.conversation.messages(read, limits) if observations else messages,
                 altered_at=altered_at,
                 is_as_sent=then.was_sent_for(row) is not False,
                 made=state,

@@ -70,12 +70,12 @@ def test_its_table_of_files_is_that_of_the_code() -> None:
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), cells)
     assert told.keys() == PROVIDERS
     for name, (types, picture, whole, files) in told.items():
-        limits = limits_of([name])
+        limits = limits_of(f"{name}:any")
         assert set(types.split(", ")) == {kinds[each] for each in limits.types}
         sizes = [int(size // 4 * 3 / 1e5) / 10 for size in (limits.image, limits.request)]
         assert [f"{size} MB" for size in sizes] == [picture, whole]
         assert int(files) == limits.files
-    assert limits_of(["elsewhere"]) == limits_of(["anthropic"])
+    assert limits_of("elsewhere:any") == limits_of("claude-any")
 
 
 def test_its_table_of_errors_is_that_of_the_code() -> None:

@@ -12,6 +12,7 @@ from agentruns import (
     Image,
     Text,
     adopt_definition,
+    replay_run,
     resume_run,
     run_agent,
     send_message,
@@ -112,8 +113,12 @@ def test_a_file_of_a_result_that_the_provider_does_not_take_is_told_and_not_sent
         agent = Agent("scans", instructions="Scan.", model=model, tools=[scan])
         assert run_agent(agent, "do it", "s1").output == "Seen."
         sent = repr(fake.calls[1].body)
-    assert sent.count("data:image/png;base64,") == sent.count("data:") == 1
-    assert "[image a.gif: image/gif," in sent and "[document a.pdf: application/pdf," in sent
+        assert sent.count("data:image/png;base64,") == sent.count("data:") == 1
+        assert "[image a.gif: image/gif," in sent and "[document a.pdf: application/pdf," in sent
+        asked: list[Any] = []
+        another = ScriptedModel([said[0], lambda request: asked.append(request.messages) or said[1]])
+        replay_run(Run.objects.get().pk, model=another)
+    assert repr(asked).count("'media_type': 'image/") == 1, "a replay asks with what was sent"
 
 
 @pytest.mark.parametrize(
