@@ -255,8 +255,9 @@ class ApprovalCard:
         """Return the form of an edit, or None where the arguments cannot be edited here."""
         if self.why_not_edit or self.tool is None:
             return None
-        given, options = self.ordered(self.approval.arguments), form_options("edit", self.approval)
-        return EditForm(self.tool.input_schema, given, data, hidden=self.locked_names, **options)
+        options = form_options("edit", self.approval)
+        schema, given = self.tool.input_schema, self.approval.arguments
+        return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
 
 
 def asked(one: ApprovalCard) -> dict[str, Any]:
