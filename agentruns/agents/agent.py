@@ -21,7 +21,8 @@ from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.attachments import Limits, limits_of
-from agentruns.providers.base import Model, model_identity, provider_tools
+from agentruns.providers.base import Model, provider_tools
+from agentruns.providers.names import model_identity
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical

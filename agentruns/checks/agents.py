@@ -17,7 +17,7 @@ from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import settings
 from agentruns.engine import budgets
-from agentruns.providers.base import provider_of
+from agentruns.providers.names import provider_of
 from agentruns.tools.mcp import servers
 from agentruns.tools.options import REQUESTER
 

@@ -13,8 +13,7 @@ from agentruns import journal
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
-from agentruns.providers.names import options_of
-from agentruns.providers.registry import make
+from agentruns.providers.names import make, options_of
 from agentruns.tools.refusals import mistake
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentruns.agents import prices
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.providers.base import model_identity
+from agentruns.providers.names import model_identity
 
 if TYPE_CHECKING:
     from agentruns.journal.fold import RunState

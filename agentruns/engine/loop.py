@@ -25,17 +25,8 @@ from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import text_of
 from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
 from agentruns.models import Run
-from agentruns.providers.base import (
-    Model,
-    ModelReply,
-    ModelRequest,
-    ProviderError,
-    call_model,
-    model_identity,
-    provider_of,
-    usage_of,
-)
-from agentruns.providers.registry import resolve
+from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
+from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.tools.card import one_line
 from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
 from agentruns.utils.failpoints import reached

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
-from agentruns.providers.names import identity_of, options_of
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
 from agentruns.utils.coroutines import wait
@@ -149,27 +148,6 @@ def usage_of(error: ProviderError) -> dict[str, Any]:
     usage = error.usage
     fits = isinstance(usage, dict) and not is_deeper(usage, MAX_DEPTH) and _is_json(usage)
     return usage if usage and fits else {}
-
-
-def model_identity(model: Model | str) -> str:
-    """Return the model's name in a Definition and in prices: provider and model, never a key or an address.
-
-    For an object without `identity`, which a check refuses, that is its class path.
-    """
-    if isinstance(model, str):
-        found = options_of(model)
-        return identity_of(found["provider"], found["model"])
-    identity = getattr(model, "identity", None)
-    if isinstance(identity, str) and identity:
-        return identity
-    return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def provider_of(model: Model | str) -> str:
-    """Return the name of a model's provider."""
-    if isinstance(model, str):
-        return str(options_of(model)["provider"])
-    return str(getattr(model, "provider", type(model).__name__))
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError, model_identity
+from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError
 from agentruns.signals import text_streamed
 
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
@@ -42,6 +42,7 @@ class SDKModel:
     """A model that is asked through an SDK, with a client of its own or one that it is given."""
 
     package: ClassVar[str]
+    identity: Any
     name: str
     timeout: float | None
     streaming: bool
@@ -49,7 +50,7 @@ class SDKModel:
     _client: Any = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({model_identity(self)!r})"
+        return f"{type(self).__name__}({self.identity!r})"
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Return the model's reply; raises a classified ProviderError for any failure."""

@@ -1,10 +1,14 @@
-"""Names of models: which provider's model a text stands for."""
+"""Models by name: which provider's model a text stands for, what identifies one, and the object to ask."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from agentruns.conf import settings
+
+if TYPE_CHECKING:
+    from agentruns.providers.base import Model
 
 PROVIDERS = frozenset({"anthropic", "azure", "ollama", "openai", "openrouter", "vllm"})
 
@@ -19,6 +23,44 @@ def options_of(name: str) -> dict[str, Any]:
     return {"provider": "anthropic", "model": name}
 
 
-def identity_of(provider: str, model: str) -> str:
-    """Return the name of a model in definitions and prices; a model of Claude's has its plain name."""
-    return model if provider == "anthropic" else f"{provider}:{model}"
+def model_identity(model: Model | str) -> str:
+    """Return the model's name in a Definition and in prices: provider and model, never a key or an address.
+
+    One of Claude's has its plain name; an object without `identity`, which a check refuses, its class path.
+    """
+    if isinstance(model, str):
+        found = options_of(model)
+        is_claude = found["provider"] == "anthropic"
+        return str(found["model"]) if is_claude else f"{found['provider']}:{found['model']}"
+    identity = getattr(model, "identity", None)
+    if isinstance(identity, str) and identity:
+        return identity
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def provider_of(model: Model | str) -> str:
+    """Return the name of a model's provider."""
+    if isinstance(model, str):
+        return str(options_of(model)["provider"])
+    return str(getattr(model, "provider", type(model).__name__))
+
+
+def resolve(model: Model | str) -> Model:
+    """Return the object to ask; a name has one, and one client, in a process."""
+    return _made(model, repr(options_of(model))) if isinstance(model, str) else model
+
+
+@cache
+def _made(name: str, options: str) -> Model:  # which a test may change
+    return make(**options_of(name))
+
+
+def make(provider: str, model: str, **options: Any) -> Model:
+    """Return a model of a provider."""
+    if provider == "anthropic":
+        from agentruns.providers.anthropic import AnthropicModel
+
+        return AnthropicModel(model, **options)
+    from agentruns.providers.openai import OpenAIModel
+
+    return OpenAIModel(model, provider=provider, **options)

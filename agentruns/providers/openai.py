@@ -12,7 +12,6 @@ from agentruns.providers.base import ModelReply, ModelRequest, provider_tools
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
 from agentruns.providers.failures import Answer, SDKModel, plain, refuse
-from agentruns.providers.names import identity_of
 from agentruns.utils import json as canonical
 
 _RESERVED = frozenset({
@@ -71,7 +70,7 @@ class OpenAIModel(SDKModel):
     @property
     def identity(self) -> str:
         """The provider and the model: with another key, server or client it is the same definition."""
-        return identity_of(self.provider, self.name)
+        return f"{self.provider}:{self.name}"
 
     def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         params = {**self.params, **request.params}

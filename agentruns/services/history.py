@@ -25,8 +25,8 @@ from agentruns.journal.store import SessionState
 from agentruns.journal.verify import check
 from agentruns.models import Run
 from agentruns.providers.attachments import limits_of
-from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model, model_identity
-from agentruns.providers.registry import resolve
+from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model
+from agentruns.providers.names import model_identity, resolve
 from agentruns.services.write import find_run
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import MASK

@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 from agentruns.agents import content
 from agentruns.providers.attachments import DEFAULT
-from agentruns.providers.base import ModelReply, ModelRequest, model_identity
+from agentruns.providers.base import ModelReply, ModelRequest
+from agentruns.providers.names import model_identity
 from agentruns.providers.scripted import ScriptedModel, Turn
 
 if TYPE_CHECKING:

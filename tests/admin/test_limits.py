@@ -16,7 +16,7 @@ from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import claim
 from agentruns.journal.fold import RunState
 from agentruns.models import Run
-from agentruns.providers.base import model_identity
+from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
 from tests.admin.conftest import World

@@ -11,7 +11,7 @@ from django.utils import timezone
 from agentruns import approve, run_agent, start_run
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
-from agentruns.providers.base import model_identity
+from agentruns.providers.names import model_identity
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
 from tests.admin.conftest import ONCE, World

@@ -8,7 +8,7 @@ import pytest
 from agentruns import run_agent, start_run
 from agentruns.agents.agent import Agent
 from agentruns.models import Run, Session
-from agentruns.providers.base import model_identity
+from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
 from tests.effects import Effects

@@ -6,7 +6,7 @@ import pytest
 
 from agentruns import approve, run_agent
 from agentruns.models import Message
-from agentruns.providers.base import model_identity
+from agentruns.providers.names import model_identity
 from tests.commands.running import run
 from tests.shop.agents import call, shop_agent
 

@@ -13,11 +13,9 @@ from agentruns.checks.agents import check_agents
 from agentruns.checks.settings import check_models
 from agentruns.engine import budgets
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.providers.base import model_identity, provider_of
 from agentruns.providers.chat import QUIRKS
-from agentruns.providers.names import PROVIDERS
+from agentruns.providers.names import PROVIDERS, model_identity, provider_of, resolve
 from agentruns.providers.openai import OpenAIModel
-from agentruns.providers.registry import resolve
 from agentruns.testing import ScriptedModel
 from tests.registry import isolated_registry
 

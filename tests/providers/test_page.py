@@ -12,10 +12,8 @@ from agentruns.agents import prices
 from agentruns.agents.content import IMAGES, PDF, PLAIN
 from agentruns.providers import failures
 from agentruns.providers.attachments import limits_of
-from agentruns.providers.base import model_identity
 from agentruns.providers.chat import QUIRKS, Quirks
-from agentruns.providers.names import PROVIDERS
-from agentruns.providers.registry import resolve
+from agentruns.providers.names import PROVIDERS, model_identity, resolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.providers.base import (
-    Model,
-    ModelReply,
-    ModelRequest,
-    ProviderError,
-    call_model,
-    check_reply,
-    model_identity,
-)
-from agentruns.providers.registry import resolve
+from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, check_reply
+from agentruns.providers.names import model_identity, resolve
 from tests.unit.claude import failure, request
 
 TEXT = {"type": "text", "text": "Hello."}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, call_model, model_identity
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, call_model
+from agentruns.providers.names import model_identity
 from agentruns.providers.scripted import ScriptedModel
 from agentruns.testing import ScriptedModel as FromTesting
 from agentruns.testing import check_messages
