@@ -80,9 +80,15 @@ class NoteForm(forms.Form):
         error_messages={"required": WHY_DENIED},
     )
 
-    def __init__(self, *args: Any, needs: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, needs: bool = False, verbs: Collection[str] = ("approve", "deny"), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.fields["reason"].required = needs
+        if "deny" not in verbs:
+            self.fields["reason"].label = _("Note, kept in the journal")
+        elif "approve" not in verbs:
+            self.fields["reason"].label = _("Reason, kept in the journal and told to the model")
         self.fields["reason"].widget.attrs |= {"rows": 1, **({"autofocus": True} if needs else {})}
 
 
@@ -180,10 +186,9 @@ class EditForm(DecideForm):
         hidden: Collection[str] = (),
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, verbs=("approve",), **kwargs)
         self.original = original
         reason = self.fields.pop("reason")
-        reason.label = _("Note, kept in the journal")
         for name, value in original.items():
             if name not in hidden:
                 self.fields[PREFIX + name] = _field(name, _resolved(schema, name), value)

@@ -93,9 +93,59 @@ def test_all_of_one_tool_are_counted_and_added_up(world: World) -> None:
     reply = {"tools": [call("refund", cents=5000 + n, secret=n) for n in range(3)]}
     agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
     page = read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0])))
-    assert "3 calls, amount 150.03 in total" in " ".join(page.text.split())
+    assert "3 calls can be ticked, amount 150.03 in total" in " ".join(page.text.split())
     assert "secret 3" not in page.text, "no sum of what is masked"
-    assert "calls, " not in read(browser("decider").get(turn(three(world)[0]))).text, "of several tools none"
+    assert "in total" not in read(browser("decider").get(turn(three(world)[0]))).text, "of several tools none"
+
+
+@pytest.mark.parametrize(
+    ("sentences", "total"),
+    [
+        (["Refund 1,500.00 EUR of order 3", "Refund 0.50 EUR"], "amount 1,500.50 EUR in total"),
+        (["Refund €1500.00", "Refund €0.50"], "amount 1,500.50 € in total"),
+        (["Refund 1,500.00 EUR", "Refund 0.50 USD"], ""),
+        (["Refund 1,500.00 EUR", "Refund 10.50 USD"], ""),
+        (["Refund 1,500.00 of FOO", "Refund 0.50"], "amount 1,500.50 in total"),
+    ],
+)
+def test_a_sum_has_the_currency_of_the_sentences_and_never_two(
+    world: World, sentences: list[str], total: str
+) -> None:
+    said = dict(zip((150000, 50), sentences, strict=True))
+    names = tool(name="refund", requires_approval=True, describe=lambda given: said[given["cents"]])(paid)
+    reply = {"tools": [call("refund", cents=cents) for cents in said]}
+    agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
+    text = " ".join(read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0]))).text.split())
+    assert f"2 calls can be ticked, {total}" in text if total else "in total" not in text
+
+
+def test_what_is_warned_of_starts_unticked_where_it_is_approved(world: World) -> None:
+    def warned(given: dict[str, Any]) -> dict[str, Any]:
+        return {"warnings": ["more than was paid"] if given["cents"] > 5000 else []}
+
+    names = tool(name="refund", requires_approval=True, preview=warned)(paid)
+    reply = {"tools": [call("refund", cents=cents) for cents in (5000, 6000)]}
+    agent = Agent("careful", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
+    low, high = run_agent(agent, "go", "careful").pending
+
+    def ticks(response: Any) -> list[bool]:
+        html = response.content.decode()
+        return [f'value="{one.pk}" aria-label="{one.title}" checked>' in html for one in (low, high)]
+
+    assert ticks(browser("superuser").get(turn(low))) == [True, False]
+    assert ticks(select("approve", low, high)) == [True, False], "the list's ticks only bring them here"
+    assert ticks(select("deny", low, high)) == [True, True]
+    again = select("deny", high, **{**confirmed(low, high), "reason": ""})
+    assert ticks(again) == [False, True], "but those of this page stay"
+
+
+def test_the_note_says_only_what_is_true_of_its_page(world: World) -> None:
+    approval = world.waiting()
+    approving, denying = read(select("approve", approval)).text, read(select("deny", approval)).text
+    assert "Note, kept in the journal:" in approving
+    assert "tells it to the model" not in approving
+    assert "Reason, kept in the journal and told to the model:" in denying
+    assert "Deny tells it to the model" in read(browser("decider").get(turn(approval))).text
 
 
 def pay(cents: int, secret: int) -> str:
@@ -170,7 +220,7 @@ def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effec
     left_out, before = world.waiting("other"), snapshot()
     page = read(select("approve", *chosen, select_across="1", index="0"))
     assert snapshot() == before
-    assert "3 calls, amount 150.03 in total" in page.text
+    assert "3 calls can be ticked, amount 150.03 in total" in page.text
     assert page.text.count("refund the lamp · requested by") == 3, "each names its task"
     assert "2 calls" in read(select("approve", *three(world))).text, "a question is left out"
     assert all(str(5000 + number) in page.text for number in range(3))

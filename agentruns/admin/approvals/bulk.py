@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.approvals.card import ApprovalCard, asked
 from agentruns.admin.approvals.decide import decide, done, no_password, outcome
+from agentruns.admin.approvals.texts import unit_in
 from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import NoteForm
 from agentruns.admin.html import named, plain, risk_badge, visible
@@ -48,7 +49,7 @@ def decide_selected(admin: ApprovalAdmin, request: HttpRequest, verb: str) -> Ht
         admin.message_user(request, text, messages.WARNING)
     if not confirmed:
         return _ask(admin, request, approvals, (verb,), title=title)
-    if refused := _refused(request, verb, approvals):
+    if refused := _refused(request, verb, approvals, (verb,)):
         return _ask(admin, request, approvals, (verb,), title=title, **refused)
     lines = _decide(admin, request, verb, approvals)
     return _show(admin, request, lines, title=_("Outcome of each"), outcome=True)
@@ -64,7 +65,7 @@ def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpRe
     waiting = list(rows.filter(status=Approval.Status.PENDING))
     verb, chosen = request.POST.get("verb", ""), _chosen(request, rows)
     if request.method == "POST" and verb in VERBS and chosen:
-        if not (refused := _refused(request, verb, chosen)):
+        if not (refused := _refused(request, verb, chosen, VERBS)):
             return _decide_turn(admin, request, run_id, verb, chosen)
     else:
         text = _("Nothing was decided: tick at least one call.")
@@ -100,9 +101,11 @@ def _chosen(request: HttpRequest, rows: Any) -> list[Approval]:
     return [found[key] for key in dict.fromkeys(keys) if key in found]
 
 
-def _refused(request: HttpRequest, verb: str, approvals: list[Approval]) -> dict[str, Any]:
+def _refused(
+    request: HttpRequest, verb: str, approvals: list[Approval], verbs: Sequence[str]
+) -> dict[str, Any]:
     """Return why nothing is decided, for the page; empty if all is there that the verb needs."""
-    form = NoteForm(request.POST, needs=verb == "deny")
+    form = NoteForm(request.POST, needs=verb == "deny", verbs=verbs)
     if not form.is_valid():
         return {"form": form, "status": 400, "refusal": _("Nothing was decided. Correct the form below.")}
     why = no_password(request, approvals) if verb == "approve" else ""
@@ -149,15 +152,17 @@ def _ask(
     **context: Any,
 ) -> HttpResponse:
     """Show what will be decided, and with which verbs."""
-    cards, ticked = admin.cards(request, approvals), request.POST.getlist(ACTION_CHECKBOX_NAME)
-    lines = []
+    is_list = "is_turn" not in context and "confirmed" not in request.POST  # its ticks only bring them here
+    ticked = [] if is_list else request.POST.getlist(ACTION_CHECKBOX_NAME)
+    cards, lines = admin.cards(request, approvals), []
     for one in cards:
         whys = [_why_not(one, verb) for verb in verbs]
         line = _line(admin, request, one, why_not=whys[0] if all(whys) else "", hint=whys[0])
-        line["ticked"] = not any(whys) and (not ticked or line["key"] in ticked)
+        is_warned = "approve" in verbs and any(flag.tone == "bad" for flag in line.get("flags", ()))
+        line["ticked"] = not any(whys) and (line["key"] in ticked if ticked else not is_warned)
         lines.append(line)
     shown = {
-        "form": NoteForm(),
+        "form": NoteForm(verbs=verbs),
         "verbs": verbs,
         "total": _total([one for one, line in zip(cards, lines, strict=True) if not line["why_not"]]),
         "quotes": [cards[0].request, cards[0].said] if "is_turn" in context else [],
@@ -168,22 +173,32 @@ def _ask(
 
 
 def _total(cards: Sequence[ApprovalCard]) -> str:
-    """Return how many calls these are, and the sum of the one number that all calls of one tool take."""
-    text = ngettext("%(count)d call", "%(count)d calls", len(cards)) % {"count": len(cards)}
+    """Return how many calls can be ticked, and the sum of the one number that all calls of one tool take."""
+    text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
+    text %= {"count": len(cards)}
     tools = {one.approval.tool_name for one in cards}
     numbers = [{k: v for k, v in one.face.arguments.items() if type(v) in (int, float)} for one in cards]
     names = {tuple(each) for each in numbers}
     if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
         return text
     [name] = numbers[0]
-    total = sum(Decimal(str(each[name])) for each in numbers)
-    words, amount = named(name, int(total)) if name.endswith("cents") else (name, "")
-    amount = amount or number_format(total, force_grouping=True)
+    units = {
+        unit_in(one.face.title, _amount(name, each[name])) for one, each in zip(cards, numbers, strict=True)
+    }
+    if len(units) > 1:  # a sum of two currencies is none
+        return text
+    total = _amount(name, sum(Decimal(str(each[name])) for each in numbers))
     return _("%(calls)s, %(name)s %(amount)s in total") % {
         "calls": text,
-        "name": plain(words),
-        "amount": amount,
+        "name": plain(named(name, 0)[0] if name.endswith("cents") else name),
+        "amount": f"{total} {units.pop()}".strip(),
     }
+
+
+def _amount(name: str, value: Decimal | float) -> str:
+    """Return a number as a card writes it."""
+    cents = named(name, int(value))[1] if name.endswith("cents") else ""
+    return cents or number_format(Decimal(str(value)), force_grouping=True)
 
 
 def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said: str) -> Line:

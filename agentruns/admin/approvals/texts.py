@@ -75,6 +75,14 @@ def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
     ]
 
 
+def unit_in(sentence: str, amount: str) -> str:
+    """Return the currency that stands beside an amount in a sentence: "EUR", "€", or "" without one."""
+    forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
+    unit = r"([A-Z]{3}\b|[€$£¥])"
+    found = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
+    return (found[1] or found[2]) if found else ""
+
+
 def _names(sentence: str, *texts: str) -> bool:
     """Return whether a sentence has one of some texts as words of their own."""
     forms = {form for text in texts for form in (text, text.replace(",", "")) if text}
