@@ -88,7 +88,7 @@ class NoteForm(forms.Form):
         if "deny" not in verbs:
             self.fields["reason"].label = _("Note, kept in the journal")
         elif "approve" not in verbs:
-            self.fields["reason"].label = _("Reason, kept in the journal and told to the model")
+            self.fields["reason"].label = _("Note, kept in the journal and told to the model")
         self.fields["reason"].widget.attrs |= {"rows": 1, **({"autofocus": True} if needs else {})}
 
 

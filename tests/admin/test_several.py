@@ -144,7 +144,7 @@ def test_the_note_says_only_what_is_true_of_its_page(world: World) -> None:
     approving, denying = read(select("approve", approval)).text, read(select("deny", approval)).text
     assert "Note, kept in the journal:" in approving
     assert "tells it to the model" not in approving
-    assert "Reason, kept in the journal and told to the model:" in denying
+    assert "Note, kept in the journal and told to the model:" in denying
     assert "Deny tells it to the model" in read(browser("decider").get(turn(approval))).text
 
 
