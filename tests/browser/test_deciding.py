@@ -114,6 +114,29 @@ def test_the_bar_hides_little_on_a_telephone_and_who_edits_has_one_note(desk: De
     assert (decided(approval)[0], approval.reason) == ("approved", "By telephone.")
 
 
+@pytest.mark.parametrize("verb", ["edit", "answer"])
+def test_who_edits_or_answers_finds_the_way_back(desk: Desk, visitor: Visitor, verb: str) -> None:
+    approval = desk.one(REFUND)
+    page = visitor.open(approval)
+    bar, fold = page.locator(".ar-bar"), page.locator(f"#{verb}")
+    for refused in (False, True):
+        if fold.get_attribute("open") is None:
+            way = fold.locator("summary")
+            visitor.click(way if way.is_visible() else bar.get_by_role("link", name="Edit…"))
+        assert not bar.is_visible()
+        if refused:
+            fold.locator("[name=digest]").evaluate("field => { field.value = ''; }")
+            fold.locator("[name=text], [name=argument-cents]").fill("1")
+            with visitor.refused(400):
+                visitor.click(fold.locator("button[type=submit]"))
+            assert not page.locator(".ar-bar").is_visible()
+        visitor.click(fold.get_by_role("link", name="Not now"))
+        bar.wait_for(state="visible")
+        assert visitor.button("Approve").is_visible()
+        assert fold.get_attribute("open") is None
+    assert decided(approval) == ("pending", "")
+
+
 def test_no_table_of_the_card_is_squeezed_on_a_telephone(desk: Desk, visit: Visitors) -> None:
     visitor = visit(size={"width": 390, "height": 844})
     page = visitor.open(desk.one(REFUND))
