@@ -34,6 +34,11 @@ MOST_CENTS = 10**15  # more are no amount
 MARKS = 200  # hidden characters named on a page; a text with more is cut after them
 
 
+def person(name: str) -> SafeString:
+    """Return the name of a person as HTML, or that it was nobody."""
+    return visible(name or _("the program"))
+
+
 def visible(text: object) -> SafeString:
     """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them.
 

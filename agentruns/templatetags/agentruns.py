@@ -41,6 +41,6 @@ def _of_the_console(name: str) -> Callable[[Any], Any]:
     return shown
 
 
-_TEXTS = ("visible", "plain", "short_id", "run_badge", "approval_badge")
+_TEXTS = ("visible", "plain", "person", "short_id", "run_badge", "approval_badge")
 for _name in (*_TEXTS, "exact", "ago", "age", "stamp", "dated"):
     register.filter(_name, _of_the_console(_name))

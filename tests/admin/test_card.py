@@ -652,7 +652,7 @@ def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
     assert "the bank of *** is closed" in above
     turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
     assert "Its run is paused" in turn.text
-    assert "Request: “refund the lamp”" in turn.text, "what began it, once for all calls"
+    assert "Given by the program: “refund the lamp”" in turn.text, "what began it, once for all calls"
     assert "paused" in read(browser("superuser").get("/admin/agentruns/approval/")).text
     Run.objects.update(status="orphaned")
     assert "A call of its run is in doubt: what is approved runs only when" in shown(approval).text
@@ -662,6 +662,20 @@ def test_what_a_run_waits_for_stands_right_behind_that_it_waits(world: World) ->
     approval = world.waiting()
     text = " ".join(read(browser("superuser").get(url(approval.run))).text.split())
     assert f"It waits for a person to decide: Waits for approval: {approval.title}" in text
+
+
+def test_who_only_passed_on_a_text_is_not_its_author_and_nobody_is_the_program(world: World) -> None:
+    given, own = world.waiting("given", actor=user("superuser")), world.waiting("own")
+    assert "Given by superuser: “refund the lamp”" in shown(given).text
+    for page in (
+        shown(own),
+        read(browser("superuser").get("/admin/agentruns/approval/?tool=refund")),
+        read(browser("superuser").get("/admin/agentruns/run/")),
+        read(browser("superuser").get(url(own.run))),
+    ):
+        assert "the program" in page.text
+    assert "Given by the program: “refund the lamp”" in shown(own).text
+    assert "Requesterthe program" in " ".join(shown(own).text.split())
 
 
 def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:

@@ -52,6 +52,7 @@ from agentruns.admin.filters import (
 from agentruns.admin.html import (
     age,
     approval_badge,
+    person,
     plain,
     remaining,
     risk_badge,
@@ -208,7 +209,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
     def requester(self, approval: Approval) -> SafeString:
         """The user that the run was started for."""
-        return visible(approval.run.owner_name or "-")
+        return person(approval.run.owner_name)
 
     @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
     def age(self, approval: Approval) -> SafeString:

@@ -20,7 +20,7 @@ from agentruns.admin.approvals.decide import decide, done, no_password, outcome
 from agentruns.admin.approvals.texts import unit_in
 from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import NoteForm
-from agentruns.admin.html import named, plain, risk_badge, visible
+from agentruns.admin.html import named, person, plain, risk_badge, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
@@ -211,7 +211,7 @@ def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said:
         "title": visible(one.face.title),
         "url": admin.url(request, "change", approval.pk),
         "task": one_line(plain(one.face.run.title)),
-        "requester": visible(approval.run.owner_name or _("the program")),
+        "requester": person(approval.run.owner_name),
         "why_not": "",
         "done": "",
         **said,

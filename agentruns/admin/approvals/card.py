@@ -18,7 +18,6 @@ from agentruns.admin.approvals.decide import form_of, form_options, model_reads,
 from agentruns.admin.approvals.texts import LINE, Quote, brief, preview, quote
 from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
-    EMPTY,
     Body,
     Fact,
     ago,
@@ -27,6 +26,7 @@ from agentruns.admin.html import (
     is_urgent,
     named,
     origin_text,
+    person,
     plain,
     remaining,
     risk_badge,
@@ -121,7 +121,8 @@ class ApprovalCard:
     def words_of(self, row: Row) -> Quote:
         """Return what a person wrote in a row."""
         who = (row.payload.get("actor") or {}).get("name") or self.approval.run.owner_name
-        return quote(who or _("Request"), text_of(self.mask.row(row).payload.get("content") or []))
+        given = _("Given by %(name)s") % {"name": who or _("the program")}  # who may only pass on a text
+        return quote(given, text_of(self.mask.row(row).payload.get("content") or []))
 
     @property
     def evidence(self) -> list[Quote]:
@@ -382,7 +383,7 @@ def facts(approval: Approval) -> list[Fact]:
         "required": approval.required,
     }
     return [
-        Fact(_("Requester"), visible(run.owner_name or EMPTY)),
+        Fact(_("Requester"), person(run.owner_name)),
         Fact(_("Tool"), visible(approval.tool_name)),
         Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
         Fact(_("Session"), visible(run.session.key)),

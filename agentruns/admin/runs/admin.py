@@ -34,7 +34,7 @@ from agentruns.admin.filters import (
     searched,
     with_texts,
 )
-from agentruns.admin.html import EMPTY, age, plain, run_badge, two_lines, visible
+from agentruns.admin.html import EMPTY, age, person, plain, run_badge, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
 
@@ -205,7 +205,7 @@ class RunAdmin(ReadOnlyAdmin):
         """Return where the cells of a row lead to."""
         wait = next((one for one in run.waits if self.wait_url(request, one)), None)  # type: ignore[attr-defined]
         act = _("Decide") if wait and wait.approval_id else _("Give a verdict")
-        name = visible(run.owner_name or EMPTY)
+        name = person(run.owner_name)
         return {
             "act": _link(self.wait_url(request, wait), act) if wait else SafeString(),
             "agent": _link("?" + urlencode({"agent": run.agent}), plain(run.agent)),

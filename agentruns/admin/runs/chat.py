@@ -226,7 +226,7 @@ class Talk:
             note = _("The answer was not of the required form, and was sent back.")
             self.turns.append(Turn("", "note", row.seq, note=note))
             return
-        who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("Request")
+        who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("the program")
         said = body("", text_of(payload["content"]), self._limit(row, LONGEST))
         turn = Turn(visible(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
         self.turns.append(turn)
