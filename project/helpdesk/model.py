@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentruns.testing import ScriptedModel
 TICKET = re.compile(r"\bticket (\d+)", re.IGNORECASE)
 
 LAST = 5  # ticket with a transcript
+PACE = "HELPDESK_PACE"  # the variable with the seconds that a word takes, so that one can watch it write
 UNFORESEEN = "A transcript has no answer to that; a real model would. I leave it to my colleagues."
 
 # Results that lead to a side path: a person refused the call, or its outcome is in doubt.
@@ -37,7 +39,8 @@ class TranscriptModel:
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Return the next turn of the ticket's transcript."""
-        reply = ScriptedModel(self._turns(request)).propose(request)
+        pace = float(os.environ.get(PACE) or 0)
+        reply = ScriptedModel(self._turns(request), pace=pace).propose(request)
         return replace(reply, usage=usage_of(request, reply.content))
 
     def _turns(self, request: ModelRequest) -> list[dict[str, Any]]:

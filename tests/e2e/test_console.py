@@ -18,6 +18,8 @@ import pytest
 from tests.crash.processes import wait_for
 from tests.e2e.demo_project import ROOT, Project
 
+PACE = "HELPDESK_PACE"
+
 
 class Browser:
     """As much of one as logging in takes."""
@@ -102,6 +104,26 @@ def test_log_in_decide_and_stop(project: Project, console: subprocess.Popen[str]
     assert worker is not None, out
     assert not is_there(int(worker[1]))
     assert not answers(port)
+
+
+# What the console's worker is started with, and a worker of the demo is not.
+WRITES = """
+from agentruns import ModelRequest
+from project.helpdesk.model import TranscriptModel
+told = []
+task = {"role": "user", "content": [{"type": "text", "text": "ticket 1"}]}
+said = [task, *[{"role": "assistant", "content": []}] * 2]
+request = ModelRequest(model="", system="", messages=said, tools=[], step=2, on_text=told.append)
+reply = TranscriptModel().propose(request)
+assert "".join(told) in ("", reply.content[0]["text"])
+print("words", len(told))
+"""
+
+
+def test_an_answer_can_be_watched_as_it_is_written(project: Project) -> None:
+    paced = {PACE: "0.001"}
+    assert "words 16" in project.run("shell", "-c", WRITES, **paced).stdout
+    assert "words 0" in project.run("shell", "-c", WRITES).stdout
 
 
 def test_a_port_that_is_taken(project: Project) -> None:

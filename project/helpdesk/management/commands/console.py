@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,9 +14,11 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from project.helpdesk.model import PACE
 from project.helpdesk.preparation import NAME, PASSWORD, prepare
 
 HOST = "127.0.0.1"
+WORD = "0.3"  # seconds
 PATIENCE = 10  # seconds for a child that was asked to stop
 
 
@@ -70,6 +73,7 @@ def start(*command: str, silent: bool) -> subprocess.Popen[bytes]:
         [sys.executable, str(settings.BASE_DIR / "manage.py"), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if silent else None,
+        env={PACE: WORD, **os.environ},
         start_new_session=True,
     )
 
