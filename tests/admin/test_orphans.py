@@ -115,7 +115,10 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     page = read(browser("superuser").get(url(run)))
     assert target in page.links
     assert "Find out whether it happened, and say so on its card." in page.text
-    assert f'<a href="{target}">its card</a>' in browser("superuser").get(url(run)).content.decode()
+    html = browser("superuser").get(url(run)).content.decode()
+    assert f'<a class="button default" href="{target}">Give a verdict</a>' in html
+    assert html.count("<summary>Resume…</summary>") == 1
+    assert '<details class="ar-action ar-quiet">\n      <summary>Resume…</summary>' in html
     listing = read(browser("superuser").get(reverse("admin:agentruns_run_changelist")))
     assert target in listing.links
     assert "A call of wire is in doubt" in listing.text
