@@ -36,6 +36,7 @@ MOST_LINES = 10_000  # of the file
 BY = {
     "agent": (gettext_lazy("Agent"), ["agent"]),
     "day": (gettext_lazy("Day"), ["day"]),
+    "day-agent": (gettext_lazy("Day and agent"), ["day", "agent"]),
     "requester": (gettext_lazy("Requester"), ["owner_name", "owner_id"]),
     "scope": (gettext_lazy("Scope"), ["scope"]),
 }
@@ -84,7 +85,7 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         shown |= {
             "label": BY[by][0],
             "lines": [
-                {**_named(row, by, days, listed), **_figures(row), "bar": bar(size, 0, max(sizes))}
+                {**_named(row, days, listed), **_figures(row), "bar": bar(size, 0, max(sizes))}
                 for row, size in zip(found[:LINES], sizes, strict=False)
             ],
             "total": _figures(total),
@@ -106,11 +107,16 @@ def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
     columns = ["day", "agent", "owner_name", "scope"]
     writer = csv.writer(response)
-    writer.writerow(["day", "agent", "requester", "scope", "runs", "tokens", "cost"])
+    currency = [safe_cell(settings.CURRENCY)] if settings.CURRENCY else []
+    writer.writerow(
+        ["day", "agent", "requester", "scope", "runs", "tokens", "cost", *(["currency"] if currency else [])]
+    )
     runs = runs_of_days(visible_runs(request.user), first, last, RUNS)
     for row in _grouped(runs, columns)[:MOST_LINES]:
-        cost = "" if row["spent"] is None else format(row["spent"], "f")
-        writer.writerow([*(safe_cell(row[column]) for column in columns), row["runs"], row["used"], cost])
+        cost = "" if row["spent"] is None else format(row["spent"].normalize(), "f")
+        row["owner_name"] = row["owner_name"] or _("the program")
+        names = (safe_cell(row[column]) for column in columns)
+        writer.writerow([*names, row["runs"], row["used"], cost, *currency])
     return response
 
 
@@ -139,15 +145,19 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     return {"runs": bounded(row["runs"], RUNS), "tokens": used, "cost": spent}
 
 
-def _named(row: dict[str, Any], by: str, days: dict[str, str], listed: str) -> dict[str, str]:
+def _named(row: dict[str, Any], days: dict[str, str], listed: str) -> dict[str, str]:
     """Return the name of a line, and the list of its runs, "" where no filter finds them."""
-    name, query = row[BY[by][1][0]], {**days}
-    if by == "day":
-        query, name = dict.fromkeys(days, name.isoformat()), date_format(name)
-    elif by == "agent":
-        query["agent"] = name
-    elif by == "requester" and row["owner_id"] is not None:
-        query["requester"] = row["owner_id"]
-    else:
-        return {"name": plain(name or EMPTY), "url": ""}
-    return {"name": plain(name), "url": f"{listed}?{urlencode(query)}"}
+    query, names, is_found = {**days}, [], True
+    if "day" in row:
+        query = dict.fromkeys(days, row["day"].isoformat())
+        names.append(date_format(row["day"]))
+    if "agent" in row:
+        query["agent"] = row["agent"]
+        names.append(row["agent"])
+    if "owner_id" in row:
+        query["requester"], is_found = row["owner_id"], row["owner_id"] is not None
+        names.append(row["owner_name"] or _("the program"))
+    if "scope" in row:
+        is_found = False
+        names.append(row["scope"] or EMPTY)
+    return {"name": plain(", ".join(names)), "url": f"{listed}?{urlencode(query)}" if is_found else ""}

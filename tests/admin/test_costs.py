@@ -50,15 +50,20 @@ def lines(**query: str) -> list[list[str]]:
 def test_each_grouping_is_summed_and_leads_to_its_runs(world: World) -> None:
     shop(world)
     assert lines() == [["helper", "2", "1.5k", "2.75"], ["=cmd|x", "1", "7.0k", "-"]]
-    assert lines(by="requester") == [["-", "2", "7.5k", "2.25"], ["Ann", "1", "1.0k", "0.5000"]]
+    assert lines(by="requester") == [["the program", "2", "7.5k", "2.25"], ["Ann", "1", "1.0k", "0.5000"]]
     assert lines(by="scope") == [["north", "1", "500", "2.25"], ["-", "2", "8.0k", "0.5000"]]
     [day] = lines(by="day")
     assert day[1:] == ["3", "8.5k", "2.75"]
+    named = day[0]
+    assert lines(by="day-agent") == [
+        [f"{named}, helper", "2", "1.5k", "2.75"],
+        [f"{named}, =cmd|x", "1", "7.0k", "-"],
+    ]
     assert "3 runs, 8.5k tokens, cost 2.75" in " ".join(shown().text.split())
     before = (timezone.localdate() - timedelta(days=60)).isoformat()
     assert ["old", "1", "1", "9.00"] in lines(first=before)
     client = browser("superuser")
-    for by, counts in {"agent": [2, 1], "requester": [1], "day": [3], "scope": []}.items():
+    for by, counts in {"agent": [2, 1], "requester": [1], "day": [3], "day-agent": [2, 1], "scope": []}.items():
         links = [link for link in shown(by=by).links if "started_from=" in link]
         found = [
             len({each.split("?")[0] for each in read(client.get(link)).links if "/change/" in each})
@@ -92,7 +97,7 @@ def test_days_that_make_no_sense_are_refused(world: World) -> None:
     assert "\u202e" not in browser("superuser").get(CSV, {"by": "\u202e"}).content.decode()
 
 
-def test_the_file_has_all_four_and_no_formula(world: World) -> None:
+def test_the_file_has_all_four_and_no_formula(world: World, settings: Any) -> None:
     shop(world)
     response = browser("superuser").get(CSV)
     assert response["Content-Type"] == "text/csv; charset=utf-8"
@@ -102,10 +107,14 @@ def test_the_file_has_all_four_and_no_formula(world: World) -> None:
     today = f"{timezone.localdate()}"
     assert sorted(row[:6] for row in rows) == sorted([
         [today, "helper", "Ann", "", "1", "1000"],
-        [today, "helper", "", "north", "1", "500"],
-        [today, "'=cmd|x", "", "", "1", "7000"],
+        [today, "helper", "the program", "north", "1", "500"],
+        [today, "'=cmd|x", "the program", "", "1", "7000"],
     ])  # fmt: skip
-    assert sorted(Decimal(row[6] or 0) for row in rows) == [0, Decimal("0.5"), Decimal("2.25")]
+    assert sorted(row[6:] for row in rows) == [[""], ["0.5"], ["2.25"]]
+    settings.AGENTRUNS_CURRENCY = "EUR"
+    head, *rows = csv.reader(browser("superuser").get(CSV).content.decode().splitlines())
+    assert head[6:] == ["cost", "currency"]
+    assert sorted(row[6:] for row in rows) == [["", "EUR"], ["0.5", "EUR"], ["2.25", "EUR"]]
 
 
 def test_no_cell_is_a_formula() -> None:
