@@ -469,6 +469,22 @@ class RequesterFilter(LinkFilter):
     lookup, shown = "owner_id", "owner_name"
 
 
+class SameCallFilter(KnownValues):
+    """Equal calls, by what they are recognised by; offered only where a card's link was followed."""
+
+    title = _("equal calls")
+    parameter_name = "same"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the call that the link is about."""
+        value = self.value() or ""
+        return [(value, _("those of one card"))] if re.fullmatch("[0-9a-f]{64}", value) else []
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the approvals of equal calls."""
+        return queryset.filter(same_call=value)
+
+
 class AgentFilter(NameFilter):
     title = _("agent")
     parameter_name = "agent"

@@ -645,11 +645,11 @@ def test_an_approved_call_of_a_paused_run_says_that_it_waits(world: World) -> No
 def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
     approval = world.waiting(tools=[secretive])
     assert "what is approved runs only when" not in shown(approval).text
-    pause_run(approval.run_id, None, reason="the bank of DE02-secret is closed")
+    pause_run(approval.run_id, user("superuser"), reason="the bank of DE02-secret is closed")
     page = shown(approval)
     above = page.text[: page.text.index("Approve A")]
     assert "Its run is paused: what is approved runs only when somebody resumes it." in above
-    assert "the bank of *** is closed" in above
+    assert "resumes it. Paused by superuser: “the bank of *** is closed”" in above
     turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
     assert "Its run is paused" in turn.text
     assert "Given by the program: “refund the lamp”" in turn.text, "what began it, once for all calls"
@@ -676,6 +676,28 @@ def test_who_only_passed_on_a_text_is_not_its_author_and_nobody_is_the_program(w
         assert "the program" in page.text
     assert "Given by the program: “refund the lamp”" in shown(own).text
     assert "Requesterthe program" in " ".join(shown(own).text.split())
+
+
+def test_equal_calls_that_wait_in_other_sessions_are_said_and_lead_to_their_list(world: World) -> None:
+    first, *more = [world.waiting(f"same-{number}") for number in range(3)]
+    other, done = world.waiting("other", 6000), world.waiting("done")
+    deny(done.pk, None, "no")
+    page = shown(first)
+    assert "2 more requests like this wait." in page.text[: page.text.index("Approve A")]
+    assert "like this" not in shown(other).text
+    assert "like this" not in shown(done).text
+    [link] = [link for link in page.links if "?same=" in link]
+    listed = read(browser("superuser").get(link))
+    waiting = {url(one) for one in (first, *more)}
+    assert {link.partition("?")[0] for link in listed.links} & {*map(url, Approval.objects.all())} == waiting
+    assert listed.text.count("2 more like it wait") == 3
+    assert read(browser("superuser").get("/admin/agentruns/approval/")).text.count("more like it wait") == 3
+    turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{first.run_id}/"))
+    assert "2 more requests like this wait." in turn.text
+    for odd in ("x", "%00", "0" * 64):
+        assert browser("superuser").get(f"/admin/agentruns/approval/?same={odd}").status_code == 200
+    deny(more[0].pk, None, "no")
+    assert "1 more request like this waits." in shown(first).text
 
 
 def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:

@@ -20,7 +20,7 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns import journal, services
@@ -43,6 +43,7 @@ from agentruns.admin.filters import (
     ApprovalAgentFilter,
     ApprovalStatusFilter,
     KnownValues,
+    SameCallFilter,
     ToolFilter,
     approval_texts,
     is_uuid,
@@ -64,6 +65,7 @@ from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING, RISK_RANK
 
 if TYPE_CHECKING:
+    from agentruns.admin.approvals.around import Flag
     from agentruns.admin.approvals.card import ApprovalCard
 
 VERBS = ("approve", "edit", "answer", "deny", "extend")
@@ -98,6 +100,9 @@ class ApprovalList(LeanChangeList):
         """Fetch the rows of the page, and mask their titles."""
         super().get_results(request)
         self.result_list = journal.masking.masked_approvals(self.result_list)
+        counts = pages.around.alike(journal.policy.visible_approvals(request.user), self.result_list)
+        for one in self.result_list:
+            one.alike = counts.get(one.same_call, 1) - 1
 
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
@@ -112,7 +117,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     list_display = ("sentence", "where", "requester", "age")
     list_display_links = ("sentence",)
-    list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter)
+    list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter, SameCallFilter)
     list_class = ApprovalList
     actions = (
         selected("approve", gettext_lazy("Approve selected…"), "approvals.bulk.decide_selected", ["decide"]),
@@ -195,9 +200,13 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
-        """The call in one sentence; below it its tool and its agent."""
+        """The call in one sentence; below it its tool, its agent, and how many more like it wait."""
         names = {"tool": plain(approval.tool_name), "agent": approval.run.agent}
-        return two_lines(visible(approval.title), _("%(tool)s, by %(agent)s") % names)
+        second, more = _("%(tool)s, by %(agent)s") % names, approval.alike  # type: ignore[attr-defined]
+        if approval.status == Approval.Status.PENDING and more:
+            text = ngettext("%(count)d more like it waits", "%(count)d more like it wait", more)
+            second = f"{second} · {text % {'count': more}}"
+        return two_lines(visible(approval.title), second)
 
     @admin.display(description=gettext_lazy("status, risk"), ordering="status")
     def where(self, approval: Approval) -> SafeString:
@@ -259,12 +268,15 @@ class ApprovalAdmin(ReadOnlyAdmin):
             services.permissions.reveal(request.user, obj, door=CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
         values = pages.card.shown(one)
-        values["flags"] = [
-            (flag, self.other_page(request, Run, flag.run_id) if flag.run_id else "")
-            for flag in values["flags"]
-        ]
+        values["flags"] = [(flag, self._about(request, flag)) for flag in values["flags"]]
         context = {**values, **pages.card.buttons(one), **urls, **context}
         return self.render(request, obj, title=plain(one.face.title), **context)
+
+    def _about(self, request: HttpRequest, flag: Flag) -> str:
+        """Return where what a warning is about can be looked at, or ""."""
+        if flag.same_call:
+            return self.listed_url(same=flag.same_call)
+        return self.other_page(request, Run, flag.run_id) if flag.run_id else ""
 
     def tell(
         self, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS

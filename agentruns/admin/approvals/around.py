@@ -10,9 +10,10 @@ from functools import cache, cached_property
 from typing import Any
 from uuid import UUID
 
-from django.db.models import F, QuerySet, Window
+from django.db.models import Count, F, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from agentruns.admin.html import ago, plain
 from agentruns.conf import settings
@@ -31,11 +32,23 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A warning, with the run it is about; in red, unless it only says that something waits."""
+    """A warning, with the run or the equal calls it is about; in red, unless only something waits."""
 
     text: Any
     run_id: UUID | None = None
     tone: str = "bad"
+    same_call: str = ""
+
+
+def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
+    """Return how many of the approvals wait, for each call that those of the cards are about."""
+    calls = {one.same_call for one in cards if one.status == Approval.Status.PENDING} - {""}
+    if not calls:
+        return {}
+    same = Approval.objects.using(approvals.db).pending().filter(same_call__in=calls)
+    if policy.is_narrowed(approvals):  # perhaps by a join, which would count twice
+        same = same.filter(pk__in=approvals.values("pk"))
+    return dict(same.order_by().values_list("same_call").annotate(Count("pk")))
 
 
 class Surroundings:
@@ -49,6 +62,7 @@ class Surroundings:
         self.given = cache(lambda: permissions.already_given(user, self.cards))
         self.unread = cache(lambda: waiting.unread(settings.DATABASE, self.runs))
         self.groups = cache(lambda: policy.groups_of(user))
+        self.alike = cache(lambda: alike(self.approvals, self.cards))
 
     @cached_property
     def masks(self) -> Mapping[UUID, Mask]:
@@ -79,7 +93,23 @@ class Surroundings:
     def flags(self, approval: Approval) -> list[Flag]:
         """Return what makes a person stop: the same call was made before, or one like it is in doubt."""
         same = [*self._same_here(approval), *self.elsewhere[approval.same_call]]
-        return [*same[:SHOWN], *self._failed(approval), *self._in_doubt[approval.tool_name][:SHOWN]]
+        doubts = self._in_doubt[approval.tool_name][:SHOWN]
+        return [*same[:SHOWN], *self._failed(approval), *doubts, *self._alike(approval)]
+
+    def _alike(self, approval: Approval) -> Iterable[Flag]:
+        count = self.alike().get(approval.same_call, 1) - 1
+        text = ngettext(
+            "%(count)d more request like this waits.", "%(count)d more requests like this wait.", count
+        )
+        return [Flag(text % {"count": count}, None, "waits", approval.same_call)] if count else []
+
+    @cached_property
+    def paused_by(self) -> Mapping[UUID, str]:
+        """The people who paused the paused runs of the page, by run."""
+        paused = [run.pk for run in self.runs.values() if run.status == Run.Status.PAUSED]
+        rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
+        found = rows.order_by("seq").values_list("run_id", "facts") if paused else ()
+        return {run_id: (facts.get("actor") or {}).get("name") or "" for run_id, facts in found}
 
     def _same_here(self, approval: Approval) -> Iterable[Flag]:
         before: dict[str, Flag] = {}

@@ -301,7 +301,11 @@ def _held(one: ApprovalCard) -> list[Flag]:
     run, text = one.face.run, _HELD.get(one.approval.run.status)
     if text is None or not one.pending:
         return []
-    return [Flag(f"{text} {one_line(plain(run.blocked_reason))}", one.approval.run_id, "waits")]
+    said = f" “{one_line(plain(run.blocked_reason))}”" if run.blocked_reason else ""
+    if run.status == "paused":
+        name = plain(one.around.paused_by.get(run.pk) or _("the program"))
+        said = " " + _("Paused by %(name)s:") % {"name": name} + said
+    return [Flag(f"{text}{said}", one.approval.run_id, "waits")]
 
 
 def shown(one: ApprovalCard) -> dict[str, Any]:
