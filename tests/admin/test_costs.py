@@ -63,7 +63,13 @@ def test_each_grouping_is_summed_and_leads_to_its_runs(world: World) -> None:
     before = (timezone.localdate() - timedelta(days=60)).isoformat()
     assert ["old", "1", "1", "9.00"] in lines(first=before)
     client = browser("superuser")
-    for by, counts in {"agent": [2, 1], "requester": [1], "day": [3], "day-agent": [2, 1], "scope": []}.items():
+    for by, counts in {
+        "agent": [2, 1],
+        "requester": [1],
+        "day": [3],
+        "day-agent": [2, 1],
+        "scope": [],
+    }.items():
         links = [link for link in shown(by=by).links if "started_from=" in link]
         found = [
             len({each.split("?")[0] for each in read(client.get(link)).links if "/change/" in each})
