@@ -86,13 +86,14 @@ def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
         rows.only("title", "tool_name", "requested_at", "run__session", "run__definition")[:OLDEST]
     )
     row = oldest[0] if oldest else None
+    waiting, count = bounded(row.waiting if row else 0, MOST), None
     if permissions.may(request.user, "decide"):
         count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
         found["figures"].append(
             _figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes"))
         )
-    waiting = bounded(row.waiting if row else 0, MOST)
-    found["figures"].append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
+    if waiting.more or waiting != count:
+        found["figures"].append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
     masks = masks_of((one.run for one in oldest), masking.MOST_ROWS, masking.MOST_READ)
     found["waiting"] = [
         {

@@ -75,12 +75,14 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
     busy(world)
     client, page = browser("superuser"), index()
     for shown in (
-        "1 waiting for you", "1 waiting for a decision", "1 in doubt", "1 stalled", "1 paused",
+        "1 waiting for you", "1 in doubt", "1 stalled", "1 paused",
         "1 failed in the last 24 hours", "1 notifications given up",
         "Waiting longest refund(cents=5000)", "silent worker", "No worker was ever seen.",
         "Queued runs wait until one runs. Start it:", "manage.py resume_runs --watch",
     ):  # fmt: skip
         assert shown in text(page), shown
+    assert "waiting for a decision" not in text(page), "they are those that wait for you"
+    assert "1 waiting for a decision" in text(index("viewer")), "who may decide none of them sees the other"
     lists = [link for link in page.links if "agentruns/" in link and ("status=" in link or "mine=" in link)]
     lists = [link for link in lists if "tool=" not in link and "started_from" not in link]
     assert len(lists) == 5

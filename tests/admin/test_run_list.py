@@ -163,6 +163,12 @@ def test_the_dearest_come_first_and_where_nothing_has_a_price_the_longest(world:
     for column, expected in {"6": order, "-6": order[::-1], "5": [order[2], order[3], *order[1::-1]]}.items():
         page = browser("superuser").get(reverse(LIST), {"o": column})
         assert [str(one.pk) for one in page.context["cl"].result_list] == expected, column
+    opened = browser("superuser").get(reverse(LIST))
+    assert opened.context["cl"].queryset.query.order_by == ("-updated_at", "-pk")
+    assert "sorted" not in opened.content.decode(), "no column is what it is ordered by"
+    by_start = browser("superuser").get(reverse(LIST), {"o": "4"}).content.decode()
+    [head] = [head for head in by_start.split("<th ")[1:] if "sorted ascending" in head.partition(">")[0]]
+    assert "started, requester" in head.lower()
     first_clicks = {link.partition(".")[0] for link in listed().links}
     assert {"?o=5", "?o=6"} <= first_clicks
 

@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from agentruns import approve, run_agent, start_run
+from agentruns.admin.runs.page import journal_rows
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from agentruns.providers.names import model_identity
@@ -202,7 +203,7 @@ def test_a_failed_run_says_why(world: World) -> None:
     run = Run.objects.get(pk=run_agent(agent, "spend", "failed").run_id)
     shown = page(run)
     assert "Failed: max_steps: 1 of 1 replies used. (BudgetExceededError)" in shown.text
-    assert "/admin/agentruns/run/start/?agent=spender" in shown.links
+    assert f"/admin/agentruns/run/start/?agent=spender&task={run.pk}" in shown.links
     shop_agent("spender", {"text": "x"}, starters=None)
     assert "/start/" not in "".join(page(run, "viewer").links), "who may not start it"
 
@@ -241,6 +242,25 @@ def test_the_journal_comes_in_pages(world: World, monkeypatch: pytest.MonkeyPatc
     for odd in ("-1", "x", "9" * 30, "²"):
         assert "Rows 4 to 7" in page(run, query=f"?after={odd}").text
     assert "Steps, and what each took" in page(run, query="?after=99999").text
+    kept = "_changelist_filters=status%3Dcompleted"
+    filtered = page(run, query=f"?{kept}")
+    assert f"?{kept}&after=0" in filtered.links, "Earlier in this run"
+
+
+@ONCE
+def test_a_page_takes_the_few_rows_that_are_left_over() -> None:
+    turns = [{"tools": [call("post", text=str(one))]} for one in range(6)]
+    run = Run.objects.get(pk=run_agent(shop_agent("longer", *turns, {"text": "done"}), "do it", "s1").run_id)
+    assert run.messages.count() == 22
+    for size, after, first, last, earlier, later in (
+        (20, None, 1, 22, None, None),  # two are left over, a tenth
+        (19, None, 4, 22, 0, None),
+        (19, 0, 1, 19, None, 19),
+        (19, 2, 3, 22, 0, None),
+    ):
+        found = journal_rows("default", run.pk, after, size)
+        assert (found.rows[0].seq, found.rows[-1].seq) == (first, last), size
+        assert (found.earlier, found.later) == (earlier, later), size
 
 
 @ONCE

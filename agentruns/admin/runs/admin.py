@@ -121,7 +121,7 @@ class RunAdmin(ReadOnlyAdmin):
     )
     change_list_template = "agentruns/admin/runs.html"
     list_class = RunList
-    ordering = ("-updated_at", "-id")
+    ordering = ("-updated_at",)  # no column's: the key, which Django adds, would mark one
     search_fields = ("id",)
     search_help_text = gettext_lazy(
         "Words of a task, an error or an answer, a session key, a requester, a value of the context, "
@@ -169,7 +169,7 @@ class RunAdmin(ReadOnlyAdmin):
             context["start_url"] = self.url(request, "start")
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
-    @admin.display(description=gettext_lazy("task"), ordering="id")
+    @admin.display(description=gettext_lazy("task"))
     def task(self, run: Run) -> SafeString:
         """The first line of the task; below it the error, the answer, or what it waits for."""
         return two_lines(runs.list.task_title(run), runs.list.second(run))

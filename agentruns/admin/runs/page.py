@@ -20,7 +20,6 @@ from agentruns.admin.html import (
     EMPTY,
     Body,
     Fact,
-    age,
     body,
     dated,
     duration,
@@ -28,6 +27,7 @@ from agentruns.admin.html import (
     person,
     plain,
     run_badge,
+    stamp,
     visible,
 )
 from agentruns.admin.runs import actions, chat
@@ -53,6 +53,7 @@ BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 3  # runs of the session that the page names
 STEADY = 10  # characters of a tag that the words of a reply do not change
 KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
+FILTERS = "_changelist_filters"  # Django's: those of the list that the user came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def _conversation(
         "session_url": admin.listed_url(session=run.session_id),
         "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
         "turns": said.turns,
-        "query": query_of(request, *KEPT, *([] if is_live else ["after"])),
+        "query": query_of(request, FILTERS, *KEPT, *([] if is_live else ["after"])),
         "whole": whole,
         "is_plain": is_plain,
         "has_markdown": any(turn.text is not None and turn.text.kind == "markdown" for turn in said.turns),
@@ -151,7 +152,7 @@ def meta(run: Run, shown: Run) -> dict[str, Any]:
         "agent": visible(run.agent),
         "session": visible(shown.session.key),
         "requester": visible(run.owner_name),
-        "started": age(run.created_at),
+        "started": stamp(run.created_at),
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "steps": steps,
         "cost": cost(run.usage),
@@ -264,16 +265,18 @@ def _tag(about: Any) -> str:
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
     """Return the rows after a seq, found by seq and not by offset; without one, the latest page."""
     seqs = Message.objects.using(alias).filter(run_id=run_id)
-    latest = _start(seqs, size)
+    most = size + size // 10  # rather than a page of the few rows that are left over
+    latest = _start(seqs, size, most)
     if after is None:
         after = latest
-    rows = run_rows(alias, run_id, after, size + 1)
-    more, rows = len(rows) > size, rows[:size]
+    rows = run_rows(alias, run_id, after, most + 1)
+    more = len(rows) > most
+    rows = rows[:size] if more else rows
     first = rows[0].seq if rows else after + 1
     has_earlier = after > 0 and seqs.filter(seq__lt=first).exists()
     return Rows(
         rows,
-        earlier=_start(seqs.filter(seq__lt=first), size) if has_earlier else None,
+        earlier=_start(seqs.filter(seq__lt=first), size, size) if has_earlier else None,
         later=rows[-1].seq if more else None,
         latest=latest if more else None,
     )
@@ -284,10 +287,10 @@ def seq_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _start(rows: QuerySet[Message], size: int) -> int:
-    """Return the `after` of the last page of `rows`."""
-    seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[:size])
-    return seqs[-1] - 1 if len(seqs) == size else 0
+def _start(rows: QuerySet[Message], size: int, most: int) -> int:
+    """Return the `after` of the last page of `rows`; 0 if there are no more than `most`."""
+    seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[: most + 1])
+    return seqs[size - 1] - 1 if len(seqs) > most else 0
 
 
 def _timings(run: Run, rows: Rows) -> dict[int, Timing]:
