@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.texts import brief
+from agentruns.admin.approvals.texts import Quote, brief, quote
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours
 from agentruns.admin.forms import CancelForm
 from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, named, plain
@@ -38,7 +38,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
 from agentruns.journal.masking import MOST_READ, NOTHING, Mask, masks_of
 from agentruns.journal.policy import visible_runs
-from agentruns.journal.read import read_rows
+from agentruns.journal.read import definition_bodies, read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
@@ -351,6 +351,14 @@ def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
 
 
+def _description(run: Run, tool: str) -> Quote | None:
+    """Return what the tool does by its definition: the first thing that says where to look for its traces."""
+    bodies = definition_bodies(settings.DATABASE, [run.definition_id])
+    tools = bodies.get(run.definition_id, {}).get("tools", {})
+    text = tools.get(tool, {}).get("description", "")
+    return quote(_("What the tool does"), text) if text else None
+
+
 def _call_page(
     admin: ReadOnlyAdmin, request: HttpRequest, found: CallHistory, sent: Any = None, **context: Any
 ) -> HttpResponse:
@@ -383,6 +391,7 @@ def _call_page(
         queue_url=admin.url(request, "in_doubt"),
         card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
         story=story(found),
+        does=_description(run, call.tool),
         started=found.last(events.TOOL_STARTED),
         told=[(row, _content(row, _("Told to the model"))) for row in found.all(events.TOOL_RESULT)],
         arguments=arguments(call.arguments),
