@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import PermissionsMixin
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
@@ -18,6 +19,9 @@ from agentruns.services.sessions import Owner
 from agentruns.services.write import find_run
 from agentruns.utils import clock
 from agentruns.utils.bounds import REASON_LENGTH
+
+OFFERED = 20  # people who are asked about
+BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 def review_run(
@@ -39,7 +43,7 @@ def review_run(
     permissions.require(actor, "review", run)
     if rating not in Review.Rating.values or len(note) > REASON_LENGTH:
         raise ValueError(f"A rating is -1, 0 or 1, and a note has at most {REASON_LENGTH} characters.")
-    whose, author = _assignable(assignee, run), Owner.of(actor)
+    whose, author = _assignee(assignee, run), Owner.of(actor)
     columns = {
         "rating": rating,
         "note": note,
@@ -58,7 +62,22 @@ def review_run(
     return reviews.get(pk=run.pk)
 
 
-def _assignable(name: str, run: Run) -> Owner:
+def assignable(actor: Any, run: Run) -> list[str]:
+    """Return names of people who may see a run, the actor's first; not all where there are many."""
+    users: Any = get_user_model()
+    people = [actor]
+    if issubclass(users, PermissionsMixin) and hasattr(users._default_manager, "with_perm"):
+        viewers = users._default_manager.with_perm("agentruns.view_run", backend=BACKEND)
+        people += viewers.exclude(pk=actor.pk).order_by(users.USERNAME_FIELD)[:OFFERED]
+    is_asked = permissions.hides(actor)
+    return [one.get_username() for one in people if not is_asked or _may_see(one, run)]
+
+
+def _may_see(person: Any, run: Run) -> bool:
+    return is_somebody(person) and visible_runs(person).filter(pk=run.pk).exists()
+
+
+def _assignee(name: str, run: Run) -> Owner:
     """Return the user of a name who may see a run, nobody for ""; ValueError for any other."""
     if not name:
         return Owner()
@@ -68,6 +87,6 @@ def _assignable(name: str, run: Run) -> Owner:
     except (users.DoesNotExist, ValueError):
         person = None
     # One answer for both: names of users are not to be found out here.
-    if not is_somebody(person) or not visible_runs(person).filter(pk=run.pk).exists():
+    if not _may_see(person, run):
         raise ValueError(_("Nobody of this name may see the run."))
     return Owner.of(person)

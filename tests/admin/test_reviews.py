@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
-from agentruns import start_run
+from agentruns import Policy, start_run
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError, RunStateError
 from agentruns.models import Message, Review, Run
+from agentruns.services import reviews
 from agentruns.services.erasure import erase_payload
 from agentruns.services.retention import erase_session
 from agentruns.services.reviews import review_run
@@ -92,6 +94,9 @@ def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -
     answer = send(run, rating="1", note="kept text", assignee="staff")
     assert "Nobody of this name may see the run." in read(answer).text
     assert "kept text" in str(read(answer).forms)
+    html = answer.content.decode()
+    field = html[html.index('for="review_assignee"') : html.index('id="review_assignee"')]
+    assert "Nobody of this name may see the run." in field, "beside the field too"
     stale = shown(run, "viewer").forms[url(run, "review")]
     assert send(run, "superuser", rating="1").status_code == 200
     answer = browser("viewer").post(url(run, "review"), {**stale, "rating": "-1", "note": "late"})
@@ -147,6 +152,39 @@ def test_a_note_is_masked_and_what_is_hidden_of_it_stays(world: World, reviewer:
     assert page.forms[url(run, "review")]["note"] == f"to {MASK}[U+202E]"
     send(run, rating="1", note=page.forms[url(run, "review")]["note"])
     assert (Review.objects.get().rating, Review.objects.get().note) == (1, "to DE02-secret\u202e")
+
+
+def offered(run: Run, role: str = "viewer") -> list[str]:
+    html = browser(role).get(url(run)).content.decode()
+    return re.findall(r'<option value="(\w+)"', html.partition('<datalist id="ar-people">')[2])
+
+
+class South(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Hide everything from the operator."""
+        return runs.none() if user.get_username() == "operator" else runs
+
+
+def test_those_who_may_see_the_run_are_offered_and_the_stored_rating_is_ticked(
+    world: World, reviewer: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.completed()
+    for role in ("operator", "staff", "superuser"):
+        user(role)
+    assert offered(run) == ["viewer", "operator", "superuser"]
+    assert offered(run, "superuser") == ["superuser", "operator", "viewer"]
+    assert offered(run, "operator") == [], "who may not review it is told no names"
+    html = browser("viewer").get(url(run)).content.decode()
+    assert '<option value="viewer" label="me">' in html
+    assert re.findall(r'name="rating" value="(-?\d)"[^>]* checked', html) == ["0"]
+    review_run(run.pk, None, rating=-1)
+    html = browser("viewer").get(url(run)).content.decode()
+    assert re.findall(r'name="rating" value="(-?\d)"[^>]* checked', html) == ["-1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(reviews, "OFFERED", 1)
+        assert offered(run) == ["viewer", "operator"]
+    settings.AGENTRUNS_POLICY = f"{__name__}.South"
+    assert offered(run) == ["viewer", "superuser"]
 
 
 def nameless(text: str) -> str:

@@ -28,7 +28,10 @@ class ReviewForm(forms.Form):
         label=gettext_lazy("Rating"), coerce=int, choices=Review.Rating.choices, widget=forms.RadioSelect
     )
     assignee = forms.CharField(
-        label=gettext_lazy("Assigned to (username)"), required=False, max_length=NAME_LENGTH
+        label=gettext_lazy("Assigned to (username)"),
+        required=False,
+        max_length=NAME_LENGTH,
+        widget=forms.TextInput({"list": "ar-people", "autocomplete": "off"}),
     )
     note = TypedField(
         label=gettext_lazy("Note, for colleagues; the agent never reads it"),
@@ -46,13 +49,15 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     shown = {"review": found, "review_note": note}
     if not permissions.may(request.user, "review", run):
         return shown
-    initial = {"note": plain(note)}
+    initial: dict[str, Any] = {"note": plain(note), "rating": Review.Rating.NONE}
     if found:
         initial |= {"rating": found.rating, "assignee": plain(found.assignee_name)}
         initial |= {"seen": found.updated_at.isoformat()}
     form, url = ReviewForm(initial=initial, auto_id="review_%s"), admin.url(request, "review", run.pk)
     thumbs = ReviewForm(initial=initial, auto_id="")
-    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs}
+    names = reviews.assignable(request.user, run)
+    people = [name for name in names if plain(name) == name]  # another is not to be sent back
+    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs, "people": people}
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -68,6 +73,8 @@ def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     try:
         reviews.review_run(run.pk, request.user, **given)
     except (AgentRunsError, ValueError) as error:
+        if not isinstance(error, AgentRunsError):  # the form knows all of the rest
+            form.add_error("assignee", plain(error))
         return _refused(admin, request, run, form, status_of(error), plain(error))
     return admin.done(request, run, _("Reviewed."), _("The review is saved."))
 
