@@ -683,9 +683,9 @@ def test_equal_calls_that_wait_in_other_sessions_are_said_and_lead_to_their_list
     other, done = world.waiting("other", 6000), world.waiting("done")
     deny(done.pk, None, "no")
     page = shown(first)
-    assert "2 more requests like this wait." in page.text[: page.text.index("Approve A")]
-    assert "like this" not in shown(other).text
-    assert "like this" not in shown(done).text
+    assert "2 equal requests wait" in page.text[: page.text.index("Approve A")]
+    assert "equal request" not in shown(other).text
+    assert "equal request" not in shown(done).text
     [link] = [link for link in page.links if "?same=" in link]
     listed = read(browser("superuser").get(link))
     waiting = {url(one) for one in (first, *more)}
@@ -693,11 +693,11 @@ def test_equal_calls_that_wait_in_other_sessions_are_said_and_lead_to_their_list
     assert listed.text.count("2 more like it wait") == 3
     assert read(browser("superuser").get("/admin/agentruns/approval/")).text.count("more like it wait") == 3
     turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{first.run_id}/"))
-    assert "2 more requests like this wait." in turn.text
+    assert "2 equal requests wait" in turn.text
     for odd in ("x", "%00", "0" * 64):
         assert browser("superuser").get(f"/admin/agentruns/approval/?same={odd}").status_code == 200
     deny(more[0].pk, None, "no")
-    assert "1 more request like this waits." in shown(first).text
+    assert "1 equal request waits" in shown(first).text
 
 
 def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:

@@ -98,9 +98,7 @@ class Surroundings:
 
     def _alike(self, approval: Approval) -> Iterable[Flag]:
         count = self.alike().get(approval.same_call, 1) - 1
-        text = ngettext(
-            "%(count)d more request like this waits.", "%(count)d more requests like this wait.", count
-        )
+        text = ngettext("%(count)d equal request waits", "%(count)d equal requests wait", count)
         return [Flag(text % {"count": count}, None, "waits", approval.same_call)] if count else []
 
     @cached_property
