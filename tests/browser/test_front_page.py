@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from typing import Any
+
 import pytest
 
-from agentruns.models import Review, Run
+from agentruns.models import Review, Run, Session
 from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import MAIL, REFUND, Desk
@@ -137,3 +140,20 @@ def test_costs_lead_to_their_runs(visitor: Visitor) -> None:
     visitor.click(visitor.page.locator(".ar-costs tbody a").first)
     visitor.page.wait_for_url("**started_from=*")
     assert visitor.page.locator("#result_list tbody tr").count() == 1
+
+
+def test_no_cost_is_cut_on_a_phone(desk: Desk, visit: Visitors, settings: Any) -> None:
+    settings.AGENTRUNS_CURRENCY = "EUR"
+    desk.one(REFUND, session="dear")
+    Run.objects.update(agent="support-desk-of-the-south", status="failed", cost=Decimal("102.5"))
+    one = Run.objects.get()
+    kept = [field.attname for field in Run._meta.concrete_fields if field.attname not in ("id", "session_id")]
+    sessions = Session.objects.bulk_create(Session(key=f"{number}") for number in range(119))
+    columns = {name: getattr(one, name) for name in kept}
+    Run.objects.bulk_create(Run(session=session, **columns) for session in sessions)
+    for width in (390, 320):
+        page = visit(size={"width": width, "height": 844}).open(INDEX)
+        assert "12300.00\xa0EUR" in page.locator(".ar-agents").inner_text()
+        for scroll in page.locator(".ar-dashboard .ar-scroll").all():
+            needed, room = scroll.evaluate("each => [each.scrollWidth, each.clientWidth]")
+            assert needed <= room, (width, scroll.inner_text())
