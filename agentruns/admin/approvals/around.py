@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, F, QuerySet, Window
+from django.db.models import F, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -48,7 +48,8 @@ def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[s
     same = Approval.objects.using(approvals.db).pending().filter(same_call__in=calls)
     if policy.is_narrowed(approvals):  # perhaps by a join, which would count twice
         same = same.filter(pk__in=approvals.values("pk"))
-    return dict(same.order_by().values_list("same_call").annotate(Count("pk")))
+    # In the order of an index of those that wait; a call that very many ask for has no better one.
+    return Counter(same.order_by("requested_at", "id").values_list("same_call", flat=True))
 
 
 class Surroundings:
