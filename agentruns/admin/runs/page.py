@@ -10,7 +10,9 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.crypto import salted_hmac
+from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -27,7 +29,6 @@ from agentruns.admin.html import (
     person,
     plain,
     run_badge,
-    stamp,
     visible,
 )
 from agentruns.admin.runs import actions, chat
@@ -152,7 +153,7 @@ def meta(run: Run, shown: Run) -> dict[str, Any]:
         "agent": visible(run.agent),
         "session": visible(shown.session.key),
         "requester": visible(run.owner_name),
-        "started": stamp(run.created_at),
+        "started": date_format(timezone.localtime(run.created_at), "j M Y, H:i"),
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "steps": steps,
         "cost": cost(run.usage),
