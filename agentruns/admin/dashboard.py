@@ -133,6 +133,8 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
         found["start_url"] = _url(site, Run, "start")
+    if permissions.may(request.user, "switch"):
+        found["switches_url"] = _url(site, Run, "switches")
     found["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
     _week(site, runs, found)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1].runs))

@@ -128,12 +128,14 @@ def test_the_console_switches(effects: Effects) -> None:
     user = User.objects.create_user("ada", is_staff=True)
     client.force_login(user)
     assert client.get(url).status_code == 403
+    assert url not in client.get("/admin/").content.decode()
     assert (
         client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": WHY}).status_code == 403
     )
     codenames = ["switch", "view_run"]
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
     assert "post" in client.get(url).content.decode()
+    assert url in client.get("/admin/").content.decode(), "the front page leads there"
     bad = client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": " "})
     assert (bad.status_code, switched_off()) == (400, {})
     hostile = "<script>\u202e"
@@ -143,6 +145,7 @@ def test_the_console_switches(effects: Effects) -> None:
     text = client.get(url).content.decode()
     assert "&lt;script&gt;" in text and "<script>\u202e" not in text and "\u202e" not in text
     assert "gone" in text, "also what this process does not know"
+    assert text.index("<strong>off") < text.index('value="off"'), "what is off comes first"
     assert client.post(url, {"kind": "tool", "name": "post", "state": "on"}).status_code == 302
     assert [*switched_off()] == [("tool", "gone")]
 

@@ -44,7 +44,7 @@ def _page(admin: RunAdmin, request: HttpRequest, status: int = 200, refusal: str
         origins["agent", agent.name] = ""
         origins |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
     lines = []
-    for (kind, name), origin in sorted(origins.items()):
+    for (kind, name), origin in sorted(origins.items(), key=lambda one: (one[0] not in off, one[0])):
         line: dict[str, Any] = {
             "kind": kind,
             "label": KINDS[kind],
