@@ -133,7 +133,7 @@ def test_pages_ask_no_more_for_more_calls_of_a_reply() -> None:
         many, queries_of_many = opened(client, 60)
     # A card with others on its reply reads those as well: their rows, and their cards.
     assert queries_of_many == queries_of_few == [run, card + 2, turn]
-    assert turn <= 14
+    assert turn <= 15  # one for the equal calls that wait
     assert many < 20 * few  # ten times as many calls
 
 
