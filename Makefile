@@ -111,7 +111,7 @@ test-browser-61:
 # What is reached without the crash tests; whether the tests pass is for `make test` to say.
 coverage: $(VENV)/dev
 	@$(BIN)/coverage erase
-	-@$(BIN)/coverage run -m $(PYTEST) -q tests/unit tests/db tests/api tests/admin tests/commands
+	-@$(BIN)/coverage run -m $(PYTEST) -q tests/unit tests/db tests/api tests/admin tests/commands tests/providers tests/mcp
 	@$(BIN)/coverage combine -q
 	@$(BIN)/python -m tests.covered
 
