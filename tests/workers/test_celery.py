@@ -77,9 +77,9 @@ def test_while_the_broker_is_away_nobody_notices_and_the_sweep_delivers(
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
     assert "on_commit" in caplog.text
     assert ended(run, "queued")
-    began = time.monotonic()
+    caplog.clear()
     start_run("calls-post", "do it", "s2", idempotency_key="k2")
-    assert time.monotonic() - began < 0.5, "only the first caller waits for a broker that is away"
+    assert "on_commit" not in caplog.text, "only the first caller waits for a broker that is away"
     broker.start()
     monkeypatch.setattr(tasks, "_resting_until", 0.0)  # some seconds later
     worker()
