@@ -140,7 +140,7 @@ class Driver:
             context=deepcopy(self.run.context),
             actor=self.run.actor,
             approved_by=approved_by,
-            _user=cache(partial(user_of, self.run.owner)),
+            _user=None if self.run.owner is None else cache(partial(user_of, self.run.owner)),
             _is_cancelled=partial(self.is_cancelled, call_id, attempt),
             _heartbeat=partial(self.heartbeat, call_id, attempt),
         )

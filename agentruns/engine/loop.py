@@ -135,14 +135,14 @@ def _advance(driver: Driver) -> None:
     while not driver.released and not driver.run.ended:
         for alias in {driver.alias, own_alias(driver.alias)}:
             close_stale(alias)
-        run, entering = driver.run, driver.is_entering
-        if run.cancel_requested and not entering:
+        run = driver.run
+        if run.cancel_requested and not driver.is_entering:
             driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
-        elif run.pause_requested and not entering:
+        elif run.pause_requested and not driver.is_entering:
             driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
         elif driver.attempts >= settings.MAX_ATTEMPTS:
             driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
-        elif driver.should_stop() and not entering:
+        elif driver.should_stop() and not driver.is_entering:
             _stop(driver)
         elif ready := run.next_calls():
             tool_calls.execute(driver, ready)
@@ -281,6 +281,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
 
 def _request_to(agent: Agent, model: Model | str, request: ModelRequest) -> ModelRequest:
     """Return a request as a model gets it: the parameters of one provider are nothing to another."""
+    if model is agent.model:
+        return request
     params = request.params
     if provider_of(model) != provider_of(agent.model):
         params = {name: value for name, value in params.items() if name == "max_tokens"}

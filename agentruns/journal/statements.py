@@ -48,8 +48,10 @@ _PREPARE = {
 }
 # A run at work is dated anew after so long: each time means an entry in every index of Run.
 DATED = timedelta(minutes=1)
-# The folded columns that a worker may change as long as it goes on.
-MOVING = ("step", "usage", "tokens", "cost", "pending_calls")
+# The folded columns that a worker's rows may change as long as it goes on: those about calls, and all others.
+CALLS = ("pending_calls",)
+MOVING = ("step", "usage", "tokens", "cost", *CALLS)
+ASKED = (events.ASSISTANT, events.MODEL_FAILED)
 SESSION = Session._meta.db_table
 RUN = Run._meta.db_table
 INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))})'
@@ -147,7 +149,9 @@ def _run_columns(
     goes_on, dated = batch.epoch > 0 and not batch.releases, batch.state.dated
     if not goes_on or dated is None or batch.at - dated > DATED:
         dated, sets, values = batch.at, ["updated_at = %s"], [at]
-    for name in MOVING if goes_on and batch.rows[0].kind != events.RUN_STARTED else folded:
+    kinds = {row.kind for row in batch.rows}
+    changed = MOVING if kinds.intersection(ASKED) else CALLS
+    for name in changed if goes_on and events.RUN_STARTED not in kinds else folded:
         sets.append(f"{name} = %s")
         values.append(_prepared(name, folded[name]))
     if goes_on:  # `status` is "running" as long as the epoch is the writer's

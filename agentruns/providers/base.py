@@ -137,9 +137,11 @@ def _why_unusable(reply: ModelReply) -> str:
             return f"the text of block {position} is not a string"
         if block["type"] == "tool_result":
             return f"block {position} is a tool_result, which a model may not send"
-    kept = [reply.usage, *map(_without_deep_input, reply.content)]
+    kept = [reply.usage, *reply.content]
     if is_deeper(kept, MAX_DEPTH + 2):  # the list and the block around an input
-        return f"its content or usage is nested more than {MAX_DEPTH} levels deep"
+        kept = [reply.usage, *map(_without_deep_input, reply.content)]
+        if is_deeper(kept, MAX_DEPTH + 2):
+            return f"its content or usage is nested more than {MAX_DEPTH} levels deep"
     return "" if _is_json(kept) else "its content or usage is not JSON"
 
 

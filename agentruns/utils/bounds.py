@@ -43,15 +43,14 @@ def said(value: Any) -> str:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Return whether objects and lists are nested more than `levels` deep; true for a circular value."""
-    level = _containers([value])
+    level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(levels):
         if not level:
             return False
-        level = [inner for each in level for inner in _containers(each)]
-        level = list({id(each): each for each in level}.values())
+        insides = [each.values() if isinstance(each, dict) else each for each in level]
+        found = [inner for inside in insides for inner in inside if isinstance(inner, _CONTAINERS)]
+        level = list({id(each): each for each in found}.values())
     return bool(level)
 
 
-def _containers(container: Any) -> list[Any]:
-    inside = container.values() if isinstance(container, dict) else container
-    return [each for each in inside if isinstance(each, dict | list | tuple)]
+_CONTAINERS = (dict, list, tuple)
