@@ -82,6 +82,13 @@ def read_only() -> None:
         cursor.execute(read[connection.vendor])
 
 
+def no_time() -> None:
+    """Give statements a millisecond, and locks no time at all."""
+    none = {"postgresql": "SET statement_timeout TO 1", "sqlite": "PRAGMA busy_timeout = 0"}
+    with connection.cursor() as cursor:
+        cursor.execute(none[connection.vendor])
+
+
 def statements_refused() -> None:
     """Install a wrapper that refuses every statement of the thread."""
 
@@ -95,7 +102,7 @@ HOSTILITIES: dict[str, Callable[[], None]] = {
     hostility.__name__: hostility
     for hostility in (
         autocommit_off, open_block, raw_begin, failed_transaction, locks_kept, closed, closed_by_the_driver,
-        all_closed, not_synchronous, other_schema, read_only, statements_refused,
+        all_closed, not_synchronous, other_schema, read_only, no_time, statements_refused,
     )
 }  # fmt: skip
 

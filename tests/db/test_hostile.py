@@ -12,6 +12,7 @@ from django.db import DatabaseError, connection, connections
 
 from agentruns import ModelReply, ModelRequest, ToolContext, run_agent, tool
 from agentruns.journal import connection as journal_connection
+from agentruns.journal import store
 from agentruns.journal.verify import problems
 from agentruns.models import CommitFence, Message, Run
 from agentruns.providers.scripted import ScriptedModel
@@ -180,7 +181,9 @@ RAW: dict[str, Callable[[], None]] = {
     "a block left open": HOSTILITIES["open_block"],
 }
 # They end no transaction, but what the journal adds to it may fail.
-SPOILING = ("read_only", "statements_refused", "failed_transaction", "other_schema", "not_synchronous")
+SPOILING = (
+    "read_only", "no_time", "statements_refused", "failed_transaction", "other_schema", "not_synchronous",
+)  # fmt: skip
 RAW |= {name: HOSTILITIES[name] for name in SPOILING}
 
 
@@ -236,6 +239,32 @@ def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effect
     clean()
     run = the_run(result)
     assert (run.status, outcomes(run), Order.objects.count()) == ("orphaned", [], 1)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no statement_timeout")
+def test_the_time_that_a_transactional_handler_gives_statements_is_not_the_journals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[str] = []
+
+    @tool(transactional=True)
+    def write(ctx: ToolContext) -> str:
+        """Write an order, and give every statement after it 20 ms."""
+        entered.append(ctx.call_id)
+        Order.objects.create(number="written", customer="Eve", total_cents=1)
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout TO 20")
+        return "written"
+
+    def slowly(connection: Any, cursor: Any, batch: Any, **options: Any) -> None:
+        cursor.execute("SELECT pg_sleep(0.1)")  # as on a busy server
+        write_rows(connection, cursor, batch, **options)
+
+    write_rows = store.write_rows
+    monkeypatch.setattr(store, "write_rows", slowly)
+    agent = shop_agent("hurries", {"tools": [call("write")]}, tools=[write])
+    run = the_run(run_agent(agent, "write", "s1"))
+    assert (len(entered), outcomes(run), Order.objects.count()) == (1, ["ok"], 1)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="executescript is SQLite's")
