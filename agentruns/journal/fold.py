@@ -227,14 +227,15 @@ class RunState:
             return self.ended
         if self.cancel_requested:
             return ACTIVE
-        held = any(call.orphan == "held" and call.is_open for call in self.calls.values())
-        if self.paused:
-            return "orphaned" if held else "paused"
-        if self.pause_requested:
-            return ACTIVE  # a worker that has to stop pauses it instead
-        if self.open_calls() and not self.next_calls():
-            return "orphaned" if held else "awaiting-approval"
-        return ACTIVE
+        open_calls = self.open_calls()
+        if not self.paused:
+            if self.pause_requested:
+                return ACTIVE  # a worker that has to stop pauses it instead
+            if not open_calls or self.next_calls():
+                return ACTIVE
+        if any(call.orphan == "held" for call in open_calls):
+            return "orphaned"
+        return "paused" if self.paused else "awaiting-approval"
 
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:

@@ -35,8 +35,10 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a canonical text."""
-    value = json.loads(text)
+    """Return the value of a canonical text; raises ValueError for any other."""
+    value, end = _decode(text)  # most of `json.loads` is for space around a value
+    if end != len(text):
+        raise ValueError(f"More text follows the JSON value that ends at character {end}.")
     return _walk(value, _original, ESCAPE) if "\\u0010" in text else value
 
 
@@ -86,6 +88,7 @@ def _encoder() -> Callable[[Any], str]:
 
 quoted = json.encoder.encode_basestring  # a text as it stands in canonical JSON, unescaped
 _encode = _encoder()
+_decode = json.JSONDecoder().raw_decode
 
 
 def is_utf8(text: str) -> bool:

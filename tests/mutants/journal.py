@@ -199,9 +199,7 @@ FOLDING = [
         "fold: a paused run has nothing to do (both guards)",
         (
             Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),
-            Edit(
-                FOLD, "        if self.paused:\n            return", "        if False:\n            return"
-            ),
+            Edit(FOLD, "        if not self.paused:\n", "        if True:\n"),
         ),
         ("crash/test_clicks.py::test_pause_keeps_the_result_and_resume_runs_the_rest",),
     ),
