@@ -18,7 +18,6 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch, switched_off
-from tests.commands.running import run as command
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
 
@@ -148,15 +147,3 @@ def test_the_console_switches(effects: Effects) -> None:
     assert text.index("<strong>off") < text.index('value="off"'), "what is off comes first"
     assert client.post(url, {"kind": "tool", "name": "post", "state": "on"}).status_code == 302
     assert [*switched_off()] == [("tool", "gone")]
-
-
-def test_the_command_switches() -> None:
-    assert command("switch", "off", "--tool", "post", "--reason", WHY).code == 0
-    assert command("switch", "list", "--json").lines[0]["reason"] == WHY
-    assert "post is off: it refunds everybody (the program)" in command("switch", "list").out
-    assert (
-        command("switch", "off", "--tool", "post", "--reason", WHY).out == "The tool post was off already.\n"
-    )
-    assert command("switch", "on", "--tool", "post").out == "The tool post is on.\n"
-    assert command("switch", "off", "--agent", "x").code == 2
-    assert command("switch", "off", "--reason", WHY).code == 2

@@ -212,7 +212,7 @@ SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 # In a shell the program acts, or the person that --user names.
 SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
-    "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "switch", "verify_journal",
+    "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal",
     "run_agent",
 }  # fmt: skip
 AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}

@@ -154,7 +154,7 @@ SILENT_PATHS = {
 }  # the last two only to revealers
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
-    "prune_runs", "switch", "lock_mcp_tools",
+    "prune_runs", "lock_mcp_tools",
 }  # fmt: skip
 
 
