@@ -18,6 +18,7 @@ DEFAULT_MAX_TOKENS = 8192
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
 _SECONDS_PER_TOKEN = 3600 / 128_000
 _RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
+_NAMED = ("messages", "max_tokens", "betas")  # what the SDK's methods have a name for
 # The token counter refuses every other parameter; none of those is part of the conversation.
 _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_config", "speed"})
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
@@ -59,15 +60,12 @@ class AnthropicModel(SDKModel):
         compact: Compact | None = None,
         context_window: int | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, client, timeout, streaming)
         if cache not in ("5m", "1h", None):
             raise ValueError(f"cache must be '5m', '1h' or None, not {cache!r}.")
-        self.timeout = timeout
-        self.streaming = streaming
         self.cache = cache
         self.compact = compact
         self.context_window = context_window
-        self._given = client
 
     @property
     def identity(self) -> str:
@@ -83,7 +81,7 @@ class AnthropicModel(SDKModel):
 
     def _send(self, body: dict[str, Any], request: ModelRequest, answer: Answer) -> ModelReply:
         messages = self._messages(body)
-        arguments = {**_arguments(self.name, body), **self._timeout(self._seconds(body["max_tokens"]))}
+        arguments = {**self._arguments(body, *_NAMED), **self._timeout(self._seconds(body["max_tokens"]))}
         if not self.streaming:
             message = messages.create(**arguments)
             return _reply(message, getattr(message, "_request_id", None))
@@ -152,7 +150,7 @@ class AnthropicModel(SDKModel):
         if ask is None:
             return None
         try:
-            return int(ask(**_arguments(self.name, canonical.legal(counted))).input_tokens)
+            return int(ask(**self._arguments(canonical.legal(counted), *_NAMED)).input_tokens)
         except anthropic.AnthropicError as error:
             # Bedrock refuses without asking, and some gateways have no such endpoint.
             if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.NotFoundError):
@@ -200,14 +198,6 @@ def _body(request: ModelRequest) -> dict[str, Any]:
         form = {"format": {"type": "json_schema", "schema": schema}}
         body["output_config"] = {**request.params.get("output_config", {}), **form}
     return body
-
-
-def _arguments(model: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a method of the SDK; parameters it has no name for go into `extra_body`."""
-    named = ("messages", "max_tokens", "betas")
-    given = {name: body[name] for name in named if name in body}
-    rest = {name: value for name, value in body.items() if name not in named}
-    return {"model": model, **given, "extra_body": rest}
 
 
 def _not_added(event: Any, message: Any) -> NoReturn:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentruns.providers.blocks import blocks_of
+
 MARKABLE = ("text", "tool_result", "image", "document")
 
 
@@ -17,7 +19,11 @@ def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
     The second-to-last message is where the previous request ended, so the cache is read up to there. `body`
     is not changed; it is returned as it is if the developer has set marks, or if nothing will be repeated.
     """
-    if not _repeats(body) or _has_marks(body):
+    # Without tools the first reply is the last one, unless the session continues.
+    is_repeated = body.get("tools") or len(body["messages"]) > 1
+    # In messages too, where `compact` may have set them.
+    blocks = [block for message in body["messages"] for block in message["content"]]
+    if not is_repeated or any("cache_control" in each for each in (body, *body.get("tools", []), *blocks)):
         return body
     mark = {"cache_control": {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
     result = dict(body)
@@ -28,25 +34,9 @@ def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
     messages = list(body["messages"])
     users = [position for position, message in enumerate(messages) if message["role"] == "user"]
     for position in users[-2:]:
-        messages[position] = _marked_message(messages[position], mark)
+        content = [*blocks_of(messages[position])]
+        if content and content[-1].get("type") in MARKABLE:
+            content[-1] = {**content[-1], **mark}
+        messages[position] = {**messages[position], "content": content}
     result["messages"] = messages
     return result
-
-
-def _repeats(body: dict[str, Any]) -> bool:
-    # Without tools the first reply is the last one, unless the session continues.
-    return bool(body.get("tools")) or len(body["messages"]) > 1
-
-
-def _has_marks(body: dict[str, Any]) -> bool:
-    # In messages too, where `compact` may have set them.
-    blocks = [block for message in body["messages"] for block in message["content"]]
-    return any("cache_control" in each for each in (body, *body.get("tools", []), *blocks))
-
-
-def _marked_message(message: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    content = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-    if content and content[-1].get("type") in MARKABLE:
-        content[-1] = {**content[-1], **mark}
-    return {**message, "content": content}

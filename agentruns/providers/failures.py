@@ -43,11 +43,10 @@ class SDKModel:
 
     package: ClassVar[str]
     identity: Any
-    name: str
-    timeout: float | None
-    streaming: bool
-    _given: Any
     _client: Any = None
+
+    def __init__(self, name: str, client: Any, timeout: float | None, streaming: bool) -> None:
+        self.name, self.timeout, self.streaming, self._given = name, timeout, streaming, client
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"
@@ -83,6 +82,12 @@ class SDKModel:
             given = self._made() if self._given is None else self._given
             self._client = given.with_options(max_retries=0)
         return self._client
+
+    def _arguments(self, body: dict[str, Any], *named: str) -> dict[str, Any]:
+        """Return the arguments for a method of the SDK; what it has no name for goes into `extra_body`."""
+        given = {name: body[name] for name in named if name in body}
+        rest = {name: value for name, value in body.items() if name not in given}
+        return {"model": self.name, **given, "extra_body": rest}
 
     def _timeout(self, seconds: float | None) -> dict[str, Any]:
         if seconds is None:

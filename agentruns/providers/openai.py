@@ -55,16 +55,13 @@ class OpenAIModel(SDKModel):
             raise ValueError(
                 f"{', '.join(named)}: what the provider runs belongs in an agent's model_params."
             )
-        self.name = model
+        super().__init__(model, client, timeout, streaming)
         self.provider = provider
-        self.timeout = timeout
-        self.streaming = streaming
         self.params = params
         self._quirks = QUIRKS.get(provider, chat.Quirks())
         self._api = api
         self._base_url = base_url or self._quirks.base_url
         self._api_key = api_key
-        self._given = client
         self._include = True
 
     @property
@@ -109,10 +106,7 @@ class OpenAIModel(SDKModel):
     def _send(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer, collected: Collected
     ) -> dict[str, Any]:
-        first = "messages" if "messages" in body else "input"
-        rest = {name: value for name, value in body.items() if name != first}
-        # In `extra_body`, because a method refuses parameters it has no name for.
-        given = {"model": self.name, first: body[first], "extra_body": rest, **self._timeout(self.timeout)}
+        given = {**self._arguments(body, "messages", "input"), **self._timeout(self.timeout)}
         if not self.streaming:
             whole = api.create(**given)
             answer.request_id = getattr(whole, "_request_id", None) or ""

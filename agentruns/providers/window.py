@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agentruns.providers.blocks import blocks_of
 from agentruns.utils import json as canonical
 
 Messages = list[dict[str, Any]]
@@ -100,12 +101,9 @@ def _is_message(message: Any) -> bool:
 
 
 def _is_spoken(message: dict[str, Any]) -> bool:
-    content = message["content"]
-    said = isinstance(content, str) or any(block.get("type") != "tool_result" for block in content)
+    said = any(block.get("type") != "tool_result" for block in blocks_of(message))
     return message["role"] == "user" and said
 
 
 def _ids(message: dict[str, Any], kind: str, field: str) -> set[str]:
-    content = message["content"]
-    blocks = [] if isinstance(content, str) else content
-    return {str(block.get(field)) for block in blocks if block.get("type") == kind}
+    return {str(block.get(field)) for block in blocks_of(message) if block.get("type") == kind}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import update_wrapper
 from io import IOBase
 from typing import Any, Generic
@@ -123,41 +122,40 @@ class Tool(Options, Generic[P, R]):
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
         """Return whether a person must approve; a gate that raises or returns None means yes."""
-        gate = self.requires_approval
-        if isinstance(gate, bool):
-            return gate
-        with self._concealing(arguments):
-            try:
-                answer = call(gate, copy.deepcopy(arguments), ctx)
-                # None is a forgotten `return`; read as False it would silently open the gate.
-                return True if answer is None else bool(answer)
-            except Exception:
-                logger.warning("requires_approval of %s failed; a person is asked", self.name, exc_info=True)
-                return True
+        if isinstance(self.requires_approval, bool):
+            return self.requires_approval
+
+        def read(answer: Any) -> bool:
+            # None is a forgotten `return`; read as False it would silently open the gate.
+            return True if answer is None else bool(answer)
+
+        asks = self._told("requires_approval", read, arguments, ctx, failed="; a person is asked")
+        return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
         """Return one line that describes the call; the fallback masks sensitive arguments."""
-        if self.describe is not None:
-            with self._concealing(arguments):
-                try:
-                    text = call(self.describe, copy.deepcopy(arguments))
-                    if isinstance(text, str) and text.strip():
-                        return one_line(text)
-                except Exception:
-                    logger.warning("describe of %s failed", self.name, exc_info=True)
-        return call_text(self.name, arguments, self.sensitive)
+
+        def read(text: Any) -> str:
+            return one_line(text) if isinstance(text, str) and text.strip() else ""
+
+        said = self.describe and self._told("describe", read, arguments)
+        return said or call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result of `preview` as JSON, or None; never raises."""
-        if self.preview is None:
-            return None
-        with self._concealing(arguments):
-            try:
-                shown = call(self.preview, copy.deepcopy(arguments))
-            except Exception:
-                logger.warning("preview of %s failed", self.name, exc_info=True)
-                return None
+        shown = self.preview and self._told("preview", lambda found: found, arguments)
         return to_jsonable(shown)[0] if isinstance(shown, dict) else None
+
+    def _told(
+        self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
+    ) -> Any:
+        """Return what a function of the project says of a call, as it is read; None if it fails."""
+        with concealing(self._hidden(arguments)):
+            try:
+                return read(call(getattr(self, hook), copy.deepcopy(arguments), *more))
+            except Exception:
+                logger.warning("%s of %s failed%s", hook, self.name, failed, exc_info=True)
+                return None
 
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
         """Enter the handler once, with effective arguments, and return its output.
@@ -165,7 +163,7 @@ class Tool(Options, Generic[P, R]):
         Raises InvalidArguments before entering the handler if the arguments are not effective ones; the
         handler's own exceptions pass through unchanged. Nothing raises after the handler has returned.
         """
-        self._conceal(arguments)
+        conceal(self._hidden(arguments))
         model, again = self._read(arguments)
         if canonical.dumps(again) != canonical.dumps(arguments):
             raise InvalidArguments("These are not effective arguments: validating them changes them.")
@@ -181,12 +179,9 @@ class Tool(Options, Generic[P, R]):
         """Return whether an exception of the handler says that nothing happened; never raises."""
         return is_refusal(error, self.refuses)
 
-    def _concealing(self, arguments: dict[str, Any]) -> AbstractContextManager[None]:
-        return concealing([arguments.get(name) for name in self.sensitive])
-
-    def _conceal(self, arguments: dict[str, Any]) -> None:
-        """Keep sensitive arguments out of the log records of the run that enters the tool."""
-        conceal([arguments.get(name) for name in self.sensitive])
+    def _hidden(self, arguments: dict[str, Any]) -> list[Any]:
+        """Return the sensitive arguments, which are kept out of log records."""
+        return [arguments.get(name) for name in self.sensitive]
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
         """Return arguments validated, and as JSON again; raises InvalidArguments."""
@@ -234,7 +229,7 @@ class Tool(Options, Generic[P, R]):
         """
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")
-        self._conceal(arguments)
+        conceal(self._hidden(arguments))
         try:
             verdict = call(self.reconcile, ctx, copy.deepcopy(arguments))
         except KeyboardInterrupt:

@@ -79,19 +79,14 @@ class _Walk:
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, int):
-            return self.integer(int.__int__(value))
+            number = int.__int__(value)
+            # Python refuses to print very large numbers in decimal, hex has no limit.
+            return self.text(hex(number)) if number.bit_length() > _MAX_BITS else number
         if isinstance(value, float):
             return float.__float__(value)
         if isinstance(value, bytes | bytearray | memoryview):
             return _decode(bytes(value))
         return self.holder(value, depth)
-
-    def integer(self, value: int) -> Any:
-        # Python refuses to print very large numbers in decimal, hex has no limit.
-        if value.bit_length() > _MAX_BITS:
-            self.stringified = True
-            return hex(value)
-        return value
 
     def holder(self, value: Any, depth: int) -> Any:
         """Convert a container, or an object of any other type, unless it holds itself."""
@@ -99,8 +94,7 @@ class _Walk:
         if isinstance(value, Iterator) and not is_container:
             return self.text(value)  # consuming it would run more of the handler's code
         if id(value) in self.inside:
-            self.stringified = True
-            return "<circular reference>"
+            return self.text("<circular reference>")
         if is_container and depth >= MAX_RESULT_DEPTH:
             return self.text(value)
         self.inside.add(id(value))
@@ -117,19 +111,13 @@ class _Walk:
         result: dict[str, Any] = {}
         for key, item in value.items():
             name = self.key(key)
-            if name in result:
-                self.stringified = True
-                name = _free(name, result)
-            result[name] = self.convert(item, depth + 1)
+            self.stringified = self.stringified or name in result
+            result[canonical.free_name(name, result)] = self.convert(item, depth + 1)
         return result
 
     def key(self, key: Any) -> str:
         plain = self.convert(key, MAX_RESULT_DEPTH)
-        if isinstance(plain, str):
-            return plain
-        if plain is None or isinstance(plain, bool):
-            return {None: "null", True: "true", False: "false"}[plain]
-        return str(plain)
+        return json.dumps(plain) if plain is None or isinstance(plain, bool) else str(plain)
 
     def foreign(self, value: Any) -> Any:
         """Return dates, decimals, models, dataclasses ... as pydantic writes them in JSON."""
@@ -166,13 +154,6 @@ class _Walk:
 
 
 _model_adapter = lru_cache(maxsize=256)(result_adapter)
-
-
-def _free(name: str, taken: dict[str, Any]) -> str:
-    number = 2
-    while f"{name} ({number})" in taken:
-        number += 1
-    return f"{name} ({number})"
 
 
 def _decode(value: bytes) -> str:

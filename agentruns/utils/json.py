@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 ESCAPE = "\x10"
@@ -113,6 +114,12 @@ def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
     if isinstance(value, list | tuple):
         return [_walk(item, text, mark) for item in value]
     return value
+
+
+def free_name(name: Any, taken: dict[Any, Any]) -> Any:
+    """Return the name of a member, with a number after it if it is taken."""
+    names = chain([name], (f"{name} ({number})" for number in count(2)))
+    return next(each for each in names if each not in taken)
 
 
 def _legal_text(text: str) -> str:

@@ -19,7 +19,7 @@ from uuid import UUID
 from django.core.exceptions import ImproperlyConfigured
 
 from agentruns.conf import settings
-from agentruns.utils.json import is_utf8
+from agentruns.utils.json import free_name, is_utf8
 
 FAILED = "[not shown: AGENTRUNS_REDACT failed]"
 MASK = "***"
@@ -347,22 +347,13 @@ def _walk(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value if (shown := _made(str(value))) == str(value) else shown  # as a credit card number
     if isinstance(value, dict):
-        return _walk_dict(value)
+        found: dict[Any, Any] = {}
+        for key, item in value.items():  # two secrets may be redacted to the same text; keep both entries
+            found[free_name(_walk(key), found)] = _walk(item)
+        return found
     if isinstance(value, list):
         return [_walk(item) for item in value]
     return tuple(_walk(item) for item in value) if isinstance(value, tuple) else value
-
-
-def _walk_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for key, item in value.items():
-        name = shown = _walk(key)
-        count = 1
-        while name in found:  # two secrets may be redacted to the same text; keep both entries
-            count += 1
-            name = f"{shown} ({count})"
-        found[name] = _walk(item)
-    return found
 
 
 def _made(text: str) -> str:
