@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -10,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from agentruns.exceptions import AgentRunsError
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
-from agentruns.utils.coroutines import wait
+from agentruns.utils.coroutines import call
 
 Disposition = Literal["retry", "pause", "fail"]
 # Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
@@ -95,8 +94,7 @@ class Model(Protocol):
 
 def call_model(model: Model, request: ModelRequest) -> ModelReply:
     """Ask a model and return its checked reply; raises ProviderError, or whatever the model raises."""
-    reply = model.propose(request)
-    return check_reply(wait(reply) if inspect.isawaitable(reply) else reply)
+    return check_reply(call(model.propose, request))
 
 
 def check_reply(reply: Any) -> ModelReply:

@@ -216,10 +216,9 @@ def _standstill(run: Run, state: SessionState) -> str:
 def _output_of(run: Run) -> Any:
     """Return the output as a value of the agent's `output_type` if this process has the agent."""
     try:
-        agent = get_agent(run.agent, run.version)
+        return output.value_of(get_agent(run.agent, run.version).output_type, run.output)
     except UnknownAgentError:
         return run.output
-    return run.output if agent.output_type is None else output.value_of(agent.output_type, run.output)
 
 
 def _go_on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
@@ -23,7 +22,7 @@ from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
-from agentruns.utils.coroutines import wait
+from agentruns.utils.coroutines import call
 from agentruns.utils.redaction import conceal, concealing, get_logger
 
 logger = get_logger("agentruns.tools")
@@ -309,12 +308,6 @@ def _changed(first: dict[str, Any], second: dict[str, Any]) -> str:
         if name not in second or canonical.dumps(first[name]) != canonical.dumps(second[name])
     ]
     return ", ".join(names) or "input"
-
-
-def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a developer's function, sync or async, and return its result, awaited if necessary."""
-    result = fn(*args, **kwargs)
-    return wait(result) if inspect.isawaitable(result) else result
 
 
 def _refuse_deep(arguments: Any) -> None:

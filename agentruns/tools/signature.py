@@ -63,9 +63,10 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
             continue
         _refuse_unstable(annotation, f"parameter {parameter.name!r} of tool {name!r}")
         _check_default(parameter, annotation, name)
-        field = _field_name(parameter.name, len(parameters))
+        reserved = parameter.name.startswith("_") or hasattr(BaseModel, parameter.name)
+        field = f"parameter_{len(parameters)}_{parameter.name.strip('_')}" if reserved else parameter.name
         default = ... if parameter.default is parameter.empty else parameter.default
-        if field != parameter.name:
+        if reserved:
             annotation = Annotated[annotation, Field(alias=parameter.name)]
         definitions[field] = (annotation, default)
         parameters[parameter.name] = field
@@ -113,11 +114,6 @@ def _is_context(annotation: Any) -> bool:
     if get_origin(annotation) in (Union, types.UnionType):
         return any(_is_context(part) for part in get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, ToolContext)
-
-
-def _field_name(name: str, position: int) -> str:
-    reserved = name.startswith("_") or hasattr(BaseModel, name)
-    return f"parameter_{position}_{name.strip('_')}" if reserved else name
 
 
 def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -12,6 +13,12 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 T = TypeVar("T")
+
+
+def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function of the project, sync or async, and return its result, awaited if necessary."""
+    result = function(*args, **options)
+    return wait(result) if inspect.isawaitable(result) else result
 
 
 def wait(awaitable: Awaitable[T]) -> T:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from django.core.management.base import CommandError
-
 from agentruns.exceptions import ToolRefused
-from agentruns.management.base import USAGE, AgentRunsCommand, argument
+from agentruns.management.base import AgentRunsCommand, argument, usage
 from agentruns.tools import ToolContext
 from agentruns.tools.mcp import Server, servers
 
@@ -24,8 +22,7 @@ class Command(AgentRunsCommand):
     def act(self, *, names: list[str], check: bool, **options: object) -> bool:
         known = {server.name: server for server in servers()}
         if unknown := sorted({*names} - {*known}):
-            text = f"There is no MCP server {', '.join(unknown)}. Declared: {', '.join(known) or 'none'}."
-            raise CommandError(text, returncode=USAGE)
+            usage(f"There is no MCP server {', '.join(unknown)}. Declared: {', '.join(known) or 'none'}.")
         return bool([name for name in names or known if self.lock(known[name], check)])
 
     def lock(self, server: Server, check: bool) -> bool:

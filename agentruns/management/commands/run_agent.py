@@ -57,7 +57,9 @@ class Command(AgentRunsCommand):
         actor = user_named(options["user"]) if options["user"] is not None else None
         key = options["idempotency_key"]
         _key, scope = place("", options["scope"], actor)
-        session = options["session"] or _session_of(key, scope, actor) or f"run-{uuid7()}"
+        runs = Run.objects.using(settings.DATABASE).filter(owner=actor, scope=scope, idempotency_key=key)
+        known = key and runs.values_list("session__key", flat=True).first()
+        session = options["session"] or known or f"run-{uuid7()}"
         found = get_agent(agent)
         self.mask = Mask([found.definition()])
         self.unknown: list[str] = []
@@ -119,9 +121,3 @@ def _file(path: str) -> File:
         return kind(path=path)
     except (OSError, ContentError) as error:
         return usage(str(error))
-
-
-def _session_of(key: str | None, scope: str, actor: Any) -> str | None:
-    """Return the session of the run that a key stands for already."""
-    runs = Run.objects.using(settings.DATABASE).filter(owner=actor, scope=scope, idempotency_key=key)
-    return runs.values_list("session__key", flat=True).first() if key else None

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, RootModel
 
 from agentruns.exceptions import ToolRefused
-from agentruns.tools.base import Tool, call
+from agentruns.tools.base import Tool
 from agentruns.tools.card import one_line
 from agentruns.tools.context import ToolContext
 from agentruns.tools.mcp import client
@@ -26,6 +26,7 @@ from agentruns.tools.mcp.results import result_of
 from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.coroutines import call
 
 __all__ = ["LOCKED", "McpChanged", "McpError", "Server", "mcp_tools", "servers"]
 
