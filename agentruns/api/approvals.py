@@ -68,7 +68,6 @@ def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: K
     409, with who and when, if it was decided already or `digest` is not what it shows now; 422 if the
     arguments do not fit the tool.
     """
-
     act = partial(services.approve, arguments=body.arguments, reason=body.reason)
     return _decide(request, approval_id, act, key, body)
 

@@ -35,6 +35,5 @@ def draft_of(run: Run) -> str:
     """Return what is written so far of a run's next reply."""
     if run.status not in AT_WORK:
         return ""
-    draft = Draft.objects.using(settings.DATABASE).filter(pk=run.pk).first()
-    is_its = draft is not None and (draft.epoch, draft.step) == (run.lease_epoch, run.step)
-    return draft.text if draft is not None and is_its else ""
+    its = Draft.objects.using(settings.DATABASE).filter(pk=run.pk, epoch=run.lease_epoch, step=run.step)
+    return its.values_list("text", flat=True).first() or ""

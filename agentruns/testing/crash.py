@@ -25,10 +25,7 @@ CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable with the orders of a child pro
 
 
 def crash_at(point: str) -> None:
-    """Kill this process with SIGKILL the nth time it reaches a point, given as `<point>[:<nth>]`.
-
-    Raises ValueError for a point that does not exist.
-    """
+    """Kill this process with SIGKILL the nth time it reaches a point, `<point>[:<nth>]`; ValueError."""
     arm(point)
 
 

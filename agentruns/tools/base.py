@@ -39,10 +39,7 @@ class InvalidArguments(ToolRefused, ValueError):
 
 
 class Tool(Options, Generic[P, R]):
-    """A declared tool; calling it calls the plain function, for unit tests.
-
-    The options of `@tool` are its own.
-    """
+    """A declared tool with its options; calling it calls the plain function, for unit tests."""
 
     def __init__(
         self, fn: Callable[P, R], name: str, description: str, signature: Signature, options: Options
@@ -113,10 +110,7 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return recorded arguments as validated today: unchanged, unless the tool has changed.
-
-        Raises InvalidArguments.
-        """
+        """Return recorded arguments as they are validated today; raises InvalidArguments."""
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:

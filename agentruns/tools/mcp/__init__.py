@@ -46,10 +46,7 @@ Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
 @dataclass(eq=False)
 class Server:
-    """An MCP server as a project declares it, and the tools of it that are taken there.
-
-    `headers` may be a function of a ToolContext.
-    """
+    """An MCP server as a project declares it, and the tools of it that are taken there."""
 
     name: str
     target: client.Target

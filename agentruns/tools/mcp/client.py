@@ -205,7 +205,6 @@ def close() -> None:
 
 def list_tools(target: Target, headers: dict[str, str]) -> Listed:
     """Return the tools that a server declares now; raises ToolRefused if that cannot be learnt."""
-
     return _use(target, headers, partial(_tools, anew=True))
 
 
@@ -224,7 +223,6 @@ def call_tool(
     Raises ToolRefused if nothing was sent, McpError for an error that the server answered, and
     ToolDurabilityError if there is no answer, or none that can be read.
     """
-
     end = math.inf if timeout is None else uptime() + timeout
 
     async def work(held: Session, session: ClientSession) -> CallToolResult:
