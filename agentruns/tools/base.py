@@ -131,12 +131,12 @@ class Tool(Options, Generic[P, R]):
         def read(text: Any) -> str:
             return one_line(text) if isinstance(text, str) and text.strip() else ""
 
-        said = self.describe and self._told("describe", read, arguments)
+        said = None if self.describe is None else self._told("describe", read, arguments)
         return said or call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result of `preview` as JSON, or None; never raises."""
-        shown = self.preview and self._told("preview", lambda found: found, arguments)
+        shown = None if self.preview is None else self._told("preview", lambda found: found, arguments)
         return to_jsonable(shown)[0] if isinstance(shown, dict) else None
 
     def _told(

@@ -137,10 +137,11 @@ def answer(message: dict[str, Any], tell: Any) -> None:
             tell({**reply, "result": {"content": "not a list"}})
         elif (result := perform(name, given, tell, key)) is not None:
             kind = {"resultType": "complete"} if modern else {}
+            if name == "twice":  # the first: what follows the answer may come after the next request
+                tell({**reply, "id": number + 1, "result": {**kind, **text("an answer to the next")}})
             tell({**reply, "result": {**kind, **result}})
             if name == "twice":
                 tell({**reply, "result": {**kind, **text("another answer")}})
-                tell({**reply, "id": number + 1, "result": {**kind, **text("an answer to the next")}})
     else:
         tell({**reply, "error": {"code": -32601, "message": "unknown"}})
 
@@ -199,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.reply(200, lines.encode(), "text/event-stream")
             elif said:
                 self.reply(
-                    200, json.dumps(said[-1] if name != "twice" else said[0]).encode(), "application/json"
+                    200, json.dumps(said[-1] if name != "twice" else said[1]).encode(), "application/json"
                 )
             else:
                 time.sleep(30)
