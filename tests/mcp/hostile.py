@@ -2,7 +2,8 @@
 
 `python hostile.py` speaks on its standard streams, `python hostile.py http` on a port that it prints. What it
 does is said in its environment: LEDGER (a file of effects), ERA (legacy or modern), FORM (json or sse, over
-HTTP), CHANGED (a file: while it is there, `post` is declared in another way), CLOSES (record the end).
+HTTP), CHANGED (a file: while it is there, `post` is declared in another way), CLOSES (record the end), STAYS
+(go on after it), CHILD (start another process, and record both).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -87,7 +89,7 @@ def perform(name: str, given: dict[str, Any], tell: Any, key: str) -> dict[str, 
         time.sleep(0.5)
         return text("asked")
     if name == "fails":
-        return text(f"it broke {HOSTILE}", isError=True)
+        return text(f"it broke {HOSTILE}{given.get('text', '')}", isError=True)
     if name == "picture":
         picture = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
         lying = {"type": "image", "data": base64.b64encode(b"no picture").decode(), "mimeType": "image/png"}
@@ -131,7 +133,12 @@ def answer(message: dict[str, Any], tell: Any) -> None:
         key = (params.get("_meta") or {}).get("agentruns/idempotency-key", "")
         if name == "rejects":
             record(key, tool=name)
-            tell({**reply, "error": {"code": -32602, "message": f"no such thing {HOSTILE}"}})
+            tell(
+                {
+                    **reply,
+                    "error": {"code": -32602, "message": f"no such thing {HOSTILE}{given.get('text', '')}"},
+                }
+            )
         elif name == "garbage":
             record(key, tool=name)
             tell({**reply, "result": {"content": "not a list"}})
@@ -155,11 +162,18 @@ def stdio() -> None:
             sys.stdout.flush()
 
     time.sleep(float(os.environ.get("SLEEPS", "0")))
+    if os.environ.get("CHILD"):
+        child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        record("process", pid=child.pid)
+    if os.environ.get("STAYS"):
+        record("process", pid=os.getpid())
     sys.stdout.write("this is not JSON\n")
     for line in sys.stdin:
         threading.Thread(target=answer, args=(json.loads(line), tell), daemon=True).start()
     if os.environ.get("CLOSES"):
         record("input closed", pid=os.getpid())
+    if os.environ.get("STAYS"):
+        time.sleep(600)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -181,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif name == "status":
             record("status")
-            self.reply(given["size"], b"no", "text/plain")
+            self.reply(given["size"], given.get("text", "no").encode(), "text/plain")
         elif name == "unread":
             record("unread")
             self.send_response(200)

@@ -322,7 +322,14 @@ def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effec
 
 
 @pytest.mark.parametrize(
-    "headers", [{"X": "sesame\n"}, {"X": "sésame"}, lambda ctx: {"X": ctx.context["no"]}]
+    "headers",
+    [
+        {"X": "sesame\n"},
+        {"X": "sésame"},
+        {"X": "Bearer sesame "},
+        {"X Y": "sesame"},
+        lambda ctx: {"X": ctx.context["no"]},
+    ],
 )
 def test_headers_that_cannot_be_sent_are_not_told(over_http: Declare, effects: Effects, headers: Any) -> None:
     over_http(ERA="modern")
@@ -339,6 +346,37 @@ def test_headers_that_cannot_be_sent_are_not_told(over_http: Declare, effects: E
     assert results(run)[0].endswith("Nothing happened.")
     assert "same" not in results(run)[0]
     assert acted(effects, "post") == 0
+
+
+@pytest.mark.parametrize("said", ["Bearer sesame-open", "the token sesame-open", "x" * 9_995 + "sesame-open"])
+@pytest.mark.parametrize("name", ["fails", "rejects"])
+def test_what_a_server_was_given_is_in_none_of_its_errors(
+    either: Declare, name: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that writes `invalid token` with the token."""
+    caplog.set_level("DEBUG", "agentruns")
+    tools = either(SECRET="sesame-open")
+    (server,) = declared.servers()
+    if server.target.url:
+        server.headers = {"Authorization": "Bearer sesame-open"}
+    run = drive(tools, name, text=said)
+    result = Message.objects.get(run=run, kind="tool_result").payload["content"]
+    assert "McpError: " in result and "sesame" not in result
+    told = "\n".join(caplog.handler.format(r) for r in caplog.records if r.name.startswith("agentruns"))
+    assert "McpError: " in told and "sesame" not in told
+    shown = repr([server, server.target, *(vars(tool) for tool in tools)])
+    assert "sesame" not in shown and "secret" not in shown
+
+
+def test_a_refusal_that_is_nested_deeply_is_one_and_the_sessions_others_go_on(
+    over_http: Declare, effects: Effects
+) -> None:
+    tools = over_http(ERA="modern", safe_to_retry=True, parallel=True)
+    deep = call("h__status", size=403, text="[" * 100_000)
+    agent = shop_agent("deep", {"tools": [call("h__slow", size=2), deep]}, tools=tools)
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
+    assert (effects.count("status"), acted(effects, "slow")) == (1, 1)
+    assert "HTTP status 403" in str(results(run)) and "slow: " in results(run)
 
 
 def test_a_new_lock_is_adopted(hostile: Declare, effects: Effects, tmp_path: Path) -> None:

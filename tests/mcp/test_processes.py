@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.tools.mcp import client
-from tests.crash.processes import expire_lease, run_and_die
+from tests.crash.processes import expire_lease, run_and_die, wait_for
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for the parent as well
 from tests.mcp.conftest import HOSTILE, Declare
+from tests.mcp.test_hostile import drive
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,6 +49,55 @@ def _in_child(target: client.Target, path: str) -> None:
     names = sorted(each["name"] for each in client.list_tools(target, {}))
     Path(path).write_text(f"{len(names)} tools")
     client.close()
+
+
+ENDS = """
+import multiprocessing, sys
+from agentruns.tools.mcp import client
+
+def work():
+    given = (("LEDGER", sys.argv[2]), ("STAYS", "1"))
+    target = client.Target(command=(sys.executable, sys.argv[1]), env=given)
+    try:
+        client.call_tool(target, {}, sys.argv[4], {}, key="k", timeout=2, why_not=lambda listed: "")
+    except client.ToolDurabilityError:
+        pass
+
+if sys.argv[3] == "itself":
+    work()
+else:
+    import billiard.context
+    of = {"child": multiprocessing.get_context("fork"), "celery": billiard.context.ForkContext()}
+    process = of[sys.argv[3]].Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether a process has ended; nobody may wait for it here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("process", ["itself", "child", "celery"])
+@pytest.mark.parametrize("name", ["post", "silent"])
+def test_a_server_that_does_not_end_by_itself_ends_with_the_process_that_asked_it(
+    process: str, name: str, effects: Effects
+) -> None:
+    """After an answer and after a time-out; a child of Celery's ends without `atexit`."""
+    command = [sys.executable, "-c", ENDS, HOSTILE, str(effects.path), process, name]
+    subprocess.run(command, check=True, timeout=60)
+    (pid,) = [line["pid"] for line in effects.lines() if line["key"] == "process"]
+    wait_for(lambda: is_gone(pid), "the server to be gone")
+
+
+def test_what_a_server_started_ends_with_it(hostile: Declare, effects: Effects) -> None:
+    drive(hostile(CHILD="yes"), "dies")
+    for line in [line for line in effects.lines() if line["key"] == "process"]:
+        wait_for(lambda pid=line["pid"]: is_gone(pid), "its child to be gone")  # type: ignore[misc]
 
 
 def test_a_fork_opens_its_own_session_and_leaves_its_parents(

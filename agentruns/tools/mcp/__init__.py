@@ -39,6 +39,7 @@ TIMEOUT = 60.0
 NAMED = 64  # characters of a tool's name
 _SHOWN_ERRORS = 10
 _PREFIX = re.compile("[a-zA-Z0-9_-]{1,40}")
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _REFUSED_OPTIONS = ("name", "description", "transactional")
 
 Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
@@ -50,7 +51,7 @@ class Server:
 
     name: str
     target: client.Target
-    headers: Headers
+    headers: Headers = field(repr=False)
     file: Path
     taken: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
@@ -67,14 +68,18 @@ class Server:
 
     def listed(self, ctx: ToolContext) -> Listed:
         """Return what the server declares now; raises ToolRefused if it cannot be asked."""
-        return client.list_tools(self.target, self.headers_for(ctx))
+        headers = self.headers_for(ctx)
+        with client.without_secrets(self.target, headers):
+            return client.list_tools(self.target, headers)
 
     def headers_for(self, ctx: ToolContext) -> dict[str, str]:
         """Return the headers of a call; raises ToolRefused if the project's function fails."""
         try:
             made = dict((call(self.headers, ctx) if callable(self.headers) else self.headers) or {})
-            if not all(each.isascii() and each.isprintable() for pair in made.items() for each in pair):
-                raise ValueError
+            for name, value in made.items():  # the HTTP library would quote a value that it refuses
+                is_value = value.isascii() and value.isprintable() and value == value.strip()
+                if not is_value or not _HEADER.fullmatch(name):
+                    raise ValueError
             return made
         except Exception as error:  # its text, as the client's, may have what must not be told
             kind = type(error).__name__
@@ -111,16 +116,18 @@ class Server:
         self, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
     ) -> Any:
         """Call a tool: the handler of each."""
-        answer = client.call_tool(
-            self.target,
-            self.headers_for(ctx),
-            original,
-            arguments,
-            key=ctx.idempotency_key,
-            timeout=timeout,
-            why_not=self.why_not,
-        )
-        return result_of(answer)
+        headers = self.headers_for(ctx)
+        with client.without_secrets(self.target, headers):
+            answer = client.call_tool(
+                self.target,
+                headers,
+                original,
+                arguments,
+                key=ctx.idempotency_key,
+                timeout=timeout,
+                why_not=self.why_not,
+            )
+            return result_of(answer)
 
 
 _servers: dict[str, Server] = {}

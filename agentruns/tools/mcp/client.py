@@ -8,19 +8,20 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from agentruns.exceptions import ToolDurabilityError, ToolRefused
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import ANSWER_BYTES
 from agentruns.utils.db import uptime
-from agentruns.utils.redaction import get_logger
+from agentruns.utils.redaction import Secrets, get_logger
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
@@ -32,6 +33,8 @@ MOST_PAGES = 20  # of one list
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 GRACE_SECONDS = 2.0  # for a child to end by itself, and again after SIGTERM
+SHORTEST_SECRET = 5
+LONGEST_ERROR = 10_000  # characters of an error's text
 KEY_META = "agentruns/idempotency-key"
 
 T = TypeVar("T")
@@ -46,13 +49,16 @@ class McpChanged(ToolRefused):
     """A server declares its tools in another way than its lock file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Target:
     """A server's place: a URL, or a command with what it gets in its environment beside a minimal one."""
 
     url: str = ""
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Target {self.shown}>"
 
     @property
     def shown(self) -> str:
@@ -62,6 +68,29 @@ class Target:
         parts = urlsplit(self.url)
         port = f":{parts.port}" if parts.port else ""
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
+    """Return what no error may quote: each value that a server is given, and what follows its first word."""
+    url = urlsplit(target.url)
+    given = [
+        *headers.values(),
+        *dict(target.env).values(),
+        url.password or "",
+        *dict(parse_qsl(url.query)).values(),
+    ]
+    parts = [*given, *(each.partition(" ")[2].strip() for each in given)]
+    return Secrets([each for each in parts if len(each) > SHORTEST_SECRET])
+
+
+@contextlib.contextmanager
+def without_secrets(target: Target, headers: Mapping[str, str]) -> Iterator[None]:
+    """Keep what a server is given out of the errors that leave the block: it or a library may repeat that."""
+    try:
+        yield
+    except (McpError, ToolRefused, ToolDurabilityError) as error:
+        text = secrets_of(target, headers).hide(str(error))[:LONGEST_ERROR]
+        raise type(error)(text) from None  # what is behind it would be logged, too
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -78,7 +107,10 @@ class Session:
         self.listed: Listed | None = None
         self.touched = asyncio.Event()
         self.opened: asyncio.Future[ClientSession] = owner.loop.create_future()
+        self.is_left = False
         self.task = owner.loop.create_task(self._live())
+        owner.living.add(self)
+        self.task.add_done_callback(lambda task: owner.living.discard(self))
 
     async def _live(self) -> None:
         try:
@@ -93,13 +125,15 @@ class Session:
                     except TimeoutError:
                         if not self.busy:
                             self.retire()
+                self.is_left = True
         except BaseException as error:
             if not self.opened.done():
                 self.opened.set_exception(_refusal(self.key[0], error))
             elif not isinstance(error, Exception):
                 raise
             else:  # what was said in it is known by now, or lost
-                logger.info("Session with MCP server %s ended: %s", self.key[0].shown, _told(error))
+                told = secrets_of(self.key[0], dict(self.key[1])).hide(_told(error))
+                logger.info("Session with MCP server %s ended: %s", self.key[0].shown, told)
         finally:
             self.retire()
 
@@ -135,6 +169,7 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.sessions: dict[Key, Session] = {}
+        self.living: set[Session] = set()  # also those that take no new calls
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
     async def use(self, key: Key, work: Work[T]) -> T:
@@ -156,9 +191,10 @@ class Loop:
 
     async def close(self) -> None:
         """Leave every session, whatever goes on in it."""
-        tasks = [session.task for session in self.sessions.values()]
-        for task in tasks:
-            task.cancel()
+        tasks = [session.task for session in self.living]
+        for session in self.living:
+            if not session.is_left:  # one that is ends its child by now
+                session.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -184,6 +220,9 @@ def _use(target: Target, headers: dict[str, str], work: Work[T]) -> T:
     with _lock:
         if _loop is None:
             _loop = Loop()
+            # A child of multiprocessing, as Celery's, ends without `atexit`.
+            for name in {"multiprocessing.util", "billiard.util"} & sys.modules.keys():
+                sys.modules[name].Finalize(None, close, exitpriority=10)
         loop = _loop
     key = target, tuple(sorted(headers.items()))
     future = asyncio.run_coroutine_threadsafe(loop.use(key, work), loop.loop)
@@ -279,7 +318,7 @@ async def _call(
         )
     except MCPError as error:
         verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
-        text = one_line(error.error.message, 500)
+        text = _bounded(error.error.message)
         if verdict == "refused":
             raise ToolRefused(text) from error
         if verdict == "lost" or error.code in (
@@ -309,7 +348,11 @@ def _told(error: BaseException) -> str:
     """Return an error on one line: of a group, the first of what is in it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return one_line(f"{type(error).__name__}: {error}", 500)
+    return _bounded(f"{type(error).__name__}: {error}")
+
+
+def _bounded(text: str) -> str:
+    return one_line(text, 2 * LONGEST_ERROR)  # cut to its length without the secrets in it
 
 
 @contextlib.asynccontextmanager
@@ -367,9 +410,20 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     if process.stdin is not None:
         process.stdin.close()
     for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if number is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+        if number is not None and not _signalled(process.pid, number):
+            break
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-            break
+            if not _signalled(process.pid, 0):
+                break
+
+
+def _signalled(group: int, number: int) -> bool:
+    """Send a signal to a group; return whether anybody is in it. While one is, no process gets its number."""
+    try:
+        os.killpg(group, number)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return True

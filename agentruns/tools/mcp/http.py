@@ -72,7 +72,7 @@ async def _speaks(response: httpx2.Response) -> bool:
     """Tell whether the answer is an error of the protocol."""
     try:
         said = json.loads(await response.aread())
-    except (ValueError, httpx2.StreamError):
+    except (ValueError, RecursionError, httpx2.StreamError):
         return False
     return isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said
 

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from agentruns.agents.content import IMAGES, PDF, Document, Image, Text
 from agentruns.exceptions import ContentError
 from agentruns.tools.card import one_line
-from agentruns.tools.mcp.client import McpError
+from agentruns.tools.mcp.client import LONGEST_ERROR, McpError
 from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
-
-LONGEST_ERROR = 10_000  # characters of an error's text
 
 
 def result_of(answer: CallToolResult) -> Any:
@@ -27,7 +25,7 @@ def result_of(answer: CallToolResult) -> Any:
     blocks, structured = [*map(_block, answer.content)], answer.structured_content
     if answer.is_error:
         texts = [block.text for block in blocks if isinstance(block, Text)]
-        raise McpError("\n".join(texts)[:LONGEST_ERROR] or "The server gives no reason.")
+        raise McpError("\n".join(texts)[: 2 * LONGEST_ERROR] or "The server gives no reason.")
     if structured is not None:
         blocks = [
             block for block in blocks if not (isinstance(block, Text) and _repeats(block.text, structured))
