@@ -205,9 +205,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _model_step(driver: Driver) -> None:
-    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now)
-    if exceeded:
-        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
+    if _is_over_budget(driver):
         return
     if unpriced := budgets.unpriced(driver.agent):  # its cost budget could not be kept
         if driver.store.durable:
@@ -217,6 +215,14 @@ def _model_step(driver: Driver) -> None:
         return
     with drafting(driver) as draft:
         _ask(driver, draft)
+
+
+def _is_over_budget(driver: Driver) -> bool:
+    """End a run that has used up a budget, before a request; tell whether it has."""
+    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now)
+    if exceeded:
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
+    return bool(exceeded)
 
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
@@ -269,7 +275,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
         except ProviderError as error:
             other = driver.agent.fallback if model is driver.agent.model and error.is_overload else None
             _provider_failed(driver, error, identity, other)
-            if other is None:
+            asked = driver.run.cancel_requested or driver.run.pause_requested
+            if other is None or asked or _is_over_budget(driver):
                 return None
             if draft is not None:
                 draft.pieces.clear()

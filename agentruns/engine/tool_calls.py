@@ -235,6 +235,8 @@ def _run_one(driver: Driver, call: Call) -> None:
         store_late_result(driver, call, {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
+    if _stopped(driver, call):
+        return
     replace_broken(driver.alias)
     driver.allow(tool)
     try:
@@ -255,6 +257,17 @@ def _run_one(driver: Driver, call: Call) -> None:
         _raised(driver, call, observation)
     else:
         _record(driver, call, observation)
+
+
+def _stopped(driver: Driver, call: Call) -> bool:
+    """Refuse a call that was journaled as started, if its tool has been switched off since."""
+    if not gate.is_off(driver, call.tool):
+        return False
+    if call.attempt > 1:  # what became of the one before is not known
+        _orphan(driver, call, f"It cannot go on here: {gate.OFF}.", recovery_failed=True)
+        return True
+    _record(driver, call, Observation(REFUSED.format(why=gate.OFF), is_error=True))
+    return True
 
 
 def _raised(driver: Driver, call: Call, observation: Observation) -> None:
@@ -345,6 +358,8 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             driver.hold_lease()
             call = queue.popleft()
             driver.started.discard((call.id, call.attempt))
+            if _stopped(driver, call):
+                continue
             tool = driver.agent.tools[call.tool]
             driver.allow(tool)
             enter = partial(handler.enter, tool, _context(driver, call), call.arguments)

@@ -141,7 +141,7 @@ def _strict(schema: Any) -> Any:
 
 def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
     """Return a call as a block; arguments that are no JSON stay a text, which the gate refuses."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
@@ -150,17 +150,22 @@ def usage_of(raw: Any) -> dict[str, Any]:
     """Return OpenAI's usage by the kinds that prices have: what was cached is not counted as input too."""
     if not isinstance(raw, dict):
         return {}
-    details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details") or {}
-    more = raw.get("output_tokens_details") or raw.get("completion_tokens_details") or {}
-    read, written = details.get("cached_tokens") or 0, details.get("cache_write_tokens") or 0
-    sent = raw.get("input_tokens") or raw.get("prompt_tokens") or 0
+    details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details")
+    more = raw.get("output_tokens_details") or raw.get("completion_tokens_details")
+    read, written = _count(details, "cached_tokens"), _count(details, "cache_write_tokens")
+    sent = _count(raw, "input_tokens") or _count(raw, "prompt_tokens")
     return {
         "input_tokens": max(0, sent - read - written),
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
-        "output_tokens": raw.get("output_tokens") or raw.get("completion_tokens") or 0,
-        "reasoning_tokens": more.get("reasoning_tokens") or 0,  # of the output
+        "output_tokens": _count(raw, "output_tokens") or _count(raw, "completion_tokens"),
+        "reasoning_tokens": _count(more, "reasoning_tokens"),  # of the output
     }
+
+
+def _count(counts: Any, name: str) -> int:
+    found = counts.get(name) if isinstance(counts, dict) else 0
+    return found if isinstance(found, int) else 0
 
 
 def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider: str) -> ModelReply:

@@ -118,7 +118,8 @@ class Collected:
             delta = choice.get("delta") or {}
             _merge(self._choice["message"], delta)
             self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
-            text += delta.get("content") or ""
+            said = delta.get("content")
+            text += said if isinstance(said, str) else ""
         return text
 
     def whole(self) -> dict[str, Any]:
@@ -140,6 +141,10 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
             _merge(known, value)
         elif isinstance(value, str) and isinstance(known, str) and name in _GROWING:
             old[name] = known + value
+        elif (
+            name == "name" and known and value and known != value
+        ):  # in pieces: half of one is another tool's
+            old[name] = f"{known}{value}"
         elif value not in (None, "") or name not in old:
             old[name] = value
 

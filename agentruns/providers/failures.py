@@ -33,7 +33,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, A
 class Answer:
     """Progress of an answer, for when it breaks off: `raw` is what has arrived."""
 
-    begun = False
+    begun = is_whole = False
     request_id = ""
     raw: Any = None
 
@@ -61,6 +61,9 @@ class SDKModel:
             found = [getattr(client, name, None) for name in _CREDENTIALS]
             secrets += [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
             failure = classify(self.package, error, secrets, begun=answer.begun)
+            if answer.is_whole and not isinstance(error, ProviderError):  # asking again costs as much
+                text = f"The reply has a form that cannot be read: {type(error).__name__}."
+                failure = ProviderError(text, disposition="fail", type="invalid_reply")
         # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
         failure.args = (cleaned(str(failure), secrets),)
         failure.usage = failure.usage or self._used(answer.raw) or None
@@ -140,7 +143,8 @@ def answered(
     said: Any, secrets: Sequence[str] = (), who: str = "The provider", **known: Any
 ) -> ProviderError:
     """Return the ProviderError for an error's JSON; `known` is what the answer says beside it."""
-    said, status, name = said if isinstance(said, dict) else {}, known.get("status"), known.pop("name", "")
+    said = said if isinstance(said, dict) else {"message": said}
+    status, name = known.get("status"), known.pop("name", "")
     word, kind, details = (said.get(each) or "" for each in ("code", "type", "details"))
     code = str(word or (details.get("error_code") if isinstance(details, dict) else "") or "")
     text = said["message"] if isinstance(said.get("message"), str) else name

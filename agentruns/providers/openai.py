@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
 from typing import Any, Literal
 
 from agentruns.providers import chat, responses
-from agentruns.providers.base import ModelReply, ModelRequest, provider_tools
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
 from agentruns.providers.failures import Answer, SDKModel, plain, refuse
@@ -58,7 +59,8 @@ class OpenAIModel(SDKModel):
         super().__init__(model, client, timeout, streaming)
         self.provider = provider
         self.params = params
-        self._quirks = QUIRKS.get(provider, chat.Quirks())
+        own = re.sub(r"\W", "_", provider.upper(), flags=re.ASCII)
+        self._quirks = QUIRKS.get(provider, chat.Quirks(key=f"{own}_API_KEY"))
         self._api = api
         self._base_url = base_url or self._quirks.base_url
         self._api_key = api_key
@@ -76,15 +78,15 @@ class OpenAIModel(SDKModel):
         is_openai = _OF_OPENAI.match(str(client.base_url)) is not None
         if (self._api or ("responses" if is_openai else "chat")) == "responses":
             body = responses.body(request, params, self.identity)
-            answer.raw = self._respond(client.responses, canonical.legal(body), request, answer)
-            reply = responses.reply(answer.raw, self.identity)
+            raw = self._respond(client.responses, canonical.legal(body), request, answer)
+            reply = responses.reply(raw, self.identity)
             return replace(reply, request_id=answer.request_id)
         quirks = self._quirks if is_openai or self.provider != "openai" else chat.Quirks()
         body = canonical.legal(chat.body(request, params, self.identity, quirks))
         if self.streaming:
             body["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
-        answer.raw = self._send(client.chat.completions, body, request, answer, chat.Collected())
-        return replace(chat.reply(answer.raw, self.identity), request_id=answer.request_id)
+        raw = self._send(client.chat.completions, body, request, answer, chat.Collected())
+        return replace(chat.reply(raw, self.identity), request_id=answer.request_id)
 
     def _respond(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer
@@ -110,22 +112,35 @@ class OpenAIModel(SDKModel):
         if not self.streaming:
             whole = api.create(**given)
             answer.request_id = getattr(whole, "_request_id", None) or ""
-            return plain(whole)
+            return _whole(answer, plain(whole))
         with api.create(**given, stream=True) as stream:
             answer.begun, answer.request_id = True, stream.response.headers.get("x-request-id") or ""
+            if "application/json" in stream.response.headers.get(
+                "content-type", ""
+            ):  # an error, or no stream
+                return _whole(answer, json.loads(stream.response.read()))
             for event in stream:
                 text = collected.add(plain(event))
                 answer.raw = collected.raw
                 self._wrote(request, text)
-        return collected.whole()
+        return _whole(answer, collected.whole())
 
     def _made(self) -> Any:
         import openai
 
+        if self.provider != "openai" and not self._base_url:  # the SDK would ask OpenAI, with another's key
+            text = f"The provider {self.provider!r} needs a base_url, or a client."
+            raise ProviderError(text, disposition="pause", type="missing_base_url")
         # The SDK would send OpenAI's key to any server, and asks for one where none is needed.
         elsewhere = self._base_url or os.environ.get("OPENAI_BASE_URL")
         key = self._api_key or os.environ.get(self._quirks.key) or ("none" if elsewhere else None)
         return openai.OpenAI(api_key=key, base_url=self._base_url)
 
     def _used(self, raw: Any) -> dict[str, Any]:
-        return usage_of((raw or {}).get("usage"))
+        return usage_of(raw.get("usage") if isinstance(raw, dict) else None)
+
+
+def _whole(answer: Answer, raw: dict[str, Any]) -> dict[str, Any]:
+    """Take what has arrived as a whole reply."""
+    answer.raw, answer.is_whole = raw, True
+    return raw

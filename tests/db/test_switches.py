@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +13,9 @@ from django.test import Client
 from django.urls import reverse
 
 from agentruns import ToolContext, approve, resume_run, run_agent, start_run, tool
-from agentruns.engine import leases
+from agentruns.engine import leases, tool_calls
 from agentruns.engine.worker import answer
-from agentruns.exceptions import PermissionDeniedError, SwitchedOffError
+from agentruns.exceptions import PermissionDeniedError, SwitchedOffError, ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.sweep import sweep
@@ -97,6 +99,52 @@ def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> Non
     assert effects.count() == 0
     run = Run.objects.get()
     assert (run.status, problems(run.session_id)) == ("completed", [])
+
+
+def test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused(effects: Effects) -> None:
+    @tool(safe_to_retry=True, parallel=True)
+    def peek(ctx: ToolContext, n: int) -> str:
+        """Look; the first one switches the tool off."""
+        effects.record(f"n{n}")
+        if n == 0:
+            switch("tool", "peek", "off", reason=WHY)
+        time.sleep(0.5)
+        return "seen"
+
+    agent = shop_agent("peeks", {"tools": [call("peek", n=n) for n in range(20)]}, tools=[peek])
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
+    found = contents(run.pk)
+    refused = found.count("Not executed: the tool is switched off for now. Nothing happened.")
+    assert effects.count() + refused == 20 == len(found)
+    assert effects.count() <= 8, "those that were at work"
+    assert (run.status, problems(run.session_id)) == ("completed", [])
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_a_call_that_is_about_to_be_entered_is_not(
+    is_retried: bool, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is there, its handler comes next; of one that was tried before, nobody knows what happened."""
+    tries = itertools.count(1)
+
+    @tool(safe_to_retry=True)
+    def look(ctx: ToolContext) -> str:
+        """Look."""
+        effects.record("look")
+        raise ToolDurabilityError("Who knows?")
+
+    def reached(name: str) -> None:
+        if name == "before_tool" and next(tries) == 1 + is_retried:
+            switch("tool", "look", "off", reason=WHY)
+
+    monkeypatch.setattr(tool_calls, "reached", reached)
+    agent = shop_agent("looks", {"tools": [call("look")]}, tools=[look])
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
+    assert effects.count() == is_retried
+    assert run.status == ("orphaned" if is_retried else "completed")
+    if not is_retried:
+        assert contents(run.pk) == ["Not executed: the tool is switched off for now. Nothing happened."]
+    assert problems(run.session_id) == []
 
 
 def test_who_may_switch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -341,7 +342,123 @@ def test_a_missing_sdk_and_a_missing_key_pause(monkeypatch: pytest.MonkeyPatch, 
     assert "agentruns[openai]" in str(error)
 
 
+class Says:
+    """A server that answers each request with one text, whole, whatever was asked."""
+
+    def __init__(self, said: Any, kind: str = "application/json") -> None:
+        import httpx
+        import openai
+
+        body = said if isinstance(said, bytes) else json.dumps(said).encode()
+        self.asked = 0
+
+        def answer(asked: httpx.Request) -> httpx.Response:
+            self.asked += 1
+            return httpx.Response(200, content=body, headers={"content-type": kind})
+
+        http_client = httpx.Client(transport=httpx.MockTransport(answer))
+        self.client = openai.OpenAI(api_key=KEY, base_url="http://localhost/v1", http_client=http_client)
+
+
+@BOTH
+def test_an_answer_that_is_no_stream_although_one_was_asked_for(streaming: bool) -> None:
+    said = {"choices": [{"message": {"content": "Whole."}, "finish_reason": "stop"}]}
+    model = OpenAIModel("x", client=Says(said).client, api="chat", streaming=streaming)
+    assert texts(call_model(model, request())) == "Whole."
+    done = {"type": "message", "content": [{"type": "output_text", "text": "Whole."}]}
+    said = {"object": "response", "status": "completed", "output": [done]}
+    model = OpenAIModel("x", client=Says(said).client, api="responses", streaming=streaming)
+    assert texts(call_model(model, request())) == "Whole."
+
+
+@BOTH
+@APIS
+@pytest.mark.parametrize("error", [{"message": "No money.", "code": "insufficient_quota"}, "No money."])
+def test_an_error_with_status_200(streaming: bool, api: Any, error: Any) -> None:
+    model = OpenAIModel("x", client=Says({"error": error}).client, api=api, streaming=streaming)
+    found = failure(model)
+    assert "No money." in str(found)
+    assert found.disposition == ("pause" if isinstance(error, dict) else "retry")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("api", "said"),
+    [
+        ("responses", {"status": "completed", "output": [{"type": "message", "content": None}]}),
+        ("responses", {"status": "completed", "output": [None]}),
+        ("chat", {"choices": ["x"]}),
+        ("chat", {"choices": [{"message": {"tool_calls": [None]}, "finish_reason": "stop"}]}),
+        ("chat", {"choices": [{"message": {"content": [{"text": "x"}]}, "finish_reason": "stop"}]}),
+    ],
+)
+def test_a_whole_reply_that_cannot_be_read_is_paid_and_not_asked_for_again(
+    streaming: bool, api: Any, said: Any
+) -> None:
+    used = {"prompt_tokens": 5, "completion_tokens": 7}
+    model = OpenAIModel("x", client=Says({**said, "usage": used}).client, api=api, streaming=streaming)
+    error = failure(model)
+    assert (error.disposition, error.type) == ("fail", "invalid_reply")
+    assert error.usage is not None and error.usage["output_tokens"] == 7
+
+
+def test_a_piece_of_text_that_is_none() -> None:
+    said = {"choices": [{"delta": {"content": [{"type": "text", "text": "x"}]}, "finish_reason": "stop"}]}
+    stream = Says(f"data: {json.dumps(said)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
+    error = failure(OpenAIModel("x", client=stream.client, api="chat"))
+    assert (error.disposition, error.type) == ("fail", "invalid_reply")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"prompt_tokens": "12"},
+        {"prompt_tokens_details": [1]},
+        {"prompt_tokens_details": {"cached_tokens": "3"}},
+    ],
+)
+def test_a_usage_of_another_form_costs_no_reply(odd: Any) -> None:
+    found = blocks.usage_of({"prompt_tokens": 5, "completion_tokens": 7, **odd})
+    assert (found["output_tokens"], found["cache_read_input_tokens"]) == (7, 0)
+
+
+def test_arguments_nested_deeply_are_the_gates_to_refuse() -> None:
+    deep = '{"n": ' * 3_000 + "1" + "}" * 3_000
+    assert blocks.call_block("a", "find", deep)["input"] == deep
+
+
+def test_a_name_in_pieces_is_that_of_no_other_tool() -> None:
+    for pieces in (["delete_", "draft"], ["delete_draft", "delete_draft"], ["delete_draft", ""]):
+        whole = chat.Collected()
+        for name in pieces:
+            call = {"index": 0, "id": "a", "function": {"name": name, "arguments": ""}}
+            whole.add({"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]})
+        assert chat.reply(whole.whole(), "x:y").content[0]["name"] == "delete_draft"
+
+
 # Where requests go
+
+
+@pytest.mark.parametrize("provider", ["azure", "house"])
+def test_a_server_without_an_address_is_not_asked_at_openai(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "AZURE_OPENAI_API_KEY", "HOUSE_API_KEY"):
+        monkeypatch.setenv(name, KEY)
+    with FakeOpenAI([{"text": "x"}], api_key=KEY) as fake:
+        monkeypatch.setenv("OPENAI_BASE_URL", fake.url)
+        error = failure(OpenAIModel("gpt-5.4", provider=provider))
+        assert (error.disposition, error.type, fake.calls) == ("pause", "missing_base_url", [])
+
+
+def test_a_server_of_another_name_does_not_get_the_key_of_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai-alone")
+    with FakeOpenAI([{"text": "x"}], api_key="none") as fake:
+        call_model(OpenAIModel("x", provider="our-house", base_url=fake.url, api_key=None), request())
+        monkeypatch.setenv("OUR_HOUSE_API_KEY", "of-the-house")
+        fake.api_key = "of-the-house"
+        call_model(OpenAIModel("x", provider="our-house", base_url=fake.url), request())
+        assert len(fake.calls) == 2
 
 
 def test_another_base_url_speaks_chat_completions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,16 @@ def test_a_fallback_that_is_overloaded_as_well_backs_off() -> None:
         assert [model.asked for model in models] == [2, 2]
 
 
+def test_the_fallback_is_not_asked_for_what_no_budget_pays(settings: Any) -> None:
+    settings.AGENTRUNS_PRICES = {name: {"input": 1000, "output": 1000} for name in ("a", "b")}
+    with isolated_registry():
+        first, other = Busy("a", **OVERLOADED, usage={"input_tokens": 10**6}), Busy("b", **OVERLOADED)
+        agent = Agent("busy", instructions="Try.", model=first, fallback=other, cost_budget=1)
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    assert (run.status, first.asked, other.asked) == ("failed", 1, 0)
+    assert "cost_budget: 1000 of 1 used" in str(run.error)
+
+
 @pytest.mark.parametrize(
     "facts",
     [
