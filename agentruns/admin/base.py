@@ -372,6 +372,7 @@ class ReadOnlyAdmin(AnyAdmin):
                 "media": forms.Media(css=STYLES, js=SCRIPTS),
                 "has_view_permission": True,
                 "is_popup": False,
+                "url_of": partial(self.url, request),
                 "list_url": self.url(request, "changelist") if self.get_preserved_filters(request) else "",
                 **context,
             },

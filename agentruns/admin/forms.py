@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.admin.html import plain
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
+from agentruns.utils.ids import uuid7
 
 RESULT_LENGTH = TEXT_LENGTH
 PREFIX = "argument-"  # of the fields of an edit
@@ -62,6 +63,12 @@ def _asking_why(label: Any, **options: Any) -> type[forms.Form]:
 PauseForm = _asking_why(_("Reason, shown while it is paused (optional)"), required=False)
 CancelForm = _asking_why(_("Reason, kept in the journal (optional)"), required=False)
 EraseForm = _asking_why(_("Reason, kept in the journal"))
+
+
+class KeyForm(forms.Form):
+    """Start or send something new; the key makes a double click one."""
+
+    key = forms.CharField(max_length=64, widget=forms.HiddenInput, initial=uuid7)
 
 
 class ShownForm(forms.Form):

@@ -32,6 +32,13 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
         return {"dashboard": dashboard(getattr(view, "admin_site", default), request)}
 
 
+@register.simple_tag(takes_context=True)
+def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
+    """Return the URL of a page or action of the admin whose page this is, as `ReadOnlyAdmin.url`."""
+    url: str = context["url_of"](action, *args, **query)
+    return url
+
+
 def _of_the_console(name: str) -> Callable[[Any], Any]:
     def shown(value: Any) -> Any:
         from agentruns.admin import html  # as above

@@ -28,7 +28,7 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
     now = timezone.now()
     run = a_run("running", lease_expires_at=now + timedelta(seconds=30))
     asked = now - timedelta(seconds=settings.LEASE_SECONDS * leases)
-    situation = actions.Situation(run=run, waits=[], cancel_requested=("ann", asked), may_cancel=True)
+    situation = actions.Situation(run=run, waits=[], cancel_requested=("ann", asked), may=["cancel"])
     action = actions.cancel(situation)
     assert (not action.why_not) == offered
     assert any("kept as evidence" in line for line in action.effect) == offered
@@ -64,16 +64,16 @@ def test_an_ended_run_says_what_is_left_to_do(status: str, uncleared: int, said:
         ({"run": a_run("orphaned"), "is_paused": True}, "It is paused already."),
         ({"run": a_run("failed")}, "It has ended: failed."),
         ({"cancel_requested": ("ann", timezone.now())}, "It is being cancelled."),
-        ({"may_pause": False}, "You lack the permission agentruns.pause_run."),
+        ({"may": []}, "You lack the permission agentruns.pause_run."),
         ({}, ""),
     ],
 )
 def test_why_a_run_cannot_be_paused(known: dict[str, Any], why: str) -> None:
     situation = actions.Situation(
-        **{"run": a_run("paused"), "waits": [], "may_pause": True, **known}  # type: ignore[arg-type]
+        **{"run": a_run("paused"), "waits": [], "may": ["pause"], **known}  # type: ignore[arg-type]
     )
     action = actions.pause(situation)
-    assert (action.why_not, action.forbidden) == (why, known.get("may_pause") is False)
+    assert (action.why_not, action.forbidden) == (why, known.get("may") == [])
 
 
 def test_adopting_says_that_a_paused_run_stays_paused() -> None:

@@ -5,7 +5,7 @@ Each records what a person wants; workers carry it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from agentruns.admin.runs.steps import evidence, mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal.masking import Mask
+from agentruns.journal.policy import ACTIONS
 from agentruns.journal.verify import check
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
@@ -37,6 +38,7 @@ from agentruns.utils.db import in_transaction
 # A row that was altered can raise any of these in whoever reads it.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SILENT_AFTER = timedelta(minutes=5)
+BUTTONS = ("resume", "pause", "cancel", "adopt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,7 @@ class Situation:
     is_paused: bool = False
     approved: Sequence[str] = ()  # what a paused run does next, in the words of its approvals
     pause_requested: tuple[str, datetime] | None = None
-    may_resume: bool = False
-    may_cancel: bool = False
-    may_pause: bool = False
-    may_adopt: bool = False
+    may: Collection[str] = ()  # of BUTTONS
     definition: dict[str, Any] = field(default_factory=dict)
     drift: Any = None  # limits.Drift, on the page of a run that goes on
 
@@ -97,10 +96,7 @@ def situation(request: HttpRequest, run: Run) -> Situation:
         is_paused=paused,
         approved=_approved(run, mask) if run.status == Run.Status.PAUSED else (),
         pause_requested=pause_requested,
-        may_resume=permissions.may(user, "resume", run),
-        may_cancel=permissions.may(user, "cancel", run),
-        may_pause=permissions.may(user, "pause", run),
-        may_adopt=permissions.may(user, "adopt", run),
+        may=[button for button in BUTTONS if permissions.may(user, button, run)],
     )
 
 
@@ -111,13 +107,18 @@ def _approved(run: Run, mask: Mask) -> list[str]:
 
 def headline(situation: Situation) -> str:
     """Return in one sentence where the run stands and who has to act."""
-    run = situation.run
-    if run.status == Run.Status.COMPLETED:
-        return _left_to_say(situation) or _("Completed. It waits for nobody.")
+    run, count = situation.run, situation.uncleared
     if run.status == Run.Status.FAILED:
         return _("Failed: %(error)s") % {"error": one_line(reason(plain(run.error)))}  # in full below
-    if run.status == Run.Status.CANCELLED:
-        return _left_to_say(situation) or _("Cancelled. It waits for nobody.")
+    if run.is_ended:
+        text = _("%(status)s. It waits for nobody.")
+        if count:
+            text = ngettext(
+                "%(status)s. Somebody still has to say what became of a call:",
+                "%(status)s. Somebody still has to say what became of %(count)d calls:",
+                count,
+            )
+        return text % {"status": capfirst(run.get_status_display()), "count": count}
     if situation.cancel_requested is not None:
         return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % _request(
             situation.cancel_requested
@@ -162,87 +163,72 @@ def notes(situation: Situation) -> list[str]:
 def resume(situation: Situation) -> Action:
     """Return what Resume will do, or why it cannot be done."""
     run = situation.run
-    effect = _resume_effect(situation)
-    if why_not := over(situation):
-        return Action(effect, why_not)
-    if run.status == Run.Status.AWAITING_APPROVAL:
-        return Action(effect, _("It waits for a decision. Approve or deny, and it goes on by itself."))
-    if is_live(run):
-        until = {"when": exact(run.lease_expires_at)}
-        return Action(effect, _("A worker is working on it, until %(when)s at least.") % until)
-    if not situation.may_resume:
-        return Action(effect, missing("agentruns.resume_run"), forbidden=True)
-    if run.status == Run.Status.QUEUED and not waits_for_time(run):
-        return Action(effect, headline(situation))
-    return Action(effect)
+    is_next = run.status == Run.Status.QUEUED and not waits_for_time(run) and "resume" in situation.may
+    return action(
+        situation,
+        "resume",
+        _resume_effect(situation),
+        over(situation),
+        run.status == Run.Status.AWAITING_APPROVAL
+        and _("It waits for a decision. Approve or deny, and it goes on by itself."),
+        is_live(run)
+        and _("A worker is working on it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)},
+        is_next and headline(situation),
+    )
 
 
 def pause(situation: Situation) -> Action:
     """Return what Pause will do, or why it cannot be done."""
     run = situation.run
+    effect = [_("The run is paused now.")]
     if is_live(run):
-        effect = [
-            _("The worker pauses it before its next tool starts."),
-            _("A tool that is running now finishes, and its result is kept."),
-        ]
-    else:
-        effect = [_("The run is paused now.")]
+        effect = [_("The worker pauses it before its next tool starts."), _finishes()]
     if run.status == Run.Status.AWAITING_APPROVAL:
         effect.append(_("People can still decide meanwhile. What they approve runs when the run is resumed."))
     effect.append(_("It goes on only after Resume. The time until then does not count towards its deadline."))
-    if why_not := over(situation):
-        return Action(effect, why_not)
-    if situation.is_paused:
-        return Action(effect, _("It is paused already."))
-    if situation.pause_requested is not None and is_live(run):
-        return Action(effect, _("It is being paused."))
-    if not situation.may_pause:
-        return Action(effect, missing("agentruns.pause_run"), forbidden=True)
-    return Action(effect)
+    return action(
+        situation,
+        "pause",
+        effect,
+        over(situation),
+        situation.is_paused and _("It is paused already."),
+        situation.pause_requested is not None and is_live(run) and _("It is being paused."),
+    )
 
 
 def cancel(situation: Situation) -> Action:
     """Return what Cancel will do, or why it cannot be done."""
-    run = situation.run
+    run, asked = situation.run, situation.cancel_requested if is_live(situation.run) else None
+    patience = timedelta(seconds=settings.LEASE_SECONDS)
+    is_asked = asked is not None and clock.now(settings.DATABASE) - asked[1] < patience
+    effect = [_("The run ends now. It cannot be resumed afterwards.")]
     if is_live(run):
-        effect = [
-            _("The worker stops before its next tool starts."),
-            _("A tool that is running now finishes, and its result is kept."),
-        ]
-    else:
-        effect = [_("The run ends now. It cannot be resumed afterwards.")]
+        effect = [_("The worker stops before its next tool starts."), _finishes()]
     effect.append(
         _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
     )
-    if run.is_ended:
-        return Action(effect, over(situation))
-    if situation.cancel_requested is not None and is_live(run):
-        patience = timedelta(seconds=settings.LEASE_SECONDS)
-        if clock.now(settings.DATABASE) - situation.cancel_requested[1] < patience:
-            return Action(effect, _("It is being cancelled."))
+    if asked is not None and not is_asked:
         effect = [
             _("The worker did not react to the first request. The run is taken from it and ends now."),
             _("A call that is running is recorded as unknown; what it still returns is kept as evidence."),
         ]
-    if not situation.may_cancel:
-        return Action(effect, missing("agentruns.cancel_run"), forbidden=True)
-    return Action(effect)
+    return action(situation, "cancel", effect, (run.is_ended or is_asked) and over(situation))
+
+
+def _finishes() -> str:
+    return _("A tool that is running now finishes, and its result is kept.")
+
+
+def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
+    """Return what a button will do, or the first reason why it cannot be pressed; the permission is last."""
+    why_not = next((each for each in reasons if isinstance(each, str) and each), "")
+    forbidden = not why_not and button not in situation.may
+    return Action(effect, missing(button) if forbidden else why_not, forbidden)
 
 
 def _request(request: tuple[str, datetime]) -> dict[str, str]:
     name, when = request
     return {"name": plain(name or _("the program")), "when": ago(when)}
-
-
-def _left_to_say(situation: Situation) -> str:
-    count, status = situation.uncleared, capfirst(situation.run.get_status_display())
-    if not count:
-        return ""
-    return ngettext(
-        "%(status)s. Somebody still has to say what became of a call:",
-        "%(status)s. Somebody still has to say what became of %(count)d calls:",
-        count,
-    ) % {"status": status, "count": count}
 
 
 def _resume_effect(situation: Situation) -> list[str]:
@@ -270,6 +256,13 @@ def _resume_effect(situation: Situation) -> list[str]:
     return effect
 
 
+def buttons(situation: Situation) -> dict[str, Any]:
+    """Return what each button of a run would do, and its form."""
+    seen = {"seq": str(last_seq(situation.run))}
+    forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}
+    return {**{name: verb.advice(situation) for name, verb in VERBS.items()}, **forms}
+
+
 def over(situation: Situation) -> str:
     """Return why nothing can be done about a run any more: it has ended or is about to; else ""."""
     if situation.run.is_ended:
@@ -277,9 +270,9 @@ def over(situation: Situation) -> str:
     return _("It is being cancelled.") if situation.cancel_requested is not None else ""
 
 
-def missing(permission: str) -> str:
-    """Say that the user lacks a permission."""
-    return _("You lack the permission %(permission)s.") % {"permission": permission}
+def missing(what: str) -> str:
+    """Say that the user lacks the permission for one of ACTIONS."""
+    return _("You lack the permission %(permission)s.") % {"permission": ACTIONS[what][0]}
 
 
 def last_seq(run: Run) -> int:

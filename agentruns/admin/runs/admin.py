@@ -222,7 +222,6 @@ class RunAdmin(ReadOnlyAdmin):
             page.overview,
             runs.limits.limits,
             runs.history.lineage,
-            runs.audit.buttons,
             runs.review.review,
         )
         try:
@@ -232,7 +231,7 @@ class RunAdmin(ReadOnlyAdmin):
             for section in sections:
                 shown |= section(self, request, situation)
         except runs.actions.UNREADABLE:
-            found = runs.audit.finding(self, request, obj)
+            found = runs.audit.finding(request, obj)
             if found["is_intact"]:
                 raise
             return runs.audit.damaged_page(self, request, obj, found, **context)

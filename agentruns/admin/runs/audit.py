@@ -17,7 +17,7 @@ from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, status_of
 from agentruns.admin.forms import EraseForm
 from agentruns.admin.html import plain, pretty
 from agentruns.admin.runs import page
-from agentruns.admin.runs.actions import UNREADABLE, Situation
+from agentruns.admin.runs.actions import UNREADABLE
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
@@ -45,15 +45,9 @@ LARGEST = 2**63  # every seq is less: databases store no larger one
 COLUMNS = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash", "hash")
 
 
-def buttons(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return where the page of a run has its journal verified and exported."""
-    run = situation.run
-    return {f"{verb}_url": admin.url(request, verb, run.pk) for verb in ("verify", "export")}
-
-
 def verify_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Read the whole journal of the run's session and say whether it is intact. Stores nothing."""
-    return chain_page(admin, request, run, finding(admin, request, run))
+    return chain_page(admin, request, run, finding(request, run))
 
 
 def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
@@ -116,7 +110,6 @@ def _content_view(
         status=409 if refusal else 200,
         template="agentruns/admin/content.html",
         seq=str(seq),
-        content_url=request.get_full_path(),
         content=content,
         storage=settings.PAYLOAD_STORAGE,
         may_reveal=may_reveal,
@@ -146,7 +139,7 @@ def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -
         status=status,
         template="agentruns/admin/erase.html",
         refusal=refusal,
-        erase_url=admin.url(request, "erase", run.pk, seq),
+        seq=seq,
         erased=None if refusal else erased,
         rows=[{"run": pk, "seq": at, "kind": kind} for pk, at, kind in erased.rows[:SHOWN]],
         more=max(0, len(erased.rows) - SHOWN),
@@ -176,17 +169,15 @@ def chain_page(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
 ) -> HttpResponse:
     """Return the result of a check as a page."""
-    context |= {"verified": found, "verify_url": admin.url(request, "verify", run.pk)}
-    template = "agentruns/admin/run_chain.html"
-    return admin.render(request, run, title=task_title(run), template=template, **context)
+    template, title = "agentruns/admin/run_chain.html", task_title(run)
+    return admin.render(request, run, title=title, template=template, verified=found, **context)
 
 
-def finding(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
+def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Check the journal of a run's session, and say up to which head."""
     session, problems = _checked(run)
     bad = next((each.seq for each in problems if each.seq is not None), None)
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, seq=bad or 0)
-    of = rows.filter(run__in=visible_runs(request.user)).values_list("run_id", flat=True).first()
     return {
         "is_intact": not problems,
         "is_chained": bad is None,
@@ -196,7 +187,7 @@ def finding(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, A
         "seq": session.next_seq - 1,
         "head": session.head,
         "bad_seq": bad,
-        "row_url": admin.url(request, "row", of, bad) if of else "",
+        "row_of": rows.filter(run__in=visible_runs(request.user)).values_list("run_id", flat=True).first(),
     }
 
 

@@ -122,8 +122,7 @@ class _Bulk:
         return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
 
     def _line(self, run: Run, **values: Any) -> Line:
-        url = self.admin.url(self.request, "change", run.pk)
-        return {"run": run, "title": task_title(run), "url": url, "badge": badge_of(run), **values}
+        return {"run": run, "title": task_title(run), "badge": badge_of(run), **values}
 
     def _show(self, lines: list[Line], form: Form | None = None, *, status: int = 200) -> HttpResponse:
         count = sum(not line.get("why_not") for line in lines)
@@ -135,7 +134,6 @@ class _Bulk:
             "count": count,
             "left_out": len(lines) - count,
             "button": BUTTONS[self.name] % {"count": count},
-            "action_url": self.request.get_full_path(),
         }
         title = _("Outcome of each") if form is None else str(TITLES[self.name])
         template = "agentruns/admin/run_bulk.html"

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.texts import Quote, brief, quote
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours, status_of
 from agentruns.admin.forms import CancelForm
 from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, named, plain
 from agentruns.admin.runs import actions, chat, verdicts
@@ -24,6 +24,8 @@ from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import (
     ORPHAN_ACTIONS,
     TEXT_LIMIT,
+    actor,
+    actor_name,
     evidence,
     mask_for,
     outcome_words,
@@ -48,9 +50,9 @@ from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import redact
 
-PERMISSION = "agentruns.resolve_orphan"
 CALL_LENGTH = 36
 SHORT = 60  # characters of an argument in a title
+MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
 LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
 
@@ -104,9 +106,8 @@ class CallHistory:
     @property
     def returned(self) -> Row | None:
         """The late report of a handler that returned without an error: evidence that it happened."""
-        reports = self.all(events.LATE_RESULT)
-        sound = [one for one in reports if not one.payload.get("never_entered") and not _is_error(one)]
-        return sound[-1] if sound else None
+        bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
+        return next((one for one in reports if not any(map(one.payload.get, bad))), None)
 
     @property
     def busy_until(self) -> datetime | None:
@@ -147,13 +148,13 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
     if not permissions.may(request.user, "resolve", run):
-        return _refuse(admin, request, run, call_id, 403, actions.missing(PERMISSION))
+        return _refused(admin, request, found, {}, PermissionDeniedError(actions.missing("resolve")))
     verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
     form = verdicts.blank(found, verdict, request.POST)
     sound = form.is_valid() and verdicts.is_whole(found, form)
     given = {**form.cleaned_data, "result": verdicts.entered(found, form.cleaned_data.get("result", ""))}
     if seen != str(found.seq):
-        return _too_late(admin, request, run, call_id, given, _moved_on())
+        return _refused(admin, request, found, given, RunStateError(str(MOVED_ON)))
     if not sound:
         for name in list(form.errors)[:1]:  # to the field that is to be corrected
             if name in form.fields:
@@ -163,19 +164,18 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
     queue = _queue(request)  # before it is decided: afterwards it has no place in the queue
     try:
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
-    except PermissionDeniedError as error:
-        return _refuse(admin, request, run, call_id, 403, plain(error))
     except AgentRunsError as error:
-        return _too_late(admin, request, run, call_id, given, plain(error))
-    said = verdicts.done(found, now, verdict, given["result"])
-    tool = plain(found.call.tool)
+        return _refused(admin, request, found, given, error)
     logged = _("Verdict on call %(call)s of %(tool)s: %(verdict)s. %(evidence)s")
-    about = {"call": found.call.id, "tool": tool, "verdict": verdict, "evidence": plain(given["evidence"])}
-    admin.log_change(request, now, logged % about)
-    admin.message_user(request, said, messages.SUCCESS)
-    if others := following(queue, (run.pk, call_id)):
-        return HttpResponseRedirect(admin.url(request, "call", *others[0]))
-    return admin.back(request, now)
+    about = {"call": found.call.id, "tool": plain(found.call.tool), "evidence": plain(given["evidence"])}
+    back = admin.done(
+        request,
+        now,
+        logged % {**about, "verdict": verdict},
+        verdicts.done(found, now, verdict, given["result"]),
+    )
+    others = following(queue, (run.pk, call_id))
+    return HttpResponseRedirect(admin.url(request, "call", *others[0])) if others else back
 
 
 def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -190,10 +190,10 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     lines = [
         {
             "run": runs[key],
+            "call": wait.call_id,
             "tool": plain(named(wait.tool, "")[0]),
             "task": task_title(runs[key]),
             "evidence": evidence(wait.text),
-            "url": admin.url(request, "call", key, wait.call_id),
         }
         for key in runs
         for wait in found.get(key, [])
@@ -236,7 +236,7 @@ def story(found: CallHistory) -> list[str]:
     if events.leaves_doubt(result.payload):
         if found.settled is not None:
             text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
-            lines.append(text % {"name": _name(found.settled), "when": _moment(found.settled)})
+            lines.append(text % {"name": actor(found.settled), "when": _moment(found.settled)})
         lines.append(_("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted."))
     return lines
 
@@ -245,7 +245,7 @@ def verdict(row: Row) -> str:
     """Return who gave a verdict, which, when, and how they know."""
     payload = row.payload
     said = _("%(name)s: %(verdict)s, %(when)s.") % {
-        "name": _name(row),
+        "name": actor(row),
         "verdict": verdict_words(payload["verdict"]),
         "when": _moment(row),
     }
@@ -261,23 +261,19 @@ def _doubt(row: Row) -> str:
 
 def _outcome(found: CallHistory, row: Row) -> str:
     """Return what a result says, and who knew it: a handler, the outside system, or a person."""
-    outcome, facts = row.payload["outcome"], {"name": _name(row), "when": _moment(row)}
+    outcome, facts = row.payload["outcome"], {"name": actor(row), "when": _moment(row)}
     if row.payload.get("in_doubt"):
         return _("The tool raised an error on %(when)s, and the model was told.") % facts
     if outcome == "unknown":
-        if not (row.payload.get("actor") or {}).get("name"):
+        if not actor_name(row.payload):
             return _("Its outcome was recorded as unknown on %(when)s.") % facts
         return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % facts
     if row.payload.get("reconciled"):
         return _("The outside system, asked by the key: it happened, %(when)s.") % facts
     given = found.last(events.ORPHAN_RESOLVED)
     if given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
-        return _("The model was told the result that %(name)s entered.") % {**facts, "name": _name(given)}
+        return _("The model was told the result that %(name)s entered.") % {**facts, "name": actor(given)}
     return _("%(outcome)s, on %(when)s.") % {**facts, "outcome": outcome_words(outcome)[0]}
-
-
-def _name(row: Row) -> str:
-    return plain((row.payload.get("actor") or {}).get("name") or _("the program"))
 
 
 def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) -> Run:
@@ -285,7 +281,7 @@ def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) ->
     lock_session(settings.DATABASE, run.session_id)
     now = _history(run, found.call.id)
     if now.seq != found.seq:
-        raise RunStateError(_moved_on())
+        raise RunStateError(str(MOVED_ON))
     if now.returned is not None and given["verdict"] == "not_occurred":
         raise RunStateError(_("The tool returned without an error, so it did happen."))
     return resolve_orphan(
@@ -299,15 +295,17 @@ def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) ->
     )
 
 
-def _too_late(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str, given: dict[str, Any], why: str
+def _refused(
+    admin: ReadOnlyAdmin, request: HttpRequest, was: CallHistory, given: dict[str, Any], error: Exception
 ) -> HttpResponse:
-    """Say what somebody else decided meanwhile, or that this very click was recorded already."""
-    run = admin.find(request, run.pk)
-    found = _history(run, call_id)
-    since = [row for row in found.rows if row.seq > (given.get("seq") or 0)]
+    """Say why nothing was recorded: what somebody else decided, unless this very click was recorded."""
+    run, why, seen = admin.find(request, was.run.pk), plain(error), given.get("seq") or 0
+    found, sent = _history(run, was.call.id), None
+    since = [row for row in found.rows if row.seq > seen] if given else []
     first = next((row for row in since if row.kind == events.ORPHAN_RESOLVED), None)
-    if first is not None and given.get("seq") and given.get("verdict"):
+    if given.get("verdict"):
+        sent = verdicts.blank(found, keeps={"evidence": given.get("evidence", "")})
+    if first is not None and seen and sent is not None:
         if verdicts.is_same(found, first, request.user, given):  # a double click
             text = _("Your verdict was recorded already. %s")
             admin.message_user(request, text % verdict(first), messages.INFO)
@@ -315,23 +313,8 @@ def _too_late(
         why = verdict(first)
     elif since and not found.in_doubt:
         why = " ".join(story(found))
-    return _refuse(admin, request, run, call_id, 409, why, given)
-
-
-def _refuse(
-    admin: ReadOnlyAdmin,
-    request: HttpRequest,
-    run: Run,
-    call_id: str,
-    status: int,
-    why: str,
-    given: Any = None,
-) -> HttpResponse:
-    found, sent = _history(run, call_id), None
     text = _("Your verdict was not recorded. %(why)s") % {"why": why}
-    if given and given.get("verdict"):
-        sent = verdicts.blank(found, keeps={"evidence": given.get("evidence", "")})
-    return _call_page(admin, request, found, sent, status=status, refusal=text)
+    return _call_page(admin, request, found, sent, status=status_of(error), refusal=text)
 
 
 def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
@@ -339,7 +322,7 @@ def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     mask = NOTHING if revealed else mask_for(run)
     is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
-    rows = _rows(about.filter(call_id=call_id).order_by("seq"), mask) if is_id else []
+    rows = [*map(mask.row, read_rows(about.filter(call_id=call_id).order_by("seq")))] if is_id else []
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq if rows else 0).order_by("-seq")[:1]
     for raw in read_rows(replies):
         reply = mask.row(raw)
@@ -363,14 +346,12 @@ def _call_page(
     admin: ReadOnlyAdmin, request: HttpRequest, found: CallHistory, sent: Any = None, **context: Any
 ) -> HttpResponse:
     run, call = found.run, found.call
-    situation, row_url = actions.situation(request, run), partial(admin.url, request, "change", run.pk)
-    why_not = _why_not(request, found)
+    situation, why_not = actions.situation(request, run), _why_not(request, found)
     before, after, place = neighbours(_queue(request) if found.waits else [], (run.pk, call.id), LOOKED_AT)
     if found.in_doubt and not why_not:
-        paused = run.status == Run.Status.ORPHANED and bool(run.blocked_reason)
         context |= {
             "verdict_form": sent or verdicts.blank(found),
-            "paused": paused,
+            "paused": run.status == Run.Status.ORPHANED and bool(run.blocked_reason),
             "others_wait": any(wait.call_id != call.id for wait in situation.waits),
             "stored_as": verdicts.kind_of(found.returned.payload.get("content")) if found.returned else "",
             "model_reads": _told_if_unknown(found),
@@ -388,7 +369,6 @@ def _call_page(
         place=place,
         previous_url=admin.url(request, "call", *before) if before else "",
         next_url=admin.url(request, "call", *after) if after else "",
-        queue_url=admin.url(request, "in_doubt"),
         card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
         story=story(found),
         does=_description(run, call.tool),
@@ -397,13 +377,9 @@ def _call_page(
         arguments=arguments(call.arguments),
         masked=MASK in call.arguments.values(),
         may_reveal=permissions.may_reveal(request.user, _shown_by(run, call.id)),
-        reveal_url=admin.url(request, "reveal", run.pk, call.id),
         late=[(row, *_late(found, row)) for row in found.all(events.LATE_RESULT)],
-        rows=[(row.seq, f"{row_url(after=row.seq - 1)}#row-{row.seq}") for row in found.rows],
         why_not=why_not,
-        resolve_url=admin.url(request, "resolve", run.pk, call.id),
         cancel=actions.cancel(situation),
-        cancel_url=admin.url(request, "cancel", run.pk),
         cancel_form=CancelForm(auto_id="cancel_%s"),
         **context,
     )
@@ -430,7 +406,7 @@ def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
     doubts = [one for one in found.all(events.ORPHAN_FOUND) if one.attempt == row.attempt]
     starts = [one for one in found.all(events.TOOL_STARTED) if one.attempt == row.attempt]
     text = _("The tool returned after its worker had lost the run. This is evidence that it happened:")
-    if _is_error(row):
+    if row.payload.get("is_error"):
         text = _("The tool raised an error, too late to count. It may have happened all the same.")
     elif doubts and starts and doubts[0].epoch == starts[0].epoch:  # in one drive
         text = _("The tool returned after its time was over. This is evidence that it happened:")
@@ -442,20 +418,12 @@ def _why_not(request: HttpRequest, found: CallHistory) -> str:
     if not found.in_doubt:
         return ""
     if not permissions.may(request.user, "resolve", found.run):
-        return actions.missing(PERMISSION)
+        return actions.missing("resolve")
     if found.waits and found.run.status != Run.Status.ORPHANED:
         return _(
             "The run is %(status)s: other calls of the same reply are running. Look again in a while."
         ) % {"status": found.run.get_status_display()}
     return ""
-
-
-def _moved_on() -> str:
-    return _("The call moved on since you looked. This is how it is now.")
-
-
-def _rows(messages: Any, mask: Mask) -> list[Row]:
-    return [mask.row(row) for row in read_rows(messages)]
 
 
 def _later(run: Run, reply: Row, call: Call) -> list[str]:
@@ -479,7 +447,7 @@ def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
         tool_name=failed.tool_name,
         seq__gt=failed.seq,
     )
-    found = _rows(decided.order_by("seq"), mask)
+    found = map(mask.row, read_rows(decided.order_by("seq")))
     return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
 
 
@@ -499,10 +467,6 @@ def _open(call: Call) -> str:
     if text is not None:
         return str(text)
     return _("Attempt %(attempt)d has started and has no result yet.") % {"attempt": call.attempt}
-
-
-def _is_error(row: Row) -> bool:
-    return bool(row.payload.get("is_error"))
 
 
 def _moment(row: Row) -> str:

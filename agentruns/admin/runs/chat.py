@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
@@ -20,18 +19,20 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.around import Surroundings
 from agentruns.admin.base import status_of
-from agentruns.admin.forms import TypedField, area
-from agentruns.admin.html import Body, as_text, body, plain, visible
+from agentruns.admin.forms import KeyForm, TypedField, area
+from agentruns.admin.html import Body, as_text, body, person, plain, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs.steps import (
-    VERBS,
     File,
     Shown,
+    actor,
+    actor_name,
     evidence,
     file_of,
     outcome_words,
     returned,
     shown_files,
+    verb_words,
     verdict_words,
 )
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
@@ -49,7 +50,6 @@ from agentruns.services.transfer import MARK
 from agentruns.tools import Tool
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.ids import uuid7
 from agentruns.utils.lanes import Lane
 
 if TYPE_CHECKING:
@@ -184,20 +184,16 @@ class Talk:
             line.title, line.is_named = visible(payload["title"]), True
             line.state, line.tone = _("waits for a decision"), "waits"
         elif row.kind == events.APPROVAL_DECIDED:
-            line.says.append(
-                self._decided(row, str(VERBS.get(payload["verb"], (plain(payload["verb"]),))[0]))
-            )
-            if "arguments" in payload:
-                line.says[-1] = self._decided(row, _("Edited and approved"))
-                line.given = payload["arguments"]
+            is_edit, line.given = "arguments" in payload, payload.get("arguments", line.given)
+            what = _("Edited and approved") if is_edit else verb_words(payload["verb"])[0]
+            line.says.append(self._decided(row, what))
             line.state, line.tone = _("not run"), "plain"
         elif row.kind == events.TOOL_STARTED:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.ORPHAN_FOUND:
-            line.says.append(
-                _("In doubt: %(evidence)s") % {"evidence": evidence(payload.get("evidence", ""))}
-            )
+            known = evidence(payload.get("evidence", ""))
+            line.says.append(_("In doubt: %(evidence)s") % {"evidence": known})
             line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
             line.says.append(self._decided(row, verdict_words(payload["verdict"]), payload.get("evidence")))
@@ -206,8 +202,7 @@ class Talk:
 
     def _decided(self, row: Row, what: str, why: Any = "") -> str:
         """Return "maria: it happened. Why"."""
-        who = (row.payload.get("actor") or {}).get("name") or _("the program")
-        said = f"{plain(who)}{MARK if self.run.session.imported_at else ''}: {what}"
+        said = f"{actor(row)}{MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
         return f"{said}. {one_line(plain(why))}" if why else said
 
@@ -226,9 +221,9 @@ class Talk:
             note = _("The answer was not of the required form, and was sent back.")
             self.turns.append(Turn("", "note", row.seq, note=note))
             return
-        who = (payload.get("actor") or {}).get("name") or self.run.owner_name or _("the program")
+        who = actor_name(payload) or self.run.owner_name
         said = body("", text_of(payload["content"]), self._limit(row, LONGEST))
-        turn = Turn(visible(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
+        turn = Turn(person(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
         self.turns.append(turn)
 
     def _agent(self, row: Row) -> None:
@@ -357,10 +352,9 @@ def _undone(run: Run, calls: set[str]) -> set[str]:
     }
 
 
-class ReplyForm(forms.Form):
-    """The next message to the agent; the key makes a double click one message."""
+class ReplyForm(KeyForm):
+    """The next message to the agent."""
 
-    key = forms.CharField(max_length=64, widget=forms.HiddenInput)
     text = TypedField(label=gettext_lazy("Reply to this agent"), max_length=TEXT_LENGTH, widget=area(2))
 
 
@@ -370,7 +364,7 @@ def reply_form(user: Any, run: Run) -> ReplyForm | None:
         return None
     if run.agent not in {agent.name for agent in starting.agents_of(user)}:
         return None
-    return ReplyForm(initial={"key": str(uuid7())}, auto_id="reply_%s")
+    return ReplyForm(auto_id="reply_%s")
 
 
 def reply_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:

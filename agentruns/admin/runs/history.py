@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from django import forms
-from django.db.models import QuerySet
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, status_of
-from agentruns.admin.forms import TypedField, area
+from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
 from agentruns.admin.runs import calls
 from agentruns.admin.runs.actions import Situation, missing
@@ -34,12 +34,10 @@ from agentruns.services.control import agent_again
 from agentruns.services.forks import effects, fates
 from agentruns.services.history import OWN, ReplayReport, replay_run
 from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin")
 
-FORK, REPLAY = "agentruns.fork_run", "agentruns.replay_run"
 LONGEST = 4_000  # characters of one block of the conversation
 MESSAGES = 200  # the newest ones
 DERIVED = 20  # runs on the page
@@ -47,13 +45,7 @@ ASKED = 10  # replies of a model in one request of a browser
 REFUSALS = (AgentRunsError, ValueError)  # ValueError: a key that no page of ours sends
 
 
-class AgainForm(forms.Form):
-    """Run again; the key makes a double click one run."""
-
-    key = forms.CharField(max_length=64, widget=forms.HiddenInput)
-
-
-class ForkForm(AgainForm):
+class ForkForm(KeyForm):
     """Go on from a row, with another text or agent if one is given."""
 
     at = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
@@ -128,25 +120,18 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) ->
     """Return the origin of a run, the runs derived from it, and the ways to run, fork or replay it."""
     run, listed = situation.run, admin.get_queryset(request)
     newest = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
-    origin = listed.filter(pk=run.origin_id).first() if run.origin_id else None
     return {
-        "run": run,
-        "origin": origin,
-        "origin_url": admin.url(request, "change", origin.pk) if origin else "",
-        "origin_at_url": admin.url(request, "at", origin.pk, seq=run.origin_seq) if origin else "",
-        "derived": [(one, admin.url(request, "change", one.pk)) for one in newest[:DERIVED]],
+        "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
+        "derived": newest[:DERIVED],
         "derived_more": len(newest) > DERIVED,
         "again": _again(request, run) if run.is_ended else None,
-        "again_url": admin.url(request, "again", run.pk),
-        "again_form": AgainForm(initial={"key": str(uuid7())}, auto_id="again_%s"),
-        "moment_url": admin.url(request, "at", run.pk),
-        "replay_url": admin.url(request, "replay", run.pk),
+        "again_form": KeyForm(auto_id="again_%s"),
     }
 
 
 def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Queue a new run of the same task, and go to its page."""
-    form = AgainForm(request.POST)
+    form = KeyForm(request.POST)
     key = form.cleaned_data["key"] if form.is_valid() else ""
     if page := _repeats(admin, request, run):
         return page
@@ -200,7 +185,6 @@ def _repeats(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 
         effects=[(one, calls.sentence(one.tool, mask.arguments(one.tool, one.arguments))) for one in done],
         ticked=ticked,
         sent=[(name, text) for name, text in request.POST.items() if name in ForkForm.base_fields],
-        action_url=request.get_full_path(),
         is_fork=bool(after),
     )
 
@@ -221,7 +205,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     model = {"code": None, OWN: OWN}.get(who, form.cleaned_data["model"])
     try:
         if model is not None and not permissions.may(request.user, "replay", run):
-            raise PermissionDeniedError(missing(REPLAY))
+            raise PermissionDeniedError(missing("replay"))
         permissions.require_whole(request.user, run)
         report = replay_run(run.pk, model=model, limit=ASKED if model else None)
     except AgentRunsError as error:  # also what a provider says
@@ -251,9 +235,9 @@ def _fork_refused(
 def _moment_page(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int | None, **context: Any
 ) -> HttpResponse:
-    seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).order_by("seq")
-    first, last = (seqs.values_list("seq", flat=True).first(), seqs.values_list("seq", flat=True).last())
-    mask = mask_for(run)
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
+    seqs = rows.order_by("seq").values_list("seq", flat=True)
+    first, last, mask = seqs.first(), seqs.last(), mask_for(run)
     try:
         permissions.require_whole(request.user, run, seq or last)
         moment = Moment.at(run, seq or last or 0, mask)
@@ -265,15 +249,18 @@ def _moment_page(
         nearest = min(max(seq or 0, first), last or first)
         return HttpResponseRedirect(admin.url(request, "at", run.pk, seq=nearest))
     row, may = moment.row, partial(permissions.may, request.user)
-    may_erase = not row.is_erased and row.run_id == run.pk and may("erase", run)
-    form = ForkForm(request.user, initial={"at": str(row.seq), "key": uuid7()}, auto_id="fork_%s")
+    replies, past, coming = seqs.filter(kind=events.ASSISTANT), Q(seq__lt=row.seq), Q(seq__gt=row.seq)
     shown: dict[str, Any] = {
-        "at_url": admin.url(request, "at", run.pk).partition("?")[0],
         "kept_filters": request.GET.get("_changelist_filters", ""),
         "first": first,
         "last": last,
         "row": row,
-        "ways": _ways(admin, request, run, seqs, row.seq),
+        "ways": {
+            "earlier": seqs.filter(past).last(),
+            "later": seqs.filter(coming).first(),
+            "earlier_reply": replies.filter(past).last(),
+            "later_reply": replies.filter(coming).first(),
+        },
         "card": row_card(mask.row(row)),
         "is_copy": events.COPIED in row.payload,
         "is_other_run": row.run_id != run.pk,
@@ -284,29 +271,14 @@ def _moment_page(
         ],
         "sent": moment.sent,
         "request_body": _request(moment),
-        "why_no_fork": "" if may("fork", run) else missing(FORK),
-        "erase_url": admin.url(request, "erase", run.pk, row.seq) if may_erase else "",
+        "why_no_fork": "" if may("fork", run) else missing("fork"),
+        "may_erase": not row.is_erased and row.run_id == run.pk and may("erase", run),
         "fates": fates(settings.DATABASE, run, moment.state.run, row.seq),
-        "fork_url": admin.url(request, "fork", run.pk),
-        "fork_form": form,
+        "fork_form": ForkForm(request.user, initial={"at": str(row.seq)}, auto_id="fork_%s"),
     }
     title = _("Row %(seq)s of %(task)s") % {"seq": row.seq, "task": task_title(run)}
     template = "agentruns/admin/moment.html"
     return admin.render(request, run, title=title, template=template, **{**shown, **context})
-
-
-def _ways(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seqs: QuerySet[Message], seq: int
-) -> dict[str, str]:
-    numbers = seqs.values_list("seq", flat=True)
-    replies = seqs.filter(kind=events.ASSISTANT).values_list("seq", flat=True)
-    found = {
-        "earlier": numbers.filter(seq__lt=seq).last(),
-        "later": numbers.filter(seq__gt=seq).first(),
-        "earlier_reply": replies.filter(seq__lt=seq).last(),
-        "later_reply": replies.filter(seq__gt=seq).first(),
-    }
-    return {name: admin.url(request, "at", run.pk, seq=to) for name, to in found.items() if to is not None}
 
 
 def facts(moment: Moment) -> list[tuple[str, Any, Any]]:
@@ -381,7 +353,7 @@ def _tokens(state: RunState) -> str:
 def _again(request: HttpRequest, run: Run) -> dict[str, str]:
     """Return why the task of a run cannot be run again, and the version it then runs under if another."""
     if not _may_fork(request, run):
-        return {"why_not": missing(FORK)}
+        return {"why_not": missing("fork")}
     if run.session.imported_at is not None:
         return {"why_not": _("The run was imported: it is a record. Fork it to go on from it.")}
     try:
@@ -406,39 +378,30 @@ def _replay_page(
     **context: Any,
 ) -> HttpResponse:
     may = permissions.may(request.user, "replay", run)
-    context |= {"why_no_model": "" if may else missing(REPLAY), "report": report}
+    context |= {"why_no_model": "" if may else missing("replay"), "report": report}
     if report is not None:
-        context |= _report(admin, request, run, report)
+        context |= _report(report)
     return admin.render(
         request,
         run,
         title=_("Replay of %(task)s") % {"task": task_title(run)},
         template="agentruns/admin/replay.html",
         form=form,
-        replay_url=admin.url(request, "replay", run.pk),
         **context,
     )
 
 
-def _report(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, report: ReplayReport) -> dict[str, Any]:
+def _report(report: ReplayReport) -> dict[str, Any]:
     record, sides = report.record(), {"then": _("Then"), "now": _("Now")}
     found = record["difference"]
     shown: dict[str, Any] = {
         "record": record,
         "steps": [
-            (
-                {
-                    **step,
-                    "number": step["step"] + 1,
-                    "url": admin.url(request, "at", run.pk, seq=step["seq"]),
-                },
-                [body(sides[side], _decision(step[side]), LONGEST) for side in sides if step[side]],
-            )
+            (step, [body(sides[side], _decision(step[side]), LONGEST) for side in sides if step[side]])
             for step in record["steps"]
         ],
     }
     if found is not None:
-        shown["difference_url"] = admin.url(request, "at", run.pk, seq=found["seq"])
         shown["sides"] = [
             body(sides[side], _("nothing") if found[side] is None else as_text(found[side]), LONGEST)
             for side in sides

@@ -79,7 +79,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     """Return the budgets and, of a run that goes on, its definition beside today's."""
     run, definition, now = situation.run, situation.definition, situation.drift
     found = meters(definition, run.step, run.usage, _elapsed(run, definition))
-    context = {
+    context: dict[str, Any] = {
         "meters": found,
         "unlimited": unlimited(definition),
         "origins": [
@@ -88,16 +88,11 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(found, ended=run.is_ended, error=run.error),
     }
-    if now is None:
-        return context
-    seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
-    return {
-        **context,
-        "drift": now,
-        "adopt": adopt(situation, now),
-        "adopt_url": admin.url(request, "adopt", run.pk),
-        "adopt_form": AdoptForm(initial=seen, auto_id="adopt_%s"),
-    }
+    if now is not None:
+        seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
+        form = AdoptForm(initial=seen, auto_id="adopt_%s")
+        context |= {"drift": now, "adopt": adopt(situation, now), "adopt_form": form}
+    return context
 
 
 def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -121,7 +116,6 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 def adopt(situation: Situation, drift: Drift) -> Action:
     """Return what Adopt will do, or why it cannot be done."""
-    run = situation.run
     effect = [
         _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
         _("A call that has started is still judged by what its tool declared when it started."),
@@ -130,17 +124,16 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     ]
     if situation.is_paused:
         effect.append(_("It stays paused until somebody resumes it."))
-    if why_not := actions.over(situation):
-        return Action(effect, why_not)
-    if drift.agent is None:
-        return Action(effect, _("This web server does not know the agent: there is nothing to adopt."))
-    if drift.is_served:
-        return Action(effect, _("Its own definition is registered: there is nothing to adopt."))
-    if is_live(run):
-        return Action(effect, _("A worker that has the old definition is working on it. Pause it first."))
-    if not situation.may_adopt:
-        return Action(effect, actions.missing("agentruns.adopt_definition"), forbidden=True)
-    return Action(effect)
+    return actions.action(
+        situation,
+        "adopt",
+        effect,
+        actions.over(situation),
+        drift.agent is None and _("This web server does not know the agent: there is nothing to adopt."),
+        drift.is_served and _("Its own definition is registered: there is nothing to adopt."),
+        is_live(situation.run)
+        and _("A worker that has the old definition is working on it. Pause it first."),
+    )
 
 
 def meters(

@@ -10,14 +10,10 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
-from django.utils import timezone
 from django.utils.crypto import salted_hmac
-from django.utils.formats import date_format
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from agentruns.admin.base import READING
-from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import (
     EMPTY,
     Body,
@@ -28,7 +24,6 @@ from agentruns.admin.html import (
     exact,
     person,
     plain,
-    run_badge,
     visible,
 )
 from agentruns.admin.runs import actions, chat
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
 
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
-EARLIER = 3  # runs of the session that the page names
+EARLIER = 4  # runs of the session that the page names
 STEADY = 10  # characters of a tag that the words of a reply do not change
 KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
 FILTERS = "_changelist_filters"  # Django's: those of the list that the user came from
@@ -69,44 +64,35 @@ class Rows:
 
 def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return where the run stands, the buttons beside it, its conversation and its steps."""
-    run, alias = situation.run, settings.DATABASE
-    uncleared = waiting.uncleared(alias, run, mask_for(run), visible_runs(request.user))
-    situation, shown = replace(situation, uncleared=len(uncleared)), mask_for(run).run(run)
-    waits = [(wait, admin.wait_url(request, wait)) for wait in situation.waits]
+    run, mask = situation.run, mask_for(situation.run)
+    uncleared = waiting.uncleared(settings.DATABASE, run, mask, visible_runs(request.user))
+    situation = replace(situation, uncleared=len(uncleared))
+    waits, doubts = (
+        [(words(wait), admin.wait_url(request, wait), wait.kind) for wait in waits]
+        for waits in (situation.waits, uncleared)
+    )
     after = seq_of(request.GET.get("after", ""))
-    rows = journal_rows(alias, run.pk, after)
+    rows = journal_rows(settings.DATABASE, run.pk, after)
     is_full = request.GET.get("rows") == "full"
     found = chat.repeated(request.user, run)
-    elsewhere = chat.elsewhere(request.user, found.approvals, mask_for(run))
+    elsewhere = chat.elsewhere(request.user, found.approvals, mask)
     none_twice = found.none_twice and not elsewhere
-    resume = actions.resume(situation)
     return {
-        "run_id": str(run.pk),
-        "badge": run_badge(run),
+        "run": run,
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
-        "meta": meta(run, shown),
+        "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
+        "cost": cost(run.usage),
         "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=none_twice)],
-        "repeated": [
-            {**one, "rows": [(seq, admin.url(request, "at", key, seq=seq)) for seq, key in one["rows"]]}
-            for one in found.twice
-        ],
-        "elsewhere": [(text, admin.url(request, "change", key) if key else "") for text, key in elsewhere],
-        "reasons": [({"text": words(wait)}, url) for wait, url in waits],
-        "uncleared": [({"text": words(wait)}, admin.wait_url(request, wait)) for wait in uncleared],
-        "doubt_url": next((url for wait, url in waits if wait.kind == waiting.ORPHAN), ""),
-        "resume": resume,
-        "resume_url": admin.url(request, "resume", run.pk),
-        "resume_form": None if resume.why_not else ResumeForm(initial={"seq": str(actions.last_seq(run))}),
-        "pause": actions.pause(situation),
-        "pause_url": admin.url(request, "pause", run.pk),
-        "pause_form": PauseForm(auto_id="pause_%s"),
-        "cancel": actions.cancel(situation),
-        "cancel_url": admin.url(request, "cancel", run.pk),
-        "cancel_form": CancelForm(auto_id="cancel_%s"),
+        "repeated": found.twice,
+        "elsewhere": elsewhere,
+        "reasons": waits,
+        "uncleared": doubts,
+        "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
+        **actions.buttons(situation),
         **_conversation(admin, request, run, rows, after),
-        "facts": facts(shown),
-        "bodies": texts(shown),
+        "facts": facts(run),
+        "bodies": texts(run),
         "journal": rows,
         "is_full": is_full,
         "steps_open": is_full or after is not None,
@@ -118,98 +104,70 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
 def _conversation(
     admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows, after: int | None
 ) -> dict[str, Any]:
-    is_live = "seen" in request.GET
+    is_live, mask = "seen" in request.GET, mask_for(run)
     # An open page asks for the rows after its last one; its conversation is that of the latest.
     spoken = journal_rows(settings.DATABASE, run.pk, None) if is_live and after is not None else rows
     whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
-    said = chat.Talk(run, mask_for(run), _timings(run, spoken), whole=whole, is_plain=is_plain)
+    said = chat.Talk(run, mask, _timings(run, spoken), whole=whole, is_plain=is_plain)
     said.add(spoken.rows)
     is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
-    may_start = is_stopped and run.agent in {agent.name for agent in starting.agents_of(request.user)}
-    task = body("", mask_for(run).run(run).input, chat.LONGEST) if spoken.earlier is not None else None
     return {
         "is_stopped": is_stopped,
-        "start_url": admin.url(request, "start", agent=run.agent, task=run.pk) if may_start else "",
+        "may_start": is_stopped and run.agent in {one.name for one in starting.agents_of(request.user)},
         "session_url": admin.listed_url(session=run.session_id),
-        "earlier": [(admin.url(request, "change", one.pk), one) for one in _earlier(admin, request, run)],
+        "earlier": _earlier(admin, request, run),
         "turns": said.turns,
         "query": query_of(request, FILTERS, *KEPT, *([] if is_live else ["after"])),
         "whole": whole,
         "is_plain": is_plain,
         "has_markdown": any(turn.text is not None and turn.text.kind == "markdown" for turn in said.turns),
         "lines": [line for line in said.lines.values() if line.started and line.is_effect],
-        "task": task,
+        "task": body("", run.input, chat.LONGEST) if spoken.earlier is not None else None,
         "is_latest": is_live or rows.later is None,
         "talk": spoken,
         "reply_form": chat.reply_form(request.user, run),
-        "reply_url": admin.url(request, "reply", run.pk),
     }
 
 
-def meta(run: Run, shown: Run) -> dict[str, Any]:
-    """Return the facts that stand below the title of a run."""
-    steps = ngettext("%(count)d reply", "%(count)d replies", run.step) % {"count": run.step}
-    return {
-        "agent": visible(run.agent),
-        "session": visible(shown.session.key),
-        "requester": visible(run.owner_name),
-        "started": date_format(timezone.localtime(run.created_at), "j M Y, H:i"),
-        "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
-        "steps": steps,
-        "cost": cost(run.usage),
-    }
-
-
-def _earlier(admin: RunAdmin, request: HttpRequest, run: Run) -> list[Run]:
-    """Return the runs of the session before this one, the last of them, each with its title."""
+def _earlier(admin: RunAdmin, request: HttpRequest, run: Run) -> list[tuple[Run, str]]:
+    """Return the last runs of the session before this one, each with its title."""
     before = admin.get_queryset(request).filter(session_id=run.session_id, pk__lt=run.pk).order_by("-id")
-    found = list(before.defer("input", "output", "error")[: EARLIER + 1])
+    found = list(before.defer("input", "output", "error")[:EARLIER])
     for one in found:
         one.mask = mask_for(run)
-        one.words = task_title(one)
-        one.badge = run_badge(one)
-    return found[::-1]
+    return [(one, task_title(one)) for one in reversed(found)]
 
 
 def facts(run: Run) -> list[Fact]:
     """Return the facts of a run, the ones an operator asks for first at the top."""
-    tokens = {name: amount for name, amount in run.usage.items() if name != "cost"}
-    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in tokens.items())
+    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in run.usage.items() if name != "cost")
+    imported = _("%(when)s: a record; its decisions were made in another database")
     found = [
-        Fact(_("Run"), str(run.pk)),
-        Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
-        Fact(_("Session"), visible(run.session.key)),
-        *([Fact(_("Scope"), visible(run.scope))] if run.scope else []),
-        Fact(_("Requester"), person(run.owner_name)),
-        Fact(_("Started"), dated(run.created_at)),
-        Fact(_("Last change"), dated(run.updated_at)),
-        Fact(_("Model replies"), run.step),
-        Fact(_("Tokens"), usage or EMPTY),
-        Fact(_("Cost"), visible(run.usage.get("cost", EMPTY))),
-        Fact(_("Worker"), _lease(run)),
-        Fact(_("Worker last heard"), dated(_heard(run))),
-        Fact(_("Crashes in a row"), run.attempts),
+        (_("Run"), str(run.pk)),
+        (_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
+        (_("Session"), visible(run.session.key)),
+        (_("Scope"), visible(run.scope)),
+        (_("Requester"), person(run.owner_name)),
+        (_("Started"), dated(run.created_at)),
+        (_("Last change"), dated(run.updated_at)),
+        (_("Model replies"), run.step),
+        (_("Tokens"), usage or EMPTY),
+        (_("Cost"), visible(run.usage.get("cost", EMPTY))),
+        (_("Worker"), _lease(run)),
+        (_("Worker last heard"), dated(_heard(run))),
+        (_("Crashes in a row"), run.attempts),
+        (_("Imported"), run.session.imported_at and imported % {"when": exact(run.session.imported_at)}),
+        (_("Idempotency key"), visible(run.idempotency_key)),
+        (_("Not before"), run.not_before and dated(run.not_before)),
+        (_("Why it is blocked"), visible(run.blocked_reason)),
     ]
-    if run.session.imported_at:
-        text = _("%(when)s: a record; its decisions were made in another database")
-        found.append(Fact(_("Imported"), text % {"when": exact(run.session.imported_at)}))
-    if run.idempotency_key:
-        found.append(Fact(_("Idempotency key"), visible(run.idempotency_key)))
-    if run.not_before:
-        found.append(Fact(_("Not before"), dated(run.not_before)))
-    if run.blocked_reason:
-        found.append(Fact(_("Why it is blocked"), visible(run.blocked_reason)))
-    return found
+    return [Fact(label, value) for label, value in found if value not in (None, "")]
 
 
 def texts(run: Run) -> list[Body]:
     """Return input, output and error, in full."""
-    found = [body(_("Input"), run.input)]
-    if run.output:
-        found.append(body(_("Output"), run.output))
-    if run.error:
-        found.append(body(_("Error"), run.error))
-    return found
+    found = ((_("Input"), run.input), (_("Output"), run.output), (_("Error"), run.error))
+    return [body(label, text) for label, text in found if text]
 
 
 def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -310,7 +268,6 @@ def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[
         if run.session.imported_at:
             card.who = visible(f"{card.who}{MARK}")
         card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
-        card.moment_url = admin.url(request, "at", run.pk, seq=card.seq)
     return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
 
 

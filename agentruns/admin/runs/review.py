@@ -53,11 +53,10 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     if found:
         initial |= {"rating": found.rating, "assignee": plain(found.assignee_name)}
         initial |= {"seen": found.updated_at.isoformat()}
-    form, url = ReviewForm(initial=initial, auto_id="review_%s"), admin.url(request, "review", run.pk)
-    thumbs = ReviewForm(initial=initial, auto_id="")
+    form, thumbs = (ReviewForm(initial=initial, auto_id=auto_id) for auto_id in ("review_%s", ""))
     names = reviews.assignable(request.user, run)
     people = [name for name in names if plain(name) == name]  # another is not to be sent back
-    return {**shown, "review_form": form, "review_url": url, "thumbs": thumbs, "people": people}
+    return {**shown, "review_form": form, "thumbs": thumbs, "people": people}
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.filters import is_uuid
-from agentruns.admin.forms import TypedField, area
+from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import plain
 from agentruns.admin.runs.steps import mask_for
 from agentruns.agents.agent import Agent
@@ -23,7 +23,6 @@ from agentruns.models import Run
 from agentruns.providers.attachments import DEFAULT
 from agentruns.services import starting
 from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
-from agentruns.utils.ids import uuid7
 
 
 class FilesInput(forms.FileInput):
@@ -42,10 +41,9 @@ class FilesField(forms.FileField):
         return [super(FilesField, self).clean(each, initial) for each in data]
 
 
-class StartForm(forms.Form):
-    """The task of a new run; the key makes a double click one run."""
+class StartForm(KeyForm):
+    """The task of a new run."""
 
-    key = forms.CharField(max_length=64, widget=forms.HiddenInput)
     agent = forms.ChoiceField(label=gettext_lazy("Agent"))
     text = TypedField(label=gettext_lazy("Task"), max_length=TEXT_LENGTH, widget=area(8))
     attached = FilesField(label=gettext_lazy("Pictures and documents (optional)"), required=False)
@@ -79,7 +77,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         given = {name: request.GET.get(name, "") for name in ("agent", "session")}
         given["text"] = _task(admin, request.GET.get("task", ""), request)
-        return _page(admin, request, StartForm(agents, initial={**given, "key": str(uuid7())}))
+        return _page(admin, request, StartForm(agents, initial=given))
     form = StartForm(agents, request.POST, request.FILES)
     if not form.is_valid():
         return _page(admin, request, form, 400, _("Nothing was started. Correct the form below."))

@@ -68,7 +68,6 @@ class RowCard:
     facts: list[Fact] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     call_url: str = ""
-    moment_url: str = ""
     approval: str = ""
     file: File | None = None
     files: list[Shown] = field(default_factory=list)
@@ -83,6 +82,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
 
     Long texts are cut, for pages that offer the whole row elsewhere, unless `whole`.
     """
+    name = actor_name(row.payload)
     result = RowCard(
         seq=str(row.seq),
         title=plain(row.kind),
@@ -91,12 +91,12 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         tool=visible(row.tool_name),
         call=row.call_id,
         attempt=row.attempt,
-        who=visible(_who(row)),
+        who=visible(name or (_("worker") if row.epoch else _("the program"))),
         payload=body(plain(row.kind), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
         files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
-        person=visible(_person(row)),
+        person=visible(name),
     )
     describe = _DESCRIBE.get(row.kind)
     if describe is not None:
@@ -165,13 +165,15 @@ def returned(row: Row) -> str:
     return spoken(content)
 
 
-def _person(row: Row) -> str:
-    actor = row.payload.get("actor")
-    return str(actor.get("name") or "") if isinstance(actor, dict) else ""
+def actor_name(payload: Payload) -> str:
+    """Return the name of the person of a row; "" for the program, and where a row names none."""
+    given = payload.get("actor")
+    return str(given.get("name") or "") if isinstance(given, dict) else ""
 
 
-def _who(row: Row) -> str:
-    return _person(row) or (_("worker") if row.epoch else _("the program"))
+def actor(row: Row) -> str:
+    """Return who did what a row says, fit for a page."""
+    return plain(actor_name(row.payload) or _("the program"))
 
 
 def _add(card: RowCard, label: str, value: object) -> None:
@@ -202,7 +204,7 @@ def _user(card: RowCard, payload: Payload) -> None:
         return
     said = payload.get("reason") == events.MESSAGE
     card.title, card.tone = _("Message") if said else _("Task given"), "said"
-    card.who = visible(((payload.get("actor") or {}).get("name") or "") if said else "")
+    card.who = visible(actor_name(payload) if said else "")
     label = _("Input, its beginning") if card.file else _("Input")
     _say(card, label, _said(payload) if has_blocks(payload) else text_of(payload["content"]))
 
@@ -236,9 +238,7 @@ def _approval_requested(card: RowCard, payload: Payload) -> None:
 
 
 def _approval_decided(card: RowCard, payload: Payload) -> None:
-    verb = payload["verb"]
-    card.title = str(VERBS.get(verb, (plain(verb), ""))[0])
-    card.tone = VERBS.get(verb, ("", "plain"))[1]
+    card.title, card.tone = verb_words(payload["verb"])
     if "arguments" in payload:
         card.title = _("Approved with edited arguments")
         _say(card, _("Edited arguments"), payload["arguments"])
@@ -354,6 +354,12 @@ def evidence(text: str) -> str:
     return plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
+def verb_words(verb: Any) -> tuple[str, str]:
+    """Return what a person decided, and its tone."""
+    words, tone = _VERBS.get(verb, (plain(verb), "plain"))
+    return str(words), tone
+
+
 def verdict_words(verdict: Any) -> str:
     """Return what a person said became of a call."""
     return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
@@ -379,7 +385,7 @@ _VERDICTS = {
     "ask": gettext_lazy("asks a person"),
     "refuse": gettext_lazy("refused"),
 }
-VERBS: dict[str, tuple[Any, str]] = {
+_VERBS: dict[str, tuple[Any, str]] = {
     "approve": (gettext_lazy("Approved"), "good"),
     "deny": (gettext_lazy("Denied"), "bad"),
     "answer": (gettext_lazy("Answered instead of run"), "good"),
