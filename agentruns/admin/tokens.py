@@ -182,7 +182,7 @@ def why_not_revoke(user: Any, token: ApiToken) -> str:
     if token.revoked_at is not None:
         return _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)}
     may = services.api_tokens.may_revoke(user, token)
-    return "" if may else runs.actions.missing(services.api_tokens.PERMISSION)
+    return "" if may else runs.actions.missing("revoke")
 
 
 def _beginning(token: ApiToken) -> SafeString:

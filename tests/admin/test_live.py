@@ -85,6 +85,15 @@ def test_what_writes_no_row_is_news_too(world: World) -> None:
     assert len(set(known)) == 3
 
 
+def test_that_the_time_of_a_new_run_has_come_is_news(world: World) -> None:
+    run = world.queued()
+    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() + timedelta(hours=1))
+    known = seen(run)
+    assert ask(run, seen=known).status_code == 204
+    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() - timedelta(seconds=1))
+    assert ask(run, seen=known).status_code == 200
+
+
 def test_it_is_asked_for_and_changes_nothing(world: World) -> None:
     run, before = world.paused(), snapshot()
     assert browser("superuser").post(url(run, "live")).status_code == 405

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -166,6 +166,17 @@ def test_a_back_off_can_be_ended(world: World) -> None:
     assert press(run, "resume").status_code == 200
     run.refresh_from_db()
     assert (run.status, run.not_before) == ("queued", None)
+
+
+@ONCE
+def test_when_a_run_was_started_stands_below_its_title(world: World) -> None:  # in Chicago
+    run = world.queued()
+    for started, steps, said in (
+        (datetime(2025, 2, 3, 4, 5, tzinfo=UTC), 1, "started 2 Feb 2025, 22:05 1 reply"),
+        (datetime(2026, 11, 30, 23, 59, tzinfo=UTC), 2, "started 30 Nov 2026, 17:59 2 replies"),
+    ):
+        Run.objects.filter(pk=run.pk).update(created_at=started, step=steps)
+        assert said in " ".join(page(run).text.split())
 
 
 @ONCE

@@ -11,7 +11,7 @@ from tests.admin.conftest import World
 from tests.admin.people import user
 from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import INDEX, Visitor, Visitors
+from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors
 from tests.db.helpers import kill
 
 
@@ -92,3 +92,15 @@ def test_no_column_is_cut_and_no_key_wraps(desk: Desk, visit: Visitors) -> None:
             key = page.locator(".field-who .ar-second").bounding_box()
             assert key is not None
             assert key["height"] < 24, "one line"
+
+
+def test_no_list_scrolls_sideways_beside_open_navigation(desk: Desk, visit: Visitors) -> None:
+    night(desk)
+    for width in (768, 800, 1000, 1024, 1100):
+        visitor = visit(size={"width": width, "height": 900})
+        for path, rows in ((RUNS, 12), (QUEUE, 3)):
+            page = visitor.open(path)
+            assert page.locator("#nav-sidebar").is_visible(), "open, as it is until somebody shuts it"
+            assert page.locator("#result_list tbody tr").count() == rows
+            box = page.locator("#changelist .results")
+            assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), (path, width)

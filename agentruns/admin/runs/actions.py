@@ -258,9 +258,10 @@ def _resume_effect(situation: Situation) -> list[str]:
 
 def buttons(situation: Situation) -> dict[str, Any]:
     """Return what each button of a run would do, and its form."""
-    seen = {"seq": str(last_seq(situation.run))}
+    shown: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
+    seen = {} if shown["resume"].why_not else {"seq": str(last_seq(situation.run))}
     forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}
-    return {**{name: verb.advice(situation) for name, verb in VERBS.items()}, **forms}
+    return shown | forms
 
 
 def over(situation: Situation) -> str:
