@@ -3,7 +3,8 @@
 `python hostile.py` speaks on its standard streams, `python hostile.py http` on a port that it prints. What it
 does is said in its environment: LEDGER (a file of effects), ERA (legacy or modern), FORM (json or sse, over
 HTTP), CHANGED (a file: while it is there, `post` is declared in another way), CLOSES (record the end), STAYS
-(go on after it), CHILD (start another process, and record both).
+(go on after it), CHILD (start another process, and record both), PAGES (seconds for each page
+of an endless list).
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def answer(message: dict[str, Any], tell: Any) -> None:
         tell({**reply, "result": known})
     elif method == "tools/list":
         more = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"} if modern else {}
-        tell({**reply, "result": {"tools": tools(), **more}})
+        pages = float(os.environ.get("PAGES", "0"))  # seconds for each, and no end of them
+        time.sleep(pages)
+        tell({**reply, "result": {"tools": tools(), **more, **({"nextCursor": "more"} if pages else {})}})
     elif method == "tools/call":
         name, given = params["name"], params.get("arguments") or {}
         key = (params.get("_meta") or {}).get("agentruns/idempotency-key", "")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentruns import Agent, mcp_tools
 from agentruns.agents.agent import definition_difference
 from agentruns.checks.agents import check_mcp_servers
 from agentruns.tools import InvalidArguments
 from agentruns.tools.mcp import servers
+from agentruns.tools.mcp.arguments import arguments_model
 from tests.commands.running import run
 from tests.mcp import conftest
 from tests.mcp.conftest import Declare
@@ -122,6 +126,43 @@ def test_an_error_does_not_quote_what_is_sensitive(tmp_path: Path) -> None:
     ) as info:
         tool.effective({"pin": 4711, "more": 1})
     assert "4711" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}},
+        {"propertyNames": {"pattern": "^(a+)+$"}},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "unevaluatedProperties": False},
+    ],
+)
+def test_a_regular_expression_of_a_server_holds_no_worker(schema: Any) -> None:
+    """Python's own would take hours, and let no other thread extend the lease."""
+    model = arguments_model("t", {"type": "object", **schema}, quotes=True)
+    for given in ({"text": "a" * 60 + "!"}, {"a" * 60 + "!": 1}, {"aa": "x"}):
+        began = time.monotonic()
+        with suppress(ValidationError):
+            model.model_validate(given)
+        assert time.monotonic() - began < 5
+
+
+def test_a_regular_expression_is_kept_where_that_is_possible() -> None:
+    def refusal(given: Any, **schema: Any) -> str:
+        try:
+            arguments_model("t", {"type": "object", **schema}, quotes=True).model_validate(given)
+        except ValidationError as error:
+            return str(error)
+        return ""
+
+    text: dict[str, Any] = {"properties": {"text": {"pattern": "^a+$"}}}
+    assert "'b' does not match '^a+$'" in refusal({"text": "b"}, **text)
+    assert not refusal({"text": "aa"}, **text) and not refusal({"text": 3}, **text)
+    assert not refusal({"text": "b"}, properties={"text": {"pattern": "(?=a)a"}}), "the server has to"
+    named: dict[str, Any] = {"patternProperties": {"^n_": {"type": "integer"}}}
+    assert "is not of type 'integer'" in refusal({"n_1": "x"}, **named)
+    assert not refusal({"n_1": 1, "other": "x"}, **named)
+    assert "'other' was unexpected" in refusal({"other": 1}, additionalProperties=False)
 
 
 def test_a_new_lock_is_another_definition(file: Path) -> None:

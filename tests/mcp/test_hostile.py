@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -157,6 +158,22 @@ def test_a_status_says_whether_anything_happened(
     assert not expected or expected in results(run)[0]
 
 
+def test_a_status_that_refuses_does_so_with_words_of_the_protocol_too(
+    over_http: Declare, effects: Effects
+) -> None:
+    """As of a server that was started anew, and knows our session no more: the next call opens another."""
+    gone = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "Session not found"}}
+    tools = over_http()
+    refused = {"size": 404, "text": json.dumps(gone)}
+    run = drive(tools, "status", call("h__post", text="next"), **refused)
+    first, second = results(run)
+    assert first == "ToolRefused: HTTP status 404: Session not found Nothing happened."
+    assert (second, run.status) == ("post: next", "completed")
+    (broken,) = results(drive(tools, "status", size=502, text=json.dumps(gone)))
+    assert "may or may not have happened" in broken
+    assert effects.count("status") == 2
+
+
 def test_a_redirect_is_not_followed(over_http: Declare, effects: Effects) -> None:
     """The SDK would send the request again, to the same origin."""
     run = drive(over_http(ERA="modern"), "again")
@@ -309,6 +326,16 @@ def test_a_child_is_left_when_idle_and_another_one_started(
     pid = next(line["pid"] for line in effects.lines() if line["key"] == "input closed")
     wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the child to be gone")
     wait_for(lambda: effects.count("input closed") > ended, "the end of the other")
+
+
+def test_a_list_without_end_holds_no_worker(effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run waits for it before its first call; each page by itself comes in time."""
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 3.0)
+    environment = (("LEDGER", str(effects.path)), ("PAGES", "1"))
+    began = time.monotonic()
+    with pytest.raises(ToolRefused, match="cannot be reached: TimeoutError"):
+        client.list_tools(client.Target(command=(sys.executable, HOSTILE), env=environment), {})
+    assert time.monotonic() - began < 9
 
 
 def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effects: Effects) -> None:

@@ -9,18 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
-from itertools import islice
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, RootModel
+from typing import Any
 
 from agentruns.exceptions import ToolRefused
 from agentruns.tools.base import Tool
 from agentruns.tools.card import one_line
 from agentruns.tools.context import ToolContext
 from agentruns.tools.mcp import client
+from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.mcp.client import Listed, McpChanged, McpError
 from agentruns.tools.mcp.results import result_of
 from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
@@ -37,7 +35,6 @@ CHANGED = (
 )
 TIMEOUT = 60.0
 NAMED = 64  # characters of a tool's name
-_SHOWN_ERRORS = 10
 _PREFIX = re.compile("[a-zA-Z0-9_-]{1,40}")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _REFUSED_OPTIONS = ("name", "description", "transactional")
@@ -231,35 +228,9 @@ def _tool(
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
     about = declared.get("description") or declared.get("title") or ""
-    arguments = _arguments(name, schema, quotes=not given["sensitive"])
+    arguments = arguments_model(name, schema, quotes=not given["sensitive"])
     signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
     return Tool(partial(server.send, original, given["timeout"]), name, about, signature, options)
-
-
-def _arguments(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
-    """Return a model of arguments that fit a JSON Schema, as they were given: the server has the defaults.
-
-    Its errors quote the arguments, unless some are sensitive.
-    """
-
-    @cache
-    def validator() -> Any:  # importing it takes long; and a $ref outside of the schema is not followed
-        from jsonschema.validators import validator_for
-        from referencing import Registry
-
-        return validator_for(schema)(schema, registry=Registry())
-
-    def fitting(given: dict[str, Any]) -> dict[str, Any]:
-        try:
-            found = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
-        except Exception as error:
-            raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
-        if found:
-            said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
-            raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
-        return given
-
-    return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
 
 
 def _locked(declared: Mapping[str, Any]) -> dict[str, Any]:

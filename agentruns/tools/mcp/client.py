@@ -283,13 +283,15 @@ async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed
         return held.listed
     found, cursor = Listed(), None
     try:
-        for _ in range(MOST_PAGES):
-            params = PaginatedRequestParams(cursor=cursor) if cursor else None
-            async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(CONNECT_SECONDS):  # all pages: a run waits for them
+            for _ in range(MOST_PAGES):
+                params = PaginatedRequestParams(cursor=cursor) if cursor else None
                 page = await session.list_tools(params=params)
-            found += [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in page.tools]
-            if (cursor := page.next_cursor) is None:
-                break
+                found += [
+                    each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in page.tools
+                ]
+                if (cursor := page.next_cursor) is None:
+                    break
     except Exception as error:
         raise _refusal(held.key[0], error) from error
     held.listed = found

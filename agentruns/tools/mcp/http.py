@@ -55,8 +55,12 @@ class Once(httpx2.AsyncClient):
         status = response.status_code
         if response.headers.get("content-encoding", "identity") != "identity":
             text, refused = "The answer is compressed, which was not asked for.", False
-        elif status >= 400 and request.method == "POST" and not await _speaks(response):
-            text, refused = f"HTTP status {status}", status < 500 and status not in UNDECIDED
+        elif status >= 400 and request.method == "POST":
+            said, refused = await _said(response), status < 500 and status not in UNDECIDED
+            # To another request it may be a question of the protocol.
+            if said is not None and not (refused and _is_call(request)):
+                return response
+            text = f"HTTP status {status}" + (f": {said}" if said else "")
         else:
             return response
         await response.aclose()
@@ -68,13 +72,18 @@ def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response
     return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
-async def _speaks(response: httpx2.Response) -> bool:
-    """Tell whether the answer is an error of the protocol."""
+def _is_call(request: httpx2.Request) -> bool:
+    return bool(json.loads(request.content).get("method") == "tools/call")
+
+
+async def _said(response: httpx2.Response) -> str | None:
+    """Return the text of an answer that is an error of the protocol, or None."""
     try:
         said = json.loads(await response.aread())
     except (ValueError, RecursionError, httpx2.StreamError):
-        return False
-    return isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said
+        return None
+    is_error = isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said
+    return str(said["error"].get("message") or "") if is_error else None
 
 
 @asynccontextmanager

@@ -1,0 +1,85 @@
+"""The arguments of a server's tool, validated by the JSON Schema that the server declares.
+
+Its regular expressions are matched in linear time: one of Python's could hold a process for hours, and with
+it the thread that extends the lease. What that leaves out, the server has to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, RootModel
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from agentruns.tools.card import one_line
+
+_SHOWN_ERRORS = 10
+
+
+def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
+    """Return a model of arguments that fit a JSON Schema, as they were given: the server has the defaults.
+
+    Its errors quote the arguments, unless some are sensitive.
+    """
+
+    @cache
+    def validator() -> Any:  # importing it takes long; and a $ref outside of the schema is not followed
+        from jsonschema.validators import extend, validator_for
+        from referencing import Registry
+
+        kind = validator_for(schema)
+        mine: dict[str, Any] = {"pattern": _pattern, "patternProperties": _pattern_properties}
+        mine["additionalProperties"] = partial(_additional, kind.VALIDATORS["additionalProperties"])
+        mine["unevaluatedProperties"] = _left_to_the_server
+        return extend(kind, mine)(schema, registry=Registry())
+
+    def fitting(given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
+        except Exception as error:
+            raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
+        if found:
+            said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
+            raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
+        return given
+
+    return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
+
+
+@cache
+def _matcher(pattern: str) -> Callable[[Any], bool] | None:
+    """Return what tells whether a text has a match; None for one with look-around."""
+    try:
+        found = SchemaValidator(
+            core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)
+        )
+    except SchemaError:
+        return None
+    return found.isinstance_python
+
+
+def _pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema.exceptions import ValidationError
+
+    matches = _matcher(pattern)
+    if isinstance(given, str) and matches is not None and not matches(given):
+        yield ValidationError(f"{given!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
+    for pattern, inner in patterns.items() if isinstance(given, dict) else ():
+        matches = _matcher(pattern)
+        for name in filter(matches, given) if matches is not None else ():
+            yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
+
+
+def _additional(check: Any, validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
+    if "patternProperties" not in schema:  # it would match these
+        yield from check(validator, allowed, given, schema)
+
+
+def _left_to_the_server(validator: Any, value: Any, given: Any, schema: Any) -> Iterator[Any]:
+    yield from ()
