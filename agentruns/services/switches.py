@@ -13,6 +13,7 @@ from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
 from agentruns.models import Control
 from agentruns.services import permissions
+from agentruns.tools.card import one_line
 from agentruns.utils.bounds import REASON_LENGTH
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
@@ -52,5 +53,5 @@ def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str =
     changed = in_transaction(settings.DATABASE, change)
     forget_switches()
     if changed:
-        logger.warning("Switched %s %s %s by %s", kind, name, state, who or "the program")
+        logger.warning("Switched %s %s %s by %s", kind, one_line(name), state, one_line(who) or "the program")
     return changed

@@ -170,6 +170,13 @@ def test_who_may_switch() -> None:
     assert not Control.objects.sweepers().exists(), "a switch is no sweeper"
 
 
+def test_a_switch_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    switch("tool", "post\nERROR all is lost\u202e", "off", reason=WHY)
+    (record,) = (each for each in caplog.records if each.name == "agentruns.switches")
+    assert record.getMessage().startswith("Switched tool post")
+    assert "\n" not in record.getMessage() and "\u202e" not in record.getMessage()
+
+
 def test_the_console_switches(effects: Effects) -> None:
     client, url = Client(), reverse("admin:agentruns_run_switches")
     user = User.objects.create_user("ada", is_staff=True)

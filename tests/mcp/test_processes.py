@@ -58,6 +58,7 @@ from agentruns.tools.mcp import client
 def work():
     given = (("LEDGER", sys.argv[2]), ("STAYS", "1"))
     target = client.Target(command=(sys.executable, sys.argv[1]), env=given)
+    client.list_tools(target, {})
     try:
         client.call_tool(target, {}, sys.argv[4], {}, key="k", timeout=2, why_not=lambda listed: "")
     except client.ToolDurabilityError:

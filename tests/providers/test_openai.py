@@ -346,17 +346,17 @@ class Says:
     """A server that answers each request with one text, whole, whatever was asked."""
 
     def __init__(self, said: Any, kind: str = "application/json") -> None:
-        import httpx
+        import httpx2
         import openai
 
         body = said if isinstance(said, bytes) else json.dumps(said).encode()
         self.asked = 0
 
-        def answer(asked: httpx.Request) -> httpx.Response:
+        def answer(asked: httpx2.Request) -> httpx2.Response:
             self.asked += 1
-            return httpx.Response(200, content=body, headers={"content-type": kind})
+            return httpx2.Response(200, content=body, headers={"content-type": kind})
 
-        http_client = httpx.Client(transport=httpx.MockTransport(answer))
+        http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
         self.client = openai.OpenAI(api_key=KEY, base_url="http://localhost/v1", http_client=http_client)
 
 
