@@ -201,9 +201,7 @@ def zone_of(request: HttpRequest) -> ZoneInfo | None:
     return ZoneInfo(name) if name in _zones() else None
 
 
-@cache
-def _zones() -> set[str]:
-    return available_timezones()
+_zones = cache(available_timezones)
 
 
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:

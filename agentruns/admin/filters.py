@@ -215,7 +215,7 @@ class KnownValues(admin.SimpleListFilter):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of a value that was offered."""
-        return queryset.filter(status=value)
+        raise NotImplementedError
 
 
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
@@ -308,13 +308,9 @@ class RunStatusFilter(KnownValues):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
-        if value == "person":
-            return queryset.filter(status__in=services.waiting.FOR_PEOPLE)
-        if value == "stalled":
-            return queryset.filter(services.waiting.STALLED)
-        if value == "failed-lately":
-            return queryset.filter(failed_lately())
-        return super().chosen(queryset, value)
+        person = Q(status__in=services.waiting.FOR_PEOPLE)
+        which = {"person": person, "stalled": services.waiting.STALLED, "failed-lately": failed_lately()}
+        return queryset.filter(which.get(value, Q(status=value)))
 
 
 def failed_lately() -> Q:
@@ -404,11 +400,9 @@ class ApprovalStatusFilter(KnownValues):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the approvals chosen."""
-        if value == self.default:
-            return queryset.filter(status=PENDING)
-        if value == Approval.Status.APPROVED:
-            return queryset.filter(status__in=APPROVED)
-        return queryset if value == "all" else super().chosen(queryset, value)
+        done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
+        which = {self.default: Q(status=PENDING), **done}
+        return queryset.filter(which.get(value, Q(status=value)))
 
 
 class NameFilter(KnownValues):

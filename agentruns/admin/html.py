@@ -65,7 +65,8 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
         if not hidden or number == MARKS:
             break
         many = f" ({count})" if count >= MANY else ""
-        mark = format_html('<span class="ar-char" title="{}">{}{}</span>', _name(hidden), _code(hidden), many)
+        name = unicodedata.name(hidden, _("a character that is not shown"))
+        mark = format_html('<span class="ar-char" title="{}">{}{}</span>', name, _code(hidden), many)
         parts += [mark] * (1 if many else count)
         place += count
     return parts, len(text) - place
@@ -176,10 +177,6 @@ def _code(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _name(character: str) -> str:
-    return unicodedata.name(character, _("a character that is not shown"))
-
-
 def exact(moment: datetime | None) -> str:
     """Return a moment to the second, with its time zone: what an audit needs."""
     if moment is None:
@@ -280,20 +277,20 @@ def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
 
 def run_badge(run: Run) -> SafeString:
     """Return the status of a run."""
-    return _badge(run.status, run.get_status_display())
+    return badge(TONES.get(run.status, "plain"), run.get_status_display())
 
 
 def approval_badge(approval: Approval) -> SafeString:
     """Return the status of an approval."""
-    return _badge(approval.status, approval.get_status_display())
+    return badge(TONES.get(approval.status, "plain"), approval.get_status_display())
 
 
 def risk_badge(approval: Approval) -> SafeString:
     """Return the risk of an approval."""
     label = _("%(risk)s risk") % {"risk": approval.get_risk_display()}
-    return _badge(approval.risk, label)
+    return badge(TONES.get(approval.risk, "plain"), label)
 
 
-def _badge(value: str, label: str) -> SafeString:
-    tone = TONES.get(value, "plain")
+def badge(tone: str, label: str) -> SafeString:
+    """Return a word in a frame; the tone gives it its colour."""
     return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, label)

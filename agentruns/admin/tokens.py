@@ -18,7 +18,7 @@ from agentruns import journal, services
 from agentruns.admin import runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.filters import KnownValues
-from agentruns.admin.html import EMPTY, ago, exact, plain, remaining, two_lines, visible
+from agentruns.admin.html import EMPTY, ago, badge, exact, plain, remaining, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import ApiToken, Run
 from agentruns.utils import clock
@@ -53,11 +53,8 @@ class StateFilter(KnownValues):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the tokens chosen."""
-        if value == "revoked":
-            return queryset.filter(revoked_at__isnull=False)
-        over = Q(expires_at__lte=clock.now(settings.DATABASE))
-        lasting = queryset.filter(revoked_at__isnull=True)
-        return lasting.filter(over) if value == "expired" else lasting.exclude(over)
+        lasting, over = Q(revoked_at=None), Q(expires_at__lte=clock.now(settings.DATABASE))
+        return queryset.filter({"revoked": ~lasting, "expired": lasting & over}.get(value, lasting & ~over))
 
 
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
@@ -124,7 +121,7 @@ class TokenAdmin(ReadOnlyAdmin):
         """Return whether it is let in, and until when or since when not."""
         end = token.revoked_at or token.expires_at
         is_over = end <= clock.now(settings.DATABASE)
-        return two_lines(badge(token, token.person), _when(end) if is_over else remaining(end))
+        return two_lines(state(token, token.person), _when(end) if is_over else remaining(end))
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
@@ -154,27 +151,24 @@ class TokenAdmin(ReadOnlyAdmin):
             "token": obj,
             "owner": _name(owner),
             "owner_url": self.other_page(request, get_user_model(), obj.owner_id) if owner else "",
-            "badge": badge(obj, owner),
+            "badge": state(obj, owner),
             "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
             "why_not": why_not_revoke(request.user, obj),
-            "revoke_url": self.url(request, "revoke", obj.pk),
             "list_url": self.url(request, "changelist"),
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
         return self.render(request, obj, title=title, **{**shown, **context})
 
 
-def badge(token: ApiToken, owner: Any) -> SafeString:
+def state(token: ApiToken, owner: Any) -> SafeString:
     """Return whether the token is let in, and if not, why."""
     if token.revoked_at is not None:
-        tone, word = "bad", _("revoked")
-    elif token.expires_at <= clock.now(settings.DATABASE):
-        tone, word = "plain", _("expired")
-    elif token.session_id is None and (owner is None or not owner.is_active):
-        tone, word = "waits", _("owner not active") if owner else _("owner gone")
-    else:
-        tone, word = "good", _("active")
-    return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, word)
+        return badge("bad", _("revoked"))
+    if token.expires_at <= clock.now(settings.DATABASE):
+        return badge("plain", _("expired"))
+    if token.session_id is None and (owner is None or not owner.is_active):
+        return badge("waits", _("owner not active") if owner else _("owner gone"))
+    return badge("good", _("active"))
 
 
 def why_not_revoke(user: Any, token: ApiToken) -> str:

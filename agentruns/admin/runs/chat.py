@@ -297,16 +297,12 @@ def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | N
 
 
 class Starts(NamedTuple):
-    """The calls of a run that ran more than once in its session with equal arguments.
-
-    And whether none did for sure, how often each of its calls was started, None where these are too many to
-    tell, and the approvals of these.
-    """
+    """The calls of a run that ran more than once in its session with equal arguments."""
 
     twice: list[dict[str, Any]]
-    none_twice: bool
-    times: Counter[str] | None
-    approvals: set[str]
+    none_twice: bool  # for sure
+    times: Counter[str] | None  # of each of its calls; None where these are too many to tell
+    approvals: set[str]  # of its calls
 
 
 def repeated(user: Any, run: Run) -> Starts:

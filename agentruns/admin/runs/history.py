@@ -170,7 +170,7 @@ def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 def _repeats(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
     """Return the page of what was done already and may be done again, until each of it was ticked."""
-    done = effects(settings.DATABASE, run, after) if _may_fork(request, run) else []
+    done = effects(settings.DATABASE, run, after) if permissions.may(request.user, "fork", run) else []
     ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
     if not any(one.is_final and one.call_id not in ticked for one in done):
         return None
@@ -352,7 +352,7 @@ def _tokens(state: RunState) -> str:
 
 def _again(request: HttpRequest, run: Run) -> dict[str, str]:
     """Return why the task of a run cannot be run again, and the version it then runs under if another."""
-    if not _may_fork(request, run):
+    if not permissions.may(request.user, "fork", run):
         return {"why_not": missing("fork")}
     if run.session.imported_at is not None:
         return {"why_not": _("The run was imported: it is a record. Fork it to go on from it.")}
@@ -363,10 +363,6 @@ def _again(request: HttpRequest, run: Run) -> dict[str, str]:
         return {"why_not": text % {"agent": plain(run.agent)}}
     version = agent.version if agent.version != run.version else ""
     return {"why_not": starting.why_not_start(request.user, agent), "version": version}
-
-
-def _may_fork(request: HttpRequest, run: Run) -> bool:
-    return permissions.may(request.user, "fork", run)
 
 
 def _replay_page(

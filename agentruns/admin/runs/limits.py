@@ -10,6 +10,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
@@ -30,6 +31,7 @@ from agentruns.utils.redaction import redact
 
 FULL = 100  # percent
 CUT = 400  # characters of a part of a definition
+ANOTHER = gettext_lazy("The definition changed again since you looked. This is how it is now.")
 LEAD = 60  # of them, before the first that differs
 _STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended begins
 
@@ -47,16 +49,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The agent of this process compared with the definition that a run was started with.
+    """The agent of this process compared with the definition that a run was started with."""
 
-    `agent` is None where this process knows none of that name. `is_served` says that the run's own version
-    is registered as it was, so the run just goes on with it, whatever a newer version differs in. `parts` are
-    the names in which they differ, each with both values.
-    """
-
-    agent: Agent | None
-    is_served: bool
-    parts: list[tuple[str, list[dict[str, Any]]]]
+    agent: Agent | None  # None where this process knows none of that name
+    is_served: bool  # the run's own version is registered as it was: it goes on, whatever a newer one says
+    parts: list[tuple[str, list[dict[str, Any]]]]  # names in which they differ, each with both values
 
     @property
     def hash(self) -> str:
@@ -79,12 +76,11 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     """Return the budgets and, of a run that goes on, its definition beside today's."""
     run, definition, now = situation.run, situation.definition, situation.drift
     found = meters(definition, run.step, run.usage, _elapsed(run, definition))
+    tools = definition["tools"].values()
     context: dict[str, Any] = {
         "meters": found,
         "unlimited": unlimited(definition),
-        "origins": [
-            text for tool in definition["tools"].values() if (text := origin_text(tool.get("origin")))
-        ],
+        "origins": [text for tool in tools if (text := origin_text(tool.get("origin")))],
         "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(found, ended=run.is_ended, error=run.error),
     }
@@ -104,11 +100,11 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
         found = drift(run, definition_body(settings.DATABASE, run.definition_id))
         actions.require(adopt(actions.situation(request, run), found))
         if sent.get("hash") != found.hash:
-            raise RunStateError(_another())
+            raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
         run = adopt_definition(run.pk, request.user, reason=sent["reason"])
         if run.definition_id != sent["hash"]:  # registered while this was at work: undo
-            raise RunStateError(_another())
+            raise RunStateError(str(ANOTHER))
         return _("Adopted. The run now follows the definition of version %s.") % run.version
 
     return actions.press(admin, request, run, do, _("Adopted another definition from the console."))
@@ -247,7 +243,3 @@ def _cell(text: str, start: int) -> dict[str, Any]:
         return {"shown": text}
     shown = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
     return {"shown": shown, "whole": text, "length": len(text)}
-
-
-def _another() -> str:
-    return _("The definition changed again since you looked. This is how it is now.")

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.html import dated, origin_text, plain, visible
+from agentruns.admin.html import origin_text, plain
 from agentruns.agents.agent import registered
 from agentruns.services import permissions, switches
 
@@ -43,19 +43,10 @@ def _page(admin: RunAdmin, request: HttpRequest, status: int = 200, refusal: str
     for agent in registered():
         origins["agent", agent.name] = ""
         origins |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
-    lines = []
-    for (kind, name), origin in sorted(origins.items(), key=lambda one: (one[0] not in off, one[0])):
-        line: dict[str, Any] = {
-            "kind": kind,
-            "label": KINDS[kind],
-            "name": name,
-            "shown": visible(name),
-            "origin": origin,
-        }
-        if one := off.get((kind, name)):
-            who = visible(one.actor or _("the program"))
-            line |= {"off": True, "reason": visible(one.reason), "actor": who, "since": dated(one.seen_at)}
-        lines.append(line)
+    lines = [
+        {"kind": kind, "label": KINDS[kind], "name": name, "origin": origin, "off": off.get((kind, name))}
+        for (kind, name), origin in sorted(origins.items(), key=lambda one: (one[0] not in off, one[0]))
+    ]
     template = "agentruns/admin/switches.html"
     shown: dict[str, Any] = {"lines": lines, "refusal": refusal}
     return admin.render(request, None, title=_("Switches"), status=status, template=template, **shown)
