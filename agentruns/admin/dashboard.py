@@ -56,8 +56,8 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
-    runs = [(_("Runs"), _("Search runs"), _list(site, Run))] if sees_runs else []
-    approvals = [(_("Approvals"), _("Search approvals"), _list(site, Approval))] if sees_approvals else []
+    runs = [(_("Runs"), _("Search runs"), _url(site, Run))] if sees_runs else []
+    approvals = [(_("Approvals"), _("Search approvals"), _url(site, Approval))] if sees_approvals else []
     found = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
     alias = settings.DATABASE
     # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
@@ -89,11 +89,9 @@ def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
     waiting, count = bounded(row.waiting if row else 0, MOST), None
     if permissions.may(request.user, "decide"):
         count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
-        found["figures"].append(
-            _figure(count, _("waiting for you"), "waits", _list(site, Approval, mine="yes"))
-        )
+        _figure(found, count, _("waiting for you"), "waits", _url(site, Approval, mine="yes"))
     if waiting.more or waiting != count:
-        found["figures"].append(_figure(waiting, _("waiting for a decision"), "waits", _list(site, Approval)))
+        _figure(found, waiting, _("waiting for a decision"), "waits", _url(site, Approval))
     masks = masks_of((one.run for one in oldest), masking.MOST_ROWS, masking.MOST_READ)
     found["waiting"] = [
         {
@@ -123,12 +121,12 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         (_("paused"), "waits", Q(status=Run.Status.PAUSED), "paused"),
     ):
         count = counted(runs.filter(which), MOST)
-        found["figures"].append(_figure(count, label, tone, _list(site, Run, status=status)))
+        _figure(found, count, label, tone, _url(site, Run, status=status))
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
-        found["figures"].append(_figure(given_up, _("notifications given up; the log says why"), "bad", ""))
+        _figure(found, given_up, _("notifications given up; the log says why"), "bad", "")
     seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
@@ -144,7 +142,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
             "count": len(each.runs),
             "agents": ", ".join(dict.fromkeys(plain(run.agent) for run in each.runs)),
             "age": age(each.runs[0].updated_at),
-            "url": _list(site, Run, cause=key),
+            "url": _url(site, Run, cause=key),
         }
         for key, each in grouped[:CAUSES]
     ]
@@ -154,8 +152,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
     """Look at the newest runs of a week once: by day, by agent, and what they cost."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
-    these = urlencode({"by": "agent", "first": first, "last": today})
-    found["costs_url"] = f"{_url(site, Run, 'costs')}?{these}"
+    found["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
     found["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
@@ -198,7 +195,7 @@ def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> Que
 
 
 def _counts(site: AdminSite, its: list[Any], **query: str) -> dict[str, Any]:
-    urls = {"url": _list(site, Run, **query), "failed_url": _list(site, Run, status="failed", **query)}
+    urls = {"url": _url(site, Run, **query), "failed_url": _url(site, Run, status="failed", **query)}
     return {"runs": len(its), "failed": _failed(its), **urls}
 
 
@@ -244,7 +241,7 @@ def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
     found["decisions"] = [
         {
             "tool": plain(tool),
-            "url": _list(site, Approval, status="all", tool=tool),
+            "url": _url(site, Approval, status="all", tool=tool),
             "count": len(given),
             "rate": f"{100 * sum(status in APPROVED for status, _seconds in given) // len(given)} %",
             "time": duration(timedelta(seconds=median(max(seconds, 0) for _status, seconds in given))),
@@ -254,14 +251,11 @@ def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
     found["more_tools"] = max(len(most_first) - TOOLS, 0)
 
 
-def _figure(count: Bounded, label: str, tone: str, url: str) -> dict[str, Any]:
-    return {"count": count, "label": label, "tone": tone if count else "none", "url": url}
+def _figure(found: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:
+    figure = {"count": count, "label": label, "tone": tone if count else "none", "url": url}
+    found["figures"].append(figure)
 
 
-def _list(site: AdminSite, model: Any, **query: str) -> str:
-    url = _url(site, model, "changelist")
+def _url(site: AdminSite, model: Any, page: str = "changelist", **query: object) -> str:
+    url = reverse(f"admin:agentruns_{model._meta.model_name}_{page}", current_app=site.name)
     return f"{url}?{urlencode(query)}" if query else url
-
-
-def _url(site: AdminSite, model: Any, page: str) -> str:
-    return reverse(f"admin:agentruns_{model._meta.model_name}_{page}", current_app=site.name)

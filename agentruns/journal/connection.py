@@ -22,7 +22,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.exceptions import NotDurableError
-from agentruns.utils.db import uptime
+from agentruns.utils.db import is_of_test_case, uptime
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.connection")
@@ -147,7 +147,7 @@ def mend_connection(alias: str) -> None:
     """Roll back what user code left open on the thread's connection, and turn autocommit on again."""
     # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
-    left = [block for block in connection.atomic_blocks if not _is_of_test_case(block)]
+    left = [block for block in connection.atomic_blocks if not is_of_test_case(block)]
     if not left and not _is_inside(connection):
         return
     logger.error("A handler or another function left a transaction open on %r; it is rolled back.", alias)
@@ -184,11 +184,7 @@ def _has_news(raw: Any) -> bool:
 
 def has_foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
     """Tell whether an `atomic` of somebody else is open; those of a test case do not count."""
-    return not all(_is_of_test_case(block) for block in connection.atomic_blocks)
-
-
-def _is_of_test_case(block: object) -> bool:
-    return bool(getattr(block, "_from_testcase", False))
+    return not all(is_of_test_case(block) for block in connection.atomic_blocks)
 
 
 def _is_inside(connection: BaseDatabaseWrapper) -> bool:

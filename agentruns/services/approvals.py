@@ -24,10 +24,10 @@ from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
 from agentruns.tools import InvalidArguments, Tool, to_jsonable
-from agentruns.tools.card import MASK, one_line
+from agentruns.tools.card import MASK, call_text, in_time, one_line
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
-from agentruns.utils.db import always_rollback, readable, reading
+from agentruns.utils.db import readable, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import Secrets, get_logger
 
@@ -254,7 +254,7 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the payload of an edit: everything a person sees is made from the new arguments.
 
-    Before any transaction: `describe` and `preview` are the project's own code. Whether the actor may decide
+    `describe` and `preview` are the project's own code, and not waited for long. Whether the actor may decide
     is asked about the arguments that will run; raises PermissionDeniedError.
     """
     try:
@@ -263,9 +263,14 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
         permissions.require_decide(actor, approval, verb="edit")  # others do not learn what a tool takes
         raise
     permissions.require_decide(actor, approval, edited, verb="edit")
-    with always_rollback():
-        title, preview = tool.title(edited), tool.preview_of(edited)
-    return {"arguments": edited, "title": title, "preview": preview, "edited": to_jsonable(arguments)[0]}
+    told: dict[str, Any] = {"title": call_text(tool.name, edited, tool.sensitive), "preview": None}
+
+    def ask() -> None:
+        told["title"] = tool.title(edited)
+        told["preview"] = tool.preview_of(edited)
+
+    in_time(ask)
+    return {"arguments": edited, **told, "edited": to_jsonable(arguments)[0]}
 
 
 def _effective(approval: Approval, arguments: dict[str, Any]) -> tuple[Tool, dict[str, Any]]:

@@ -101,10 +101,20 @@ def read_committed(alias: str) -> None:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
+def is_of_test_case(block: object) -> bool:
+    """Tell whether a transaction's block is a TestCase's own, whose rows no other connection sees."""
+    return bool(getattr(block, "_from_testcase", False))
+
+
+def is_in_test_case() -> bool:
+    """Tell whether a TestCase's own transaction is open in this thread."""
+    blocks = (block for one in connections.all(initialized_only=True) for block in one.atomic_blocks)
+    return any(map(is_of_test_case, blocks))
+
+
 @contextmanager
 def always_rollback() -> Iterator[None]:
     """Undo the block's changes to databases with an open transaction, and any error that broke it."""
-    # For project code that should only read but runs inside a caller's transaction (ATOMIC_REQUESTS).
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     with ExitStack() as blocks:
         for alias in inside:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -9,6 +12,7 @@ from django import forms
 from django.contrib.admin.models import LogEntry
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from pydantic import AfterValidator
 
 from agentruns import (
@@ -33,6 +37,8 @@ from agentruns.services.runs import result_of
 from agentruns.services.starting import send_message
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
+from agentruns.tools import card
+from agentruns.utils.lanes import Lane
 from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
@@ -42,6 +48,7 @@ from tests.shop.agents import act, call, refund, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
+ELSEWHERE = pytest.mark.django_db(transaction=True)  # beside the request, as outside a TestCase
 
 
 def shown(approval: Approval, role: str = "superuser") -> Page:
@@ -104,6 +111,76 @@ def test_a_preview_that_is_no_longer_true_is_shown_anew_and_flagged(world: World
     assert page.cells("ar-preview")[0] == ["note", "newer", "new"]
     deny(approval.pk, None, "no")
     assert shown(approval).cells("ar-preview")[0] == ["note", "old", "new"], "as it was decided upon"
+
+
+HANGS = threading.Event()
+
+
+def hang(args: dict[str, Any]) -> dict[str, Any]:
+    """Answer at once when the model asks, and to a page only when the test is over."""
+    if args["cents"] in ASKED:
+        HANGS.wait(30)
+    ASKED.add(args["cents"])
+    return {"before": {"paid": "nothing"}, "after": {"paid": args["cents"]}}
+
+
+ASKED: set[int] = set()
+
+
+@pytest.fixture
+def hanging(world: World) -> Iterator[list[Approval]]:
+    """Two cards of one reply whose preview hangs."""
+    ASKED.clear()
+    HANGS.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card, "PATIENCE", 0.3)
+        patch.setattr(card, "_lane", Lane("tests", 4))
+        pays = tool(name="pays", requires_approval=True, approvals=2, preview=hang)(paid)
+        reply = {"tools": [call("pays", cents=cents) for cents in (100, 200)]}
+        yield run_agent(shop_agent("hanging", reply, tools=[pays]), "pay", "hanging").pending
+        HANGS.set()
+
+
+def paid(cents: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+SOON = 10  # seconds, of the 30 that the preview takes
+
+
+@ELSEWHERE
+def test_a_preview_that_hangs_holds_up_no_card_and_no_decision(hanging: list[Approval]) -> None:
+    began = time.monotonic()
+    first, second = hanging
+    page = shown(first)
+    assert "The preview cannot be refreshed, which took too long" in page.text
+    assert page.cells("ar-preview") == [["paid", "nothing", "100"]], "as it was when the agent asked"
+    assert url(first, "approve") in page.forms
+    assert send(first, "deny", reason="").status_code == 400, "the card again"
+    ASKED.add(150)
+    assert send(first, "edit", **{"argument-cents": "150"}).status_code == 302
+    edited = Approval.objects.get(pk=first.pk)
+    assert (edited.arguments, edited.title) == ({"cents": 150}, "pays(cents=150)")
+    page = shown(edited, "decider")
+    assert "The preview is not there: making it took too long." in page.text
+    assert "What it changes" not in page.text
+    assert send(second, "deny", reason="no").status_code == 302
+    assert time.monotonic() - began < SOON
+
+
+@ELSEWHERE
+def test_previews_that_hang_hold_up_a_page_of_several_once(hanging: list[Approval]) -> None:
+    began = time.monotonic()
+    client, where = browser("decider"), reverse("admin:agentruns_approval_turn", args=[hanging[0].run_id])
+    page = read(client.get(where))
+    assert page.text.count("The preview cannot be refreshed, which took too long") == 2
+    assert " checked>" not in page.html, "nobody approves by mistake what nobody could look at"
+    sent = {f"digest-{one.pk}": one.digest for one in hanging}
+    sent |= {"_selected_action": [str(one.pk) for one in hanging], "verb": "deny", "reason": "no"}
+    assert client.post(where, sent).status_code == 302
+    assert set(Approval.objects.values_list("status", flat=True)) == {"denied"}
+    assert time.monotonic() - began < SOON
 
 
 def test_what_the_agent_said_stands_apart_and_its_other_calls_too(world: World) -> None:
@@ -562,6 +639,7 @@ def breaking(number: str) -> str:
     return "done"
 
 
+@ELSEWHERE
 def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
     approval = noted(world)
     Order.objects.all().delete()

@@ -16,7 +16,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from agentruns.admin.html import ago, plain
+from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
+from agentruns.exceptions import UnknownAgentError
 from agentruns.journal import events, policy
 from agentruns.journal.copies import happened_at
 from agentruns.journal.events import Row
@@ -24,7 +26,8 @@ from agentruns.journal.masking import Mask, masks_of
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
-from agentruns.tools.card import one_line
+from agentruns.tools import Tool
+from agentruns.tools.card import in_time, one_line
 
 LATEST = 200  # decisions and calls that are looked at, however long the history is
 SHOWN = 3
@@ -42,14 +45,27 @@ class Flag:
 
 def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
     """Return how many of the approvals wait, for each call that those of the cards are about."""
-    calls = {one.same_call for one in cards if one.status == Approval.Status.PENDING} - {""}
-    if not calls:
-        return {}
-    same = Approval.objects.using(approvals.db).pending().filter(same_call__in=calls)
-    if policy.is_narrowed(approvals):  # perhaps by a join, which would count twice
-        same = same.filter(pk__in=approvals.values("pk"))
+    same = _same_calls(approvals, [one for one in cards if one.status == Approval.Status.PENDING]).pending()
     # In the order of an index of those that wait; a call that very many ask for has no better one.
     return Counter(same.order_by("requested_at", "id").values_list("same_call", flat=True))
+
+
+def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any:
+    """Return those of the approvals that are about the same calls as the cards."""
+    same = Approval.objects.using(settings.DATABASE).filter(
+        same_call__in={one.same_call for one in cards} - {""}
+    )
+    # A narrowed one perhaps has a join, which would count twice
+    return same.filter(pk__in=approvals.values("pk")) if policy.is_narrowed(approvals) else same
+
+
+def tools_of(run: Run) -> dict[str, Tool]:
+    """Return the tools of a run's agent; none where this process has another definition of it."""
+    try:
+        agent = get_agent(run.agent, run.version)
+    except UnknownAgentError:
+        return {}
+    return agent.tools if agent.definition_hash == run.definition_id else {}
 
 
 class Surroundings:
@@ -79,6 +95,22 @@ class Surroundings:
         for row in read_rows(about.order_by("seq")):
             found[row.run_id, row.call_id].append(row)
         return found
+
+    @cached_property
+    def previews(self) -> Mapping[UUID, Any]:
+        """The previews, made now, of the cards that wait, by card; those that took too long are missing."""
+        found: dict[UUID, Any] = {}
+        waiting = [one for one in self.cards if one.status == Approval.Status.PENDING]
+        tools = {one: tools_of(one.run).get(one.tool_name) for one in waiting}
+        shown = [(one, tool) for one, tool in tools.items() if tool is not None and tool.preview is not None]
+
+        def ask() -> None:
+            for one, tool in shown:
+                found[one.pk] = tool.preview_of(one.arguments)
+
+        if shown:
+            in_time(ask)
+        return {**found}
 
     @cached_property
     def approvals(self) -> QuerySet[Approval]:
@@ -131,10 +163,7 @@ class Surroundings:
         """The same calls as those of the cards in other sessions, by what they are recognised by."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         found: dict[str, list[Flag]] = defaultdict(list)
-        calls = {one.same_call for one in self.cards} - {""}
-        same = Approval.objects.using(settings.DATABASE).filter(same_call__in=calls, status="consumed")
-        if policy.is_narrowed(self.approvals):  # perhaps by a join, which would count twice
-            same = same.filter(pk__in=self.approvals.values("pk"))
+        same = _same_calls(self.approvals, self.cards).filter(status="consumed")
         here = {run.session_id for run in self.runs.values()}
         newest = Window(RowNumber(), partition_by="same_call", order_by=F("decided_at").desc())
         others = same.exclude(run__session_id__in=here).annotate(place=newest).filter(place__lte=SHOWN)

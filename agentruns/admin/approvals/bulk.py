@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.formats import number_format
+from django.utils.formats import get_format, number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -161,10 +161,14 @@ def _ask(
         is_warned = "approve" in verbs and any(flag.tone == "bad" for flag in line.get("flags", ()))
         line["ticked"] = not any(whys) and (line["key"] in ticked if ticked else not is_warned)
         lines.append(line)
+    total = _total([one for one, line in zip(cards, lines, strict=True) if not line["why_not"]])
+    numbers = total.pop("numbers", {})
+    for one, line in zip(cards, lines, strict=True):
+        line["number"] = numbers.get(one.approval.pk, "")
     shown = {
         "form": NoteForm(verbs=verbs),
         "verbs": verbs,
-        "total": _total([one for one, line in zip(cards, lines, strict=True) if not line["why_not"]]),
+        "total": total,
         "quotes": [cards[0].request, cards[0].said] if "is_turn" in context else [],
         "wants_password": "approve" in verbs
         and any(permissions.needs_password(request, one) for one in approvals),
@@ -172,33 +176,44 @@ def _ask(
     return _show(admin, request, lines, **{**shown, **context})
 
 
-def _total(cards: Sequence[ApprovalCard]) -> str:
-    """Return how many calls can be ticked, and the sum of the one number that all calls of one tool take."""
+def _total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
+    """Return how many calls can be ticked, and the sum of the one number that all calls of one tool take.
+
+    And the same of the ticked ones for the page's script: the words with gaps, and the number of each call.
+    """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
-    text %= {"count": len(cards)}
+    of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))
+    count = {"count": len(cards)}
+    found = {"total": text % count, "ticked": of_all % count}
     tools = {one.approval.tool_name for one in cards}
     numbers = [{k: v for k, v in one.face.arguments.items() if type(v) in (int, float)} for one in cards]
     names = {tuple(each) for each in numbers}
     if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
-        return text
+        return found
     [name] = numbers[0]
-    units = {
-        unit_in(one.face.title, _amount(name, each[name])) for one, each in zip(cards, numbers, strict=True)
-    }
+    values = [Decimal(str(each[name])) for each in numbers]
+    units = {unit_in(one.face.title, _amount(name, value)) for one, value in zip(cards, values, strict=True)}
     if len(units) > 1:  # a sum of two currencies is none
-        return text
-    total = _amount(name, sum(Decimal(str(each[name])) for each in numbers))
-    return _("%(calls)s, %(name)s %(amount)s in total") % {
-        "calls": text,
-        "name": plain(named(name, 0)[0] if name.endswith("cents") else name),
-        "amount": f"{total} {units.pop()}".strip(),
+        return found
+    is_cents, unit = name.endswith("cents"), units.pop()
+    for key, amount in (("total", _amount(name, sum(values, Decimal()))), ("ticked", "{sum}")):
+        found[key] = _("%(calls)s, %(name)s %(amount)s in total") % {
+            "calls": found[key],
+            "name": plain(named(name, 0)[0] if is_cents else name),
+            "amount": f"{amount} {unit}".strip(),
+        }
+    plainly = {
+        one.approval.pk: f"{value / 100:.2f}" if is_cents else f"{value:f}"
+        for one, value in zip(cards, values, strict=True)
     }
+    comma = get_format("THOUSAND_SEPARATOR") if get_format("NUMBER_GROUPING") == 3 else ""
+    return {**found, "numbers": plainly, "point": get_format("DECIMAL_SEPARATOR"), "comma": comma}
 
 
-def _amount(name: str, value: Decimal | float) -> str:
+def _amount(name: str, value: Decimal) -> str:
     """Return a number as a card writes it."""
     cents = named(name, int(value))[1] if name.endswith("cents") else ""
-    return cents or number_format(Decimal(str(value)), force_grouping=True)
+    return cents or number_format(value, force_grouping=True)
 
 
 def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said: str) -> Line:
@@ -219,11 +234,8 @@ def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said:
 
 
 def _show(admin: ApprovalAdmin, request: HttpRequest, lines: list[Line], **context: Any) -> HttpResponse:
-    here = request.get_full_path()
-    context |= {
-        "lines": lines,
-        "count": sum(not line["why_not"] for line in lines),
-        "action_url": here,
-        "list_url": admin.url(request, "changelist") if "is_turn" in context else here,
-    }
+    context |= {"lines": lines, "count": sum(not line["why_not"] for line in lines)}
+    context["list_url"] = (
+        admin.url(request, "changelist") if "is_turn" in context else request.get_full_path()
+    )
     return admin.render(request, None, template="agentruns/admin/bulk.html", **context)

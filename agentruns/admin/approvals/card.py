@@ -7,13 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from uuid import UUID
 
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings
+from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, tools_of
 from agentruns.admin.approvals.decide import form_of, form_options, model_reads, outcome
 from agentruns.admin.approvals.texts import LINE, Quote, brief, preview, quote
 from agentruns.admin.forms import EditForm
@@ -33,10 +32,8 @@ from agentruns.admin.html import (
     visible,
 )
 from agentruns.admin.runs.steps import outcome_words, returned, row_card
-from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.engine.gate import REQUIRES
-from agentruns.exceptions import UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Row
@@ -51,7 +48,6 @@ from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
-from agentruns.utils.db import always_rollback
 from agentruns.utils.redaction import redact, redacted
 
 BEFORE = 20  # rows in which the request and the results before a call are looked for
@@ -74,6 +70,10 @@ HISTORY = (
     events.ORPHAN_RESOLVED,
 )
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
+LATE = gettext_lazy("The preview is not there: making it took too long.")
+LATE_AND_OLD = gettext_lazy(
+    "The preview cannot be refreshed, which took too long: it shows how things were when the agent asked."
+)
 GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were when the agent asked.")
 
 
@@ -131,11 +131,6 @@ class ApprovalCard:
         return [quote(named(row.tool_name, "")[0], _returned(row), LINE) for row in reversed(rows[:SHOWN])]
 
     @property
-    def brief(self) -> list[Quote]:
-        """The arguments that the sentence does not name."""
-        return [] if self.only_answers else brief(self.face.title, self.ordered(self.face.arguments))
-
-    @property
     def calls(self) -> dict[str, dict[str, Any]]:
         """All calls of that reply."""
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
@@ -150,7 +145,24 @@ class ApprovalCard:
     def siblings(self) -> list[dict[str, Any]]:
         """The other calls of that reply, and where each stands; `pending` if its card waits."""
         calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
-        return _siblings(self.approval.run_id, calls, self.mask) if calls else []
+        run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
+        about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
+        for row in read_rows(about.order_by("seq")):
+            states[row.call_id] = _state(row, states.get(row.call_id, ""))
+        found = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
+        cards = {card.call_id: self.mask.approval(card) for card in found.defer("arguments", "why")}
+        waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
+        return [
+            {
+                "tool": visible(call.get("tool", "")),
+                "title": visible(cards[key].title if key in cards else ""),
+                "state": _("waits for a decision")
+                if key in waiting
+                else states.get(key, _("has not run yet")),
+                "pending": key in waiting,
+            }
+            for key, call in calls.items()
+        ]
 
     @property
     def preview(self) -> Any:
@@ -168,7 +180,7 @@ class ApprovalCard:
     @cached_property
     def tool(self) -> Tool | None:
         """The tool as this process has it, or None."""
-        return _tool(self.approval)
+        return tools_of(self.approval.run).get(self.approval.tool_name)
 
     @cached_property
     def mask(self) -> Mask:
@@ -273,7 +285,7 @@ def asked(one: ApprovalCard) -> dict[str, Any]:
         "origin": origin_text(one.requested.payload.get("origin")) if one.requested else "",
         "risk": risk_badge(approval),
         "arguments": one.shown(given if not one.only_answers else {"question": given.get("question")}),
-        "brief": one.brief,
+        "brief": [] if one.only_answers else brief(one.face.title, one.ordered(one.face.arguments)),
         "preview": seen,
         "flags": [
             *_held(one),
@@ -372,20 +384,14 @@ def _is_request(row: Row) -> bool:
 
 def _returned(row: Row) -> str:
     """Return what a call returned on one line, and that it was no success."""
-    outcome = row.payload.get("outcome")
-    if outcome == "ok":
-        return returned(row)
-    words = outcome_words(outcome, in_doubt=row.payload.get("in_doubt", False))[0]
-    return f"{words}: {returned(row)}"
+    said = returned(row)
+    return said if row.payload.get("outcome") == "ok" else f"{_state(row, '')}: {said}"
 
 
 def facts(approval: Approval) -> list[Fact]:
     """Return the facts of an approval but for its arguments and its decision."""
     run = approval.run
-    needed = _("%(given)d of %(required)d") % {
-        "given": approval.approved_count,
-        "required": approval.required,
-    }
+    counts = {"given": approval.approved_count, "required": approval.required}
     return [
         Fact(_("Requester"), person(run.owner_name)),
         Fact(_("Tool"), visible(approval.tool_name)),
@@ -394,26 +400,7 @@ def facts(approval: Approval) -> list[Fact]:
         Fact(_("Asked"), dated(approval.requested_at)),
         Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
         Fact(_("Who may decide"), visible(approval.approvers or _("whoever may decide approvals"))),
-        Fact(_("Approvals given"), needed),
-    ]
-
-
-def _siblings(run_id: UUID, calls: dict[str, dict[str, Any]], mask: Mask) -> list[dict[str, Any]]:
-    alias, states = settings.DATABASE, dict[str, str]()
-    about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
-    for row in read_rows(about.order_by("seq")):
-        states[row.call_id] = _state(row, states.get(row.call_id, ""))
-    found = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
-    cards = {card.call_id: mask.approval(card) for card in found.defer("arguments", "why")}
-    waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
-    return [
-        {
-            "tool": visible(call.get("tool", "")),
-            "title": visible(cards[key].title if key in cards else ""),
-            "state": _("waits for a decision") if key in waiting else states.get(key, _("has not run yet")),
-            "pending": key in waiting,
-        }
-        for key, call in calls.items()
+        Fact(_("Approvals given"), _("%(given)d of %(required)d") % counts),
     ]
 
 
@@ -436,16 +423,16 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
     denied = [key for key, status in rows if status == "denied"][:SHOWN]
     denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
-    return summary, [_denial(one) for one in masked_approvals(denials)]
-
-
-def _denial(approval: Approval) -> str:
-    when = approval.decided_at
-    return _("%(name)s denied one %(ago)s: %(reason)s") % {
-        "name": plain(approval.decided_by_name or _("the program")),
-        "ago": ago(when) if when else "",
-        "reason": one_line(plain(approval.reason)),
-    }
+    said = _("%(name)s denied one %(ago)s: %(reason)s")
+    return summary, [
+        said
+        % {
+            "name": plain(one.decided_by_name or _("the program")),
+            "ago": ago(one.decided_at) if one.decided_at else "",
+            "reason": one_line(plain(one.reason)),
+        }
+        for one in masked_approvals(denials)
+    ]
 
 
 def _preview(one: ApprovalCard, warnings: list[Flag]) -> Any:
@@ -453,9 +440,11 @@ def _preview(one: ApprovalCard, warnings: list[Flag]) -> Any:
     shown = one.preview
     if one.tool is None or one.tool.preview is None or not one.pending:
         return shown
-    with always_rollback():
-        now = one.tool.preview_of(one.approval.arguments)
-    if now is None and shown is not None:
+    previews = one.around.previews
+    now = previews.get(one.approval.pk)
+    if one.approval.pk not in previews:
+        warnings.append(Flag(LATE if shown is None else LATE_AND_OLD))
+    elif now is None and shown is not None:
         warnings.append(Flag(GONE))
     elif now is not None and canonical.dumps(now) != canonical.dumps(shown):
         warnings.append(Flag(CHANGED))
@@ -473,15 +462,6 @@ def _changed(one: ApprovalCard) -> list[Body]:
     given = one.approval.arguments
     proposed = one.calls.get(one.approval.call_id, {}).get("arguments", {})
     return one.shown({name: value for name, value in proposed.items() if given.get(name) != value})
-
-
-def _tool(approval: Approval) -> Tool | None:
-    try:
-        agent = get_agent(approval.run.agent, approval.run.version)
-    except UnknownAgentError:
-        return None
-    same = agent.definition_hash == approval.run.definition_id  # else it is another tool of that name
-    return agent.tools.get(approval.tool_name) if same else None
 
 
 _HELD = {

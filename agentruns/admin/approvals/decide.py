@@ -67,7 +67,7 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
         return _refused(admin, request, approval, error)
     except AgentRunsError as error:
         again = admin.find(request, approval.pk)
-        if was_mine(settings.DATABASE, again, verb, request.user, form):  # a double click
+        if _was_mine(again, verb, request.user, form):  # a double click
             admin.message_user(request, outcome(again), messages.INFO)
             return admin.back(request, again)
         return _refused(admin, request, approval, error, revealed=revealed, **sent)
@@ -99,33 +99,31 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     """Return what the form of a verb says about the approval that is shown."""
     expires = approval.expires_at
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
-    options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
-    if verb == "deny":
-        options["needs"] = True
-    elif verb == "answer":
-        options["choices"] = choices_of(approval.arguments)
-    return options
+    more: dict[str, dict[str, Any]] = {
+        "deny": {"needs": True},
+        "answer": {"choices": choices_of(approval.arguments)},
+    }
+    return {"initial": initial, "auto_id": f"{verb}_%s", **more.get(verb, {})}
 
 
-def decide(approval: Approval, user: Any, verb: str, digest: str, text: str) -> Approval:
-    """Approve with a note, deny with a reason, or answer with a text. Errors as the services."""
-    if verb == "approve":
-        return approve(approval.pk, user, digest=digest, reason=text, channel=CHANNEL)
+def decide(
+    approval: Approval, user: Any, verb: str, digest: str, text: str, arguments: Any = None
+) -> Approval:
+    """Approve with a note, perhaps edited, deny with a reason, or answer. Errors as the services."""
+    if verb in ("approve", "edit"):
+        return approve(approval.pk, user, digest=digest, arguments=arguments, reason=text, channel=CHANNEL)
     service = {"deny": deny, "answer": answer}[verb]
     return service(approval.pk, user, text, digest=digest, channel=CHANNEL)
 
 
-def was_mine(alias: str, approval: Approval, verb: str, user: Any, form: Any) -> bool:
+def _was_mine(approval: Approval, verb: str, user: Any, form: Any) -> bool:
     """Return whether the decision that stands is the very one `user` sends again."""
     if approval.decided_by_id != user.pk or approval.status not in _STATUSES.get(verb, ()):
         return False
-    rows = Message.objects.using(alias).filter(
+    rows = Message.objects.using(settings.DATABASE).filter(
         run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED
     )
-    row = rows.order_by("-seq").first()
-    if row is None:
-        return False
-    stands, sent = row.payload, form.cleaned_data
+    stands, sent = rows.latest("seq").payload, form.cleaned_data
     if verb == "edit":
         return bool(stands.get("edited") == to_jsonable(form.arguments)[0])
     if verb == "answer":
@@ -139,12 +137,10 @@ def done(approval: Approval, verb: str) -> str:
     if verb == "extend":
         return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:
-        return _(
+        text = _(
             "Your approval is recorded: %(given)d of %(required)d. Another person has to approve it, too."
-        ) % {
-            "given": approval.approved_count,
-            "required": approval.required,
-        }
+        )
+        return text % {"given": approval.approved_count, "required": approval.required}
     if verb in ("approve", "edit"):
         return str(_WAITS.get(approval.run.status, _("Approved. A worker runs the call.")))
     if verb == "answer":
@@ -182,16 +178,11 @@ def model_reads() -> dict[str, str]:
 
 def _record(verb: str, approval: Approval, user: Any, form: Any) -> Approval:
     given = form.cleaned_data
-    digest = given["digest"]
-    if verb == "edit":
-        reason = given["reason"]
-        return approve(
-            approval.pk, user, digest=digest, arguments=form.arguments, reason=reason, channel=CHANNEL
-        )
     if verb == "extend":
-        by = timedelta(hours=given["hours"])
+        by, digest = timedelta(hours=given["hours"]), given["digest"]
         return extend(approval.pk, user, by, digest=digest, seen=given["seen"], channel=CHANNEL)
-    return decide(approval, user, verb, digest, given["text"] if verb == "answer" else given["reason"])
+    text = given["text" if verb == "answer" else "reason"]
+    return decide(approval, user, verb, given["digest"], text, form.arguments if verb == "edit" else None)
 
 
 def _refused(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.around import Surroundings
+from agentruns.admin.approvals.around import Surroundings, tools_of
 from agentruns.admin.base import status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import Body, as_text, body, person, plain, visible
@@ -36,9 +35,8 @@ from agentruns.admin.runs.steps import (
     verdict_words,
 )
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
-from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
-from agentruns.exceptions import AgentRunsError, UnknownAgentError
+from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
@@ -47,10 +45,8 @@ from agentruns.journal.policy import is_narrowed, visible_approvals, visible_run
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting
 from agentruns.services.transfer import MARK
-from agentruns.tools import Tool
-from agentruns.tools.card import one_line
+from agentruns.tools.card import in_time, one_line
 from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.lanes import Lane
 
 if TYPE_CHECKING:
     from agentruns.admin.runs.admin import RunAdmin
@@ -60,7 +56,6 @@ RESULT = 1_000  # characters of what a tool returned
 SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
 WARNINGS = 10  # about calls in other sessions
-PATIENCE = 1.0  # seconds for what all tools of a page say of their calls
 SAFE = "safe_to_retry"
 ODD = (AttributeError, KeyError, TypeError, ValueError)  # raised by rows of newer code
 NOTES: dict[str, Any] = {
@@ -71,9 +66,6 @@ NOTES: dict[str, Any] = {
     events.MODEL_FAILED: gettext_lazy("The model failed"),
     events.RUN_FAILED: gettext_lazy("Failed"),
 }
-
-
-_lane = Lane("agentruns-describe", 4)
 
 
 @dataclass
@@ -258,20 +250,9 @@ class Talk:
             line.is_effect = False
 
 
-def _tools(run: Run) -> dict[str, Tool]:
-    try:
-        agent = get_agent(run.agent, run.version)
-    except UnknownAgentError:
-        return {}
-    return agent.tools if agent.definition_hash == run.definition_id else {}
-
-
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
-    """Return the tools' own sentences about calls that no person was asked about, by the ids of the calls.
-
-    What describes a call is the project's code: it runs beside the request, and is not waited for long.
-    """
-    tools = {name: tool for name, tool in _tools(run).items() if tool.describe is not None}
+    """Return the tools' own sentences about calls that no person was asked about, by the ids of the calls."""
+    tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
     found: dict[str, str] = {}
 
     def describe() -> None:
@@ -282,8 +263,7 @@ def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
                         found[call["id"]] = tools[call["tool"]].title(call["arguments"])
 
     if tools:
-        with suppress(TimeoutError):
-            _lane(partial(copy_context().run, describe), PATIENCE)
+        in_time(describe)
     return {**found}
 
 

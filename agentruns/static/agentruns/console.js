@@ -83,7 +83,28 @@ document.addEventListener(
   true,
 );
 
+// Several on one page: how many are ticked, and the sum of their numbers, exact whatever their size.
+function tellTicked() {
+  const place = document.querySelector("[data-ticked]");
+  if (!place) return;
+  const boxes = [...document.querySelectorAll(".ar-lines input[type=checkbox]")];
+  const ticked = boxes.filter((box) => box.checked);
+  const decimals = (box) => (box.dataset.number || "").split(".")[1] || "";
+  const places = Math.max(0, ...boxes.map((box) => decimals(box).length));
+  const scaled = (box) => BigInt((box.dataset.number || "0").split(".")[0] + decimals(box).padEnd(places, "0"));
+  const sum = ticked.reduce((total, box) => total + scaled(box), 0n);
+  const digits = String(sum < 0n ? -sum : sum).padStart(places + 1, "0");
+  const whole = digits.slice(0, digits.length - places).replace(/\B(?=(\d{3})+$)/g, place.dataset.comma);
+  const rest = places ? place.dataset.point + digits.slice(-places) : "";
+  const words = { "{ticked}": ticked.length, "{sum}": `${sum < 0n ? "-" : ""}${whole}${rest}` };
+  place.textContent = place.dataset.ticked.replace(/\{(ticked|sum)\}/g, (gap) => words[gap]);
+}
+
+document.addEventListener("change", tellTicked);
+window.addEventListener("pageshow", tellTicked); // also after "back", when the browser has ticked as it was
+
 document.addEventListener("DOMContentLoaded", () => {
+  tellTicked();
   if (rows().length) mark(rows()[0]);
   const verb = { "#approve": "a", "#deny": "d", "#edit": "e" }[window.location.hash];
   if (verb) onCard(verb);
