@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -482,6 +483,38 @@ def test_warnings_of_the_preview_stand_in_red_masked_and_escaped(world: World) -
     assert page.text.index("than was paid") < page.text.index("Approve A")
     turn = read(browser("superuser").get(f"/admin/agentruns/approval/turn/{approval.run_id}/"))
     assert "than was paid to ***" in turn.text, "also where several are decided"
+
+
+@tool(
+    requires_approval=True,
+    preview=lambda args: {"warnings": ["<b>More</b> than was paid"] if args["cents"] > 4990 else []},
+)
+def give_back(cents: int) -> str:
+    """Give money back."""
+    return f"{cents} given back"
+
+
+def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) -> None:
+    reply = {"tools": [call("give_back", cents=1250)]}
+    approval = run_agent(shop_agent("giving", reply, tools=[give_back]), "give", "giving").pending[0]
+    edit = {"argument-cents": "9999"}
+    answer = send(approval, "edit", **edit)
+    page = read(answer)
+    assert answer.status_code == 400
+    assert "With these arguments the tool's preview warns: <b>More</b> than was paid." in page.text
+    assert Approval.objects.get(pk=approval.pk).status == "pending"
+    [mark] = re.findall(r'name="warned" value="([0-9a-f]{64})"', answer.content.decode())
+    other = send(approval, "edit", **{"argument-cents": "9998"}, warned=mark)
+    assert other.status_code == 400, "other arguments than those that were warned of"
+    assert send(approval, "edit", **edit, warned=mark).status_code == 302
+    assert told(approval).endswith("9999 given back")
+
+
+def test_an_edit_without_a_new_warning_is_one_press(world: World) -> None:
+    reply = {"tools": [call("give_back", cents=cents) for cents in (1250, 9000)]}
+    result = run_agent(shop_agent("giving", reply, tools=[give_back]), "give", "giving")
+    for approval, cents in zip(result.pending, ("1200", "9999"), strict=True):
+        assert send(approval, "edit", **{"argument-cents": cents}).status_code == 302, "or on the card before"
 
 
 def test_arguments_stand_in_the_order_of_the_signature_with_what_the_tool_says_of_them(world: World) -> None:

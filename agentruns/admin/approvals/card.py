@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -42,8 +44,8 @@ from agentruns.journal.masking import NOTHING, Mask, masked_approvals
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
-from agentruns.tools import Tool
-from agentruns.tools.card import one_line
+from agentruns.tools import InvalidArguments, Tool
+from agentruns.tools.card import in_time, one_line
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock
@@ -271,6 +273,21 @@ class ApprovalCard:
         options = form_options("edit", self.approval)
         schema, given = self.tool.input_schema, self.approval.arguments
         return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
+
+    def warned_of(self, arguments: dict[str, Any]) -> list[SafeString]:
+        """Return what the tool's preview warns of with other arguments, and not on this card."""
+        tool, made = self.tool, [_preview(self, [])]
+        if tool is None or tool.preview is None:
+            return []
+
+        def ask() -> None:
+            with suppress(InvalidArguments):  # refused when it is recorded
+                made.append(tool.preview_of(tool.effective(arguments)))
+
+        in_time(ask)
+        shown = [preview(self.mask.made(tool.name, one)) for one in made]
+        here, *others = [one.warnings if one is not None else [] for one in shown]
+        return [text for texts in others for text in texts if text not in here]
 
 
 def asked(one: ApprovalCard) -> dict[str, Any]:

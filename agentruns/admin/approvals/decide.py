@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -26,10 +27,14 @@ from agentruns.services import permissions
 from agentruns.services.approvals import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
 from agentruns.tools.questions import choices_of
+from agentruns.utils import json as canonical
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
 
+WARNED = gettext_lazy(
+    "Nothing was decided yet. With these arguments the tool's preview warns:{} If you mean it, approve again."
+)
 FORMS: dict[str, type[Form]] = {
     "approve": DecideForm,
     "answer": AnswerForm,
@@ -40,7 +45,7 @@ FORMS: dict[str, type[Form]] = {
 
 def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
     """Record what was decided on what was shown. Records only; a worker executes."""
-    form: Form | None
+    form: Any
     revealed = False
     if verb == "edit":
         revealed = "revealed" in request.POST and permissions.may_reveal(request.user, approval)
@@ -58,6 +63,12 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
         if verb == "deny" and not request.POST.get("reason", "").strip():
             text = _("Nothing was decided yet. Say why, and press Deny again.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
+    if verb == "edit" and (warnings := one.warned_of(form.arguments)):
+        digest = canonical.digest([to_jsonable(form.arguments)[0], *map(str, warnings)])
+        if request.POST.get("warned") != digest:
+            text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
+            sent["warned"] = digest
+            return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
     if verb in ("approve", "edit") and (why := no_password(request, [approval])):
         return admin.page(request, approval, status=403, revealed=revealed, refusal=why, **sent)
     queue = admin.queue(request)  # before it is decided: afterwards it has no place in the queue
