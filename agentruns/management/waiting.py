@@ -85,7 +85,8 @@ def to_resume(run: Run) -> str:
     step = page("run_change", run.pk)
     how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
     run = mask_of(run).run(run)
-    return f"Held: {shortened(run.blocked_reason) or 'no reason was given'}. Put that right, then {how}"
+    reason = shortened(run.blocked_reason).removesuffix(".") or "no reason was given"
+    return f"Held: {reason}. Put that right, then {how}"
 
 
 def to_decide(approval: Approval) -> str:

@@ -28,9 +28,11 @@ def http_refusal(error: Exception) -> bool:
     """Return whether an HTTP client's exception means that the server refused the request.
 
     That is a status from 400 to 499 other than 408, 409, 425 and 429, read where httpx, requests, aiohttp,
-    urllib and libraries built on them keep it.
+    urllib and libraries built on them keep it. After a redirect it is none: the first server may have acted.
     """
     response = getattr(error, "response", None)
+    if any(getattr(each, "history", None) for each in (response, error)):
+        return False
     kept = (
         getattr(response, "status_code", None),
         getattr(error, "status_code", None),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import urllib.error
 from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+import requests
 from django.test import override_settings
 
 from agentruns import Agent, ToolContext, ToolRefused, http_refusal, tool
@@ -64,6 +68,39 @@ def of_an_sdk(status: int) -> Exception:
 @pytest.mark.parametrize("status", ANSWERS)
 def test_which_http_answers_are_refusals(status: int, client: Any) -> None:
     assert http_refusal(client(status)) is ANSWERS[status]
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Answers a POST like a form that was taken, with the address of a page; there is none."""
+
+    def do_POST(self) -> None:
+        self.send_response(303)
+        self.send_header("Location", "/done")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("client", [requests, httpx.Client(follow_redirects=True)], ids=["requests", "httpx"])
+def test_a_refusal_behind_a_redirect_is_none(client: Any) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        answers = [
+            client.post(f"http://127.0.0.1:{server.server_port}/pay"),
+            client.get(f"http://127.0.0.1:{server.server_port}/pay"),
+        ]
+        server.shutdown()
+    assert [answer.status_code for answer in answers] == [404, 404]
+    found = []
+    for answer in answers:
+        with pytest.raises((requests.HTTPError, httpx.HTTPStatusError)) as caught:
+            answer.raise_for_status()
+        found.append(http_refusal(caught.value))
+    assert found == [False, True], "the form was taken; the page was not found"
 
 
 def test_what_has_no_status_is_no_refusal() -> None:
