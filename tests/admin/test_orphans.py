@@ -50,7 +50,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
         "wire: x", "It happened once or not at all.", "exactly these arguments",
         started["key"], "Attempt1", "nothing: it is not repeated by itself", "not limited",
         "nobody: no approval was needed", "The tool says that its outcome is unknown: no answer to x",
-        "It waits for somebody who may give verdicts on calls in doubt.",
+        "It waits for somebody who may give verdicts.",
         f"Started: {exact(began)} (", UNKNOWN.format(tool="wire"), AFTER_UNKNOWN,
         "post: later", "The model is told exactly the result that you enter.",
         "as attempt 2, with the same key",
@@ -59,7 +59,7 @@ def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> No
     below = page.text[page.text.index("A call of wire") :]
     order = [
         "It happened once or not at all.",
-        "It waits for somebody who may give verdicts on calls in doubt.",
+        "It waits for somebody who may give verdicts.",
         "What the tool does: Send a wire. Of the first attempt nobody knows whether it went out.",
         started["key"],
         "The tool declares: nothing: it is not repeated by itself, and nothing can be asked about it",

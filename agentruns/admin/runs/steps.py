@@ -401,7 +401,7 @@ _OUTCOMES: dict[str, tuple[Any, str]] = {
     "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
 }
 ORPHAN_ACTIONS = {
-    "held": gettext_lazy("It waits for somebody who may give verdicts on calls in doubt."),
+    "held": gettext_lazy("It waits for somebody who may give verdicts."),
     "surfaced": gettext_lazy("The model was told that it is unknown."),
     "retry": gettext_lazy("It is repeated: its tool says that is safe."),
     "reconcile": gettext_lazy("The outside system is asked by the key."),
