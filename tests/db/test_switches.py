@@ -99,6 +99,7 @@ def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> Non
     assert effects.count() == 0
     run = Run.objects.get()
     assert (run.status, problems(run.session_id)) == ("completed", [])
+    assert not run.messages.filter(kind="tool_started").exists(), "no row says that it was entered"
 
 
 def test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused(effects: Effects) -> None:

@@ -31,6 +31,14 @@ EXECUTOR = [
         ("db/test_switches.py::test_a_call_that_was_approved_before_is_refused_too",),
     ),
     Mutant(
+        "executor: a started call of a tool that was switched off since is refused",
+        (Edit(CALLS, "if not gate.is_off(driver, call.tool):", "if True:"),),
+        (
+            "db/test_switches.py::test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused",
+            "db/test_switches.py::test_a_call_that_is_about_to_be_entered_is_not",
+        ),
+    ),
+    Mutant(
         "executor: a start is committed before the handler is entered",
         (Edit(CALLS, "if not all(one.id in calls", "if False and not all(one.id in calls"),),
         (
