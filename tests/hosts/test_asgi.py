@@ -20,6 +20,7 @@ from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.api.conftest import decider, owner, pending, shop
 from tests.api.streaming import Reader, connected, cookies, journal, rows
+from tests.crash.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,7 +85,7 @@ def test_streams_under_asgi(
     connections.close_all()
     asyncio.run(listened_to(run, cookie, lambda: decide(approval, decider)))
     assert threading.active_count() <= threads + 2
-    assert connected() == 0
+    wait_for(lambda: connected() == 0, "the server to see the connections closed", 10)
 
 
 async def listened_to(run: Run, cookie: str, decide: Callable[[], None]) -> None:
