@@ -510,6 +510,13 @@ def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) ->
     assert told(approval).endswith("9999 given back")
 
 
+def test_who_may_not_decide_has_no_preview_asked_about_other_arguments(world: World) -> None:
+    reply = {"tools": [call("give_back", cents=1250)]}
+    approval = run_agent(shop_agent("giving", reply, tools=[give_back]), "give", "giving").pending[0]
+    answer = send(approval, "edit", "viewer", **{"argument-cents": "9999"})
+    assert (answer.status_code, b"than was paid" in answer.content) == (403, False)
+
+
 def test_an_edit_without_a_new_warning_is_one_press(world: World) -> None:
     reply = {"tools": [call("give_back", cents=cents) for cents in (1250, 9000)]}
     result = run_agent(shop_agent("giving", reply, tools=[give_back]), "give", "giving")

@@ -22,6 +22,7 @@ from agentruns.engine.in_doubt import EXPIRED
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.conversation import EDITED
+from agentruns.journal.deciders import why_not_decide
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
 from agentruns.services.approvals import answer, approve, deny, extend
@@ -63,7 +64,8 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
         if verb == "deny" and not request.POST.get("reason", "").strip():
             text = _("Nothing was decided yet. Say why, and press Deny again.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
-    if verb == "edit" and (warnings := one.warned_of(form.arguments)):
+    may = verb == "edit" and one.pending and not why_not_decide(request.user, approval, verb="edit")
+    if may and (warnings := one.warned_of(form.arguments)):  # nobody else has the tool's preview asked
         digest = canonical.digest([to_jsonable(form.arguments)[0], *map(str, warnings)])
         if request.POST.get("warned") != digest:
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
