@@ -34,7 +34,7 @@ from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions, starting
-from agentruns.services.waiting import STALLED, sweeper_seen
+from agentruns.services.waiting import STALLED, ended_in_doubt, sweeper_seen
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 
@@ -122,6 +122,9 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     ):
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
+    if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
+        url = _url(site, Run, status="ended-in-doubt")
+        _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))

@@ -303,11 +303,15 @@ class RunStatusFilter(KnownValues):
         ("person", _("needs a person")),
         ("stalled", _("stalled")),
         ("failed-lately", _("failed in the last 24 hours")),
+        ("ended-in-doubt", _("ended in doubt")),
         *Run.Status.choices,
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs chosen."""
+        if value == "ended-in-doubt":
+            left = services.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
+            return queryset.filter(pk__in={wait.run_id for wait in left})
         person = Q(status__in=services.waiting.FOR_PEOPLE)
         which = {"person": person, "stalled": services.waiting.STALLED, "failed-lately": failed_lately()}
         return queryset.filter(which.get(value, Q(status=value)))

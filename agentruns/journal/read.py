@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Max, Min, QuerySet, TextField
+from django.db.models import Max, Min, QuerySet, TextField, Value
 from django.db.models.functions import Cast
 
 from agentruns.agents.agent import registered
@@ -14,6 +14,7 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.models import Definition, Message, Run, Session
+from agentruns.models.fields import CanonicalField
 from agentruns.models.parts import merged
 from agentruns.utils import json as canonical
 
@@ -123,6 +124,13 @@ def definition_body(alias: str, digest: str) -> dict[str, Any]:
 def read_rows(messages: QuerySet[Message]) -> list[Row]:
     """Return rows in the order of a query, upcast to today's form."""
     return [row_of(values) for values in messages.values_list(*COLUMNS)]
+
+
+def read_facts(messages: QuerySet[Message]) -> Iterator[tuple[UUID, Row]]:
+    """Yield rows in order with their sessions, their content left out as if it were erased."""
+    columns = [Value(None, CanonicalField()) if name == "content" else name for name in COLUMNS]
+    for session_id, *values in messages.order_by("seq").values_list("session_id", *columns):
+        yield session_id, row_of(values)
 
 
 def row_of(values: Sequence[Any]) -> Row:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Min, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import Count, Min, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
 
 from agentruns.conf import settings
 from agentruns.engine.leases import FREE
 from agentruns.journal import events
 from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
-from agentruns.journal.read import definition_body, read_rows
+from agentruns.journal.read import definition_body, read_facts, read_rows
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE, RunQuerySet
 from agentruns.utils import clock
@@ -29,6 +30,9 @@ SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocke
 # rows that say which
 CLEARING = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.APPROVAL_VOIDED, events.ORPHAN_RESOLVED)
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
+# `events.leaves_doubt` for the database, which has the facts as their canonical text
+LEAVES_DOUBT = Q(text__contains='"in_doubt":true') | Q(text__contains='"outcome":"unknown"')
+LATELY, MOST = timedelta(days=7), 1000  # runs that ended, among which those with a doubt are looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +100,36 @@ def uncleared(
     if not found:
         return []
     tools = definition_body(alias, run.definition_id).get("tools", {})
+    gating = {name for name, declared in tools.items() if not any(map(declared.get, EXEMPT))}
     mask = mask_of(run) if mask is None else mask
-    waits = [
-        Wait(
-            kind=UNCLEARED,
-            run_id=row.run_id,
-            call_id=row.call_id,
-            tool=row.tool_name,
-            text=str(row.payload["content"]) if row.payload.get("in_doubt") else "",
-            gates_tool=row.tool_name in tools and not any(tools[row.tool_name].get(name) for name in EXEMPT),
-        )
-        for row in found
-    ]
-    return [_masked(wait, mask) for wait in waits]
+    return [_masked(replace(wait, gates_tool=wait.tool in gating), mask) for wait in map(_uncleared, found)]
+
+
+def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
+    """Return the calls that ended runs left in doubt, without texts: of the newest runs of a week.
+
+    None that somebody cleared or said to be unknown, and none of an imported run, which takes no verdict.
+    """
+    ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
+    newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
+    rows = Message.objects.using(alias).annotate(text=Cast("facts", TextField()))
+    doubts = rows.filter(LEAVES_DOUBT, kind=events.TOOL_RESULT)
+    left = dict(doubts.filter(run_id__in=newest).values_list("run_id", "session_id"))
+    about = doubts | rows.filter(kind__in=CLEARING).exclude(kind=events.TOOL_RESULT)
+    sessions: dict[UUID, list[events.Row]] = defaultdict(list)
+    for session_id, row in read_facts(about.filter(session_id__in={*left.values()})) if left else ():
+        sessions[session_id].append(row)
+    found = []
+    for its in sessions.values():
+        judged = {row.call_id for row in its if row.kind == events.ORPHAN_RESOLVED}
+        found += [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in judged]
+    return [replace(_uncleared(row), text="") for row in sorted(found, key=attrgetter("created_at"))]
+
+
+def _uncleared(row: events.Row) -> Wait:
+    """Return a result that leaves a doubt as what waits for a person."""
+    text = str(row.payload["content"]) if row.payload.get("in_doubt") else ""
+    return Wait(kind=UNCLEARED, run_id=row.run_id, call_id=row.call_id, tool=row.tool_name, text=text)
 
 
 def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:

@@ -181,8 +181,8 @@ def test_more_runs_cost_no_more_queries(world: World) -> None:
     few = cost()
     for number in range(4):
         busy(world, str(number))
-    assert (cost(), empty) == (few, 10)
-    assert few == 12  # what is masked of the oldest cards, and of the failures
+    assert (cost(), empty) == (few, 11)
+    assert few == 13  # what is masked of the oldest cards, and of the failures
 
 
 def test_titles_and_causes_are_masked_where_sessions_are_too_long_to_be_read(

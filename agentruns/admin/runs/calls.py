@@ -53,6 +53,7 @@ from agentruns.utils.redaction import redact
 CALL_LENGTH = 36
 SHORT = 60  # characters of an argument in a title
 MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
+ENDED = gettext_lazy("Its run has ended. Nothing waits for it; whether it happened is still not known.")
 LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
 
@@ -161,7 +162,7 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
                 form.fields[name].widget.attrs["autofocus"] = True
         text = _("Nothing was decided. Correct the form below.")
         return _call_page(admin, request, found, form, status=400, refusal=text)
-    queue = _queue(request)  # before it is decided: afterwards it has no place in the queue
+    queue = _queue(request, ended=True)  # before it is decided: afterwards it has no place in the queue
     try:
         now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
     except AgentRunsError as error:
@@ -182,44 +183,49 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """List the calls in doubt on which this user may give a verdict, those that wait longest first."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
-    runs = {run.pk: run for run in _in_doubt(request)}
+    runs, calls = _in_doubt(request, ended=True)
     masks = masks_of(runs.values(), size=MOST_READ)
-    found = waiting.waits(settings.DATABASE, runs.values(), masks)
     for run in runs.values():
         run.mask = masks[run.session_id]  # type: ignore[attr-defined]
     lines = [
         {
-            "run": runs[key],
+            "run": runs[wait.run_id],
             "call": wait.call_id,
             "tool": plain(named(wait.tool, "")[0]),
-            "task": task_title(runs[key]),
-            "evidence": evidence(wait.text),
+            "task": task_title(runs[wait.run_id]),
+            "evidence": evidence(masks[runs[wait.run_id].session_id].made(wait.tool, wait.text))
+            if wait.kind == waiting.ORPHAN
+            else ENDED,
         }
-        for key in runs
-        for wait in found.get(key, [])
-        if wait.kind == waiting.ORPHAN
+        for wait in calls
     ]
     context: dict[str, Any] = {"lines": lines, "list_url": admin.url(request, "changelist")}
     template = "agentruns/admin/in_doubt.html"
     return admin.render(request, None, title=_("Calls in doubt"), template=template, **context)
 
 
-def _in_doubt(request: HttpRequest) -> list[Run]:
-    """Return the runs with a call in doubt that this user sees and may resolve."""
-    user = request.user
+def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
+    """Return the runs with calls in doubt that this user sees and may resolve, and these calls, not masked.
+
+    First those that runs wait for, the longest first, then those that ended runs left, if these are wanted.
+    """
+    alias, user = settings.DATABASE, request.user
     if not permissions.may(user, "resolve"):
-        return []
-    runs = visible_runs(user).filter(status=Run.Status.ORPHANED).select_related("session")
-    listed = runs.defer("input", "output", "error").order_by("updated_at", "pk")[:LOOKED_AT]
-    return [run for run in listed if permissions.may(user, "resolve", run)]
+        return {}, []
+    some = visible_runs(user).select_related("session").defer("input", "output", "error")
+    stopped = list(some.filter(status=Run.Status.ORPHANED).order_by("updated_at", "pk")[:LOOKED_AT])
+    left = waiting.ended_in_doubt(alias, visible_runs(user))[:LOOKED_AT] if ended else []
+    its = some.filter(pk__in={wait.run_id for wait in left}) if left else ()
+    runs = {run.pk: run for run in (*stopped, *its) if permissions.may(user, "resolve", run)}
+    places = {key: place for place, key in enumerate(runs)}
+    held = waiting.orphans(alias, stopped) if stopped else ()
+    found = sorted((wait for wait in held if wait.run_id in runs), key=lambda wait: places[wait.run_id])
+    return runs, [*found, *(wait for wait in left if wait.run_id in runs)]
 
 
-def _queue(request: HttpRequest) -> list[tuple[UUID, str]]:
+def _queue(request: HttpRequest, *, ended: bool) -> list[tuple[UUID, str]]:
     """Return the runs and calls of that list, in its order."""
-    runs = _in_doubt(request)
-    places = {run.pk: place for place, run in enumerate(runs)}
-    found = [(wait.run_id, wait.call_id) for wait in waiting.orphans(settings.DATABASE, runs)] if runs else []
-    return sorted(found, key=lambda key: places[key[0]])
+    return [(wait.run_id, wait.call_id) for wait in _in_doubt(request, ended=ended)[1]]
 
 
 def story(found: CallHistory) -> list[str]:
@@ -347,7 +353,8 @@ def _call_page(
 ) -> HttpResponse:
     run, call = found.run, found.call
     situation, why_not = actions.situation(request, run), _why_not(request, found)
-    before, after, place = neighbours(_queue(request) if found.waits else [], (run.pk, call.id), LOOKED_AT)
+    queue = _queue(request, ended=False) if found.waits else []
+    before, after, place = neighbours(queue, (run.pk, call.id), LOOKED_AT)
     if found.in_doubt and not why_not:
         context |= {
             "verdict_form": sent or verdicts.blank(found),
