@@ -58,6 +58,8 @@ def test_the_run_leads_to_the_failed_call_and_that_takes_a_verdict(world: World)
     assert "A call of pay raised an error and is in doubt; nobody has cleared it." in page.text
     assert "Until then each further call of pay asks a person." in page.text
     assert url(run, "call", call_id) in page.links
+    assert "Say what became of it" in page.text
+    assert "Say what became of it" not in read(browser("viewer").get(url(run))).text
     page = page_of(url(run, "call", call_id))
     for text in ("It happened once or not at all.", "The tool raised an error on", ERROR):
         assert text in page.text

@@ -128,6 +128,19 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
 
 
 @ONCE
+def test_who_may_give_no_verdict_is_asked_for_none(world: World) -> None:
+    run = in_doubt()
+    html = browser("viewer").get(url(run)).content.decode()
+    target = url(run, "call", doubtful(run))
+    assert f'<a class="button" href="{target}">Look at the call</a>' in html
+    assert "Give a verdict" not in html
+    assert "Find out whether it happened" not in html
+    world.waiting("other")
+    listed = browser("viewer").get(reverse("admin:agentruns_run_changelist")).content.decode()
+    assert (listed.count("Look at it"), "Give a verdict" in listed, ">Decide<" in listed) == (2, False, False)
+
+
+@ONCE
 def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
     client = browser("superuser")
 

@@ -204,7 +204,9 @@ class RunAdmin(ReadOnlyAdmin):
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
         """Return where the cells of a row lead to."""
         wait = next((one for one in run.waits if self.wait_url(request, one)), None)  # type: ignore[attr-defined]
-        act = _("Decide") if wait and wait.approval_id else _("Give a verdict")
+        verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
+        if wait and not services.permissions.may(request.user, verb):
+            act = _("Look at it")
         name = person(run.owner_name)
         return {
             "act": _link(self.wait_url(request, wait), act) if wait else SafeString(),

@@ -53,7 +53,7 @@ from agentruns.utils.redaction import redact
 CALL_LENGTH = 36
 SHORT = 60  # characters of an argument in a title
 MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
-ENDED = gettext_lazy("Its run has ended. Nothing waits for it; whether it happened is still not known.")
+ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
 LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
 

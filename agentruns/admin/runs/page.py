@@ -36,7 +36,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows, run_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import drafts, starting, waiting
+from agentruns.services import drafts, permissions, starting, waiting
 from agentruns.services.transfer import MARK
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
@@ -88,6 +88,7 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "elsewhere": elsewhere,
         "reasons": waits,
         "uncleared": doubts,
+        "may_resolve": permissions.may(request.user, "resolve", run),
         "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
         **actions.buttons(situation),
         **_conversation(admin, request, run, rows, after),
