@@ -693,6 +693,19 @@ def test_a_preview_that_is_gone_or_endless_says_so(world: World) -> None:
     assert "and 3000 characters more" in endless.changes[0].before
 
 
+def test_a_preview_names_and_writes_amounts_as_the_card_does() -> None:
+    def lines(before: Any, after: Any) -> list[tuple[str, str, str]]:
+        made = preview({"before": {"paid_cents": before}, "after": {"paid_cents": after}})
+        assert made is not None
+        return [(one.label, one.before, one.after) for one in made.changes]
+
+    assert lines(0, 123_450) == [("paid", "0.00", "1,234.50")]
+    assert lines(None, 990) == [("paid", "", "9.90")]
+    for odd in ("nothing", 99.5, True):  # of which nobody knows what unit it has
+        ((label, before, _after),) = lines(990, odd)
+        assert (label, before) == ("paid_cents", "990")
+
+
 def test_odd_warnings_of_a_preview_break_nothing() -> None:
     for odd in (None, "", [], {}, "one", ["a", None, "", 7, {"x": "<b>"}], {"a": 1}, 5, True, ["w"] * 300):
         made = preview({"warnings": odd, "after": {"n": 1}})

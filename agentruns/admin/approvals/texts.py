@@ -112,15 +112,18 @@ def _changes(before: Any, after: Any) -> list[Change]:
         return []
     if not isinstance(before, dict) or not isinstance(after, dict):
         before, after = {"": before}, {"": after}
-    return [
-        Change(plain(name), _shown(before, name), _shown(after, name), before.get(name) != after.get(name))
-        for name in list({**before, **after})[:LINES]
-    ]
+    return [_change(name, before.get(name), after.get(name)) for name in list({**before, **after})[:LINES]]
 
 
-def _shown(values: dict[str, Any], name: str) -> SafeString:
-    value = values.get(name)
-    shown = body("", "" if value is None else spoken(value), LONGEST)
+def _change(name: str, before: Any, after: Any) -> Change:
+    labels = {named(name, value)[0] for value in (before, after) if value is not None}
+    is_one = len(labels) == 1  # else one side is an amount of cents and the other is not: no unit fits both
+    texts = [_shown(named(name, value)[1] if is_one else spoken(value), value) for value in (before, after)]
+    return Change(plain(labels.pop() if is_one else name), *texts, before != after)
+
+
+def _shown(text: str, value: Any) -> SafeString:
+    shown = body("", "" if value is None else text, LONGEST)
     more = _("and %(count)d characters more") % {"count": shown.left_out}
     return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
 
