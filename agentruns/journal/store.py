@@ -68,41 +68,40 @@ class SessionState:
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal."""
+        kind, payload = row.kind, row.payload
         self.next_seq, self.head = row.seq + 1, row.hash
-        self.has_erased = self.has_erased or (row.is_erased and row.kind in KINDS)
+        self.has_erased = self.has_erased or (kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
-        if row.kind == events.RUN_STARTED:
-            self._asked = row.payload.get("requesters", [])
-        elif row.kind == events.USER:
-            said = row.payload.get("reason") == events.MESSAGE
+        if kind == events.RUN_STARTED:
+            self._asked = payload.get("requesters", [])
+        elif kind == events.USER:
+            said = payload.get("reason") == events.MESSAGE
             self.unread += [row.seq] if said else []
-            who = row.payload.get("actor") or events.PROGRAM
+            who = payload.get("actor") or events.PROGRAM
             self.asking[row.seq] = [who["id"]] if said else self._asked
-        elif row.kind == events.ASSISTANT:
-            read = row.payload.get("read", row.seq)
+        elif kind == events.ASSISTANT:
+            read = payload.get("read", row.seq)
             self.unread = [seq for seq in self.unread if seq > read]
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
-        elif row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+        elif kind == events.TOOL_RESULT and events.leaves_doubt(payload):
             self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
-            if row.payload.get("in_doubt"):
+            if payload.get("in_doubt"):
                 self.raised.add(row.call_id)
-        elif row.kind == events.APPROVAL_DECIDED and "settles" in row.payload:
-            doubts, named = self.doubts.get(row.tool_name, {}), row.payload["settles"]
+        elif kind == events.APPROVAL_DECIDED and "settles" in payload:
+            doubts, named = self.doubts.get(row.tool_name, {}), payload["settles"]
             self.settled[row.call_id] = {one: doubts.pop(one) for one in named if one in doubts}
-        elif row.kind == events.APPROVAL_VOIDED:
+        elif kind == events.APPROVAL_VOIDED:
             self.doubts.setdefault(row.tool_name, {}).update(self.settled.pop(row.call_id, {}))
-        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
+        elif kind == events.ORPHAN_RESOLVED and payload["verdict"] in events.CLEARING:
             self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
-        elif row.kind == events.LATE_RESULT and "stored" in row.payload:
-            key = row.call_id, canonical.dumps(row.payload["content"])
-            self.returned_late[key] = row.payload["stored"]
-        elif "open_in" in row.payload:
-            open_in = UUID(row.payload["open_in"])
+        elif kind == events.LATE_RESULT and "stored" in payload:
+            key = row.call_id, canonical.dumps(payload["content"])
+            self.returned_late[key] = payload["stored"]
+        elif "open_in" in payload:
+            open_in = UUID(payload["open_in"])
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
-        elif (
-            row.kind == events.TOOL_STARTED and "approval" in row.payload and events.COPIED not in row.payload
-        ):
+        elif kind == events.TOOL_STARTED and "approval" in payload and events.COPIED not in payload:
             self.open_elsewhere.pop(row.tool_name, None)  # a person could know of it, and let the call run
         self._unread.append(row)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
+from django.db import connection
 
-from agentruns import Agent, approve, run_agent
+from agentruns import Agent, approve, erase_payload, run_agent
 from agentruns.journal.fold import fold
-from agentruns.journal.read import run_rows
+from agentruns.journal.read import COLUMNS, _quickly, rows_with_secret, run_rows, session_rows
 from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
+from agentruns.models import Message, Run, Session
 from agentruns.providers.base import ModelReply
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
@@ -52,6 +55,32 @@ def test_the_folded_columns_may_be_lost(effects: Effects) -> None:
     assert sweep().completed == 1
     run = the_run(result)
     assert (run.step, run.output, effects.count()) == (3, "all done", 2)
+
+
+def test_a_session_is_read_as_djangos_own_converters_read_it() -> None:
+    result = run_turns({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
+    approve(result.pending[0].pk, None)
+    assert sweep().completed == 1
+    run = the_run(result)
+    erase_payload(run.pk, 5, None, "asked for")
+    rows, secret = rows_with_secret("default", run.session_id)
+    assert (rows, secret) == (session_rows("default", run.session_id), Session.objects.get().secret)
+    assert [row for row in rows if row.consumes], "an id that most rows lack"
+    assert [row for row in rows if row.is_erased]
+    assert {type(row.run_id) for row in rows} == {UUID}
+    assert {row.created_at.utcoffset() for row in rows} == {timedelta()}
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has times of its own")
+def test_times_that_a_projects_options_leave_as_texts_or_convert_themselves() -> None:
+    run = the_run(run_turns())
+    (row, *_later) = session_rows("default", run.session_id)
+    stored = dict(zip(COLUMNS, Message.objects.order_by("seq").values_list(*COLUMNS)[0], strict=True))
+    stored |= {"run_id": run.pk.hex, "facts": "{}", "content": "{}"}
+    at = row.created_at
+    for given in (f"{at:%Y-%m-%d %H:%M:%S.%f}", at, at.replace(tzinfo=None)):
+        values = {**stored, "created_at": given, "secret": "s"}
+        assert _quickly(connection)([*values.values()]).created_at == at
 
 
 class Parrot:

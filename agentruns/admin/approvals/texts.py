@@ -118,8 +118,8 @@ def _changes(before: Any, after: Any) -> list[Change]:
 def _change(name: str, before: Any, after: Any) -> Change:
     labels = {named(name, value)[0] for value in (before, after) if value is not None}
     is_one = len(labels) == 1  # else one side is an amount of cents and the other is not: no unit fits both
-    texts = [_shown(named(name, value)[1] if is_one else spoken(value), value) for value in (before, after)]
-    return Change(plain(labels.pop() if is_one else name), *texts, before != after)
+    old, new = (_shown(named(name, one)[1] if is_one else spoken(one), one) for one in (before, after))
+    return Change(plain(labels.pop() if is_one else name), old, new, before != after)
 
 
 def _shown(text: str, value: Any) -> SafeString:
