@@ -503,6 +503,7 @@ def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) ->
     assert answer.status_code == 400
     assert "With these arguments the tool's preview warns: <b>More</b> than was paid." in page.text
     assert Approval.objects.get(pk=approval.pk).status == "pending"
+    assert ("What will run" in page.text, "What the agent asks for" in page.text) == (False, True)
     [mark] = re.findall(r'name="warned" value="([0-9a-f]{64})"', answer.content.decode())
     other = send(approval, "edit", **{"argument-cents": "9998"}, warned=mark)
     assert other.status_code == 400, "other arguments than those that were warned of"

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
 
 WARNED = gettext_lazy(
-    "Nothing was decided yet. With these arguments the tool's preview warns:{} If you mean it, approve again."
+    "Nothing was decided yet. With these arguments the tool's preview warns:{}"
+    " If you mean it, approve with these arguments again."
 )
 FORMS: dict[str, type[Form]] = {
     "approve": DecideForm,
