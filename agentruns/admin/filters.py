@@ -134,10 +134,8 @@ def _previews(runs: Collection[UUID]) -> dict[str, Any]:
         LessThanOrEqual(Length("content"), 2 * SHORT), run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
     )
     rows = rows.order_by("-created_at")[:SEARCHED]
-    try:
-        return {row.payload["approval"]: row.payload.get("preview") for row in journal.read.read_rows(rows)}
-    except (ValueError, TypeError, LookupError):  # a damaged journal hinders no search
-        return {}
+    found = journal.read.readable_rows(rows)
+    return {row.payload.get("approval", ""): row.payload.get("preview") for row in found}
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -19,7 +20,6 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.statements import as_id
 from agentruns.models import Definition, Message, Run, Session
-from agentruns.models.fields import CanonicalField
 from agentruns.models.parts import merged
 from agentruns.utils import json as canonical
 
@@ -27,6 +27,8 @@ COLUMNS = (
     "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch", "facts", "content", "created_at",
     "prev_hash", "hash", "consumes", "facts_salt", "content_salt", "content_hash",
 )  # fmt: skip
+# A row that was altered can raise any of these in whoever reads it.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name definitions
 
 _WITH_SECRET = (
@@ -125,11 +127,19 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
     """Yield rows in order without a payload, and its parts: a text that was tampered with may not parse."""
+    yield from map(_stored, _as_stored(messages.order_by("seq")).iterator(chunk_size=500))
+
+
+def _as_stored(messages: QuerySet[Message], *, contents: bool = True) -> Any:
     texts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
+    if not contents:
+        texts["content_text"] = Value(None, TextField())  # type: ignore[assignment]
     names = [f"{name}_text" if f"{name}_text" in texts else name for name in COLUMNS]
-    stored = messages.annotate(**texts).order_by("seq").values_list(*names)
-    for values in stored.iterator(chunk_size=500):
-        yield _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
+    return messages.annotate(**texts).values_list(*names)
+
+
+def _stored(values: Sequence[Any]) -> tuple[Row, Parts]:
+    return _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
 
 def definitions_in(payload: Any) -> set[str]:
@@ -163,11 +173,16 @@ def read_rows(messages: QuerySet[Message]) -> list[Row]:
     return [row_of(values) for values in messages.values_list(*COLUMNS)]
 
 
-def read_facts(messages: QuerySet[Message]) -> Iterator[tuple[UUID, Row]]:
-    """Yield rows in order with their sessions, their content left out as if it were erased."""
-    columns = [Value(None, CanonicalField()) if name == "content" else name for name in COLUMNS]
-    for session_id, *values in messages.order_by("seq").values_list("session_id", *columns):
-        yield session_id, row_of(values)
+def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list[Row]:
+    """Return rows as `read_rows` does, but no damaged ones: a list of many runs opens all the same.
+
+    Without `contents` they are as if these were erased.
+    """
+    found = []
+    for row, parts in map(_stored, _as_stored(messages, contents=contents)):
+        with suppress(*UNREADABLE):
+            found.append(row._replace(payload=parts.payload(row.kind)))
+    return found
 
 
 def row_of(values: Sequence[Any]) -> Row:

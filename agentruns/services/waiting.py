@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -18,7 +19,7 @@ from agentruns.engine.leases import FREE
 from agentruns.journal import events
 from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
-from agentruns.journal.read import definition_body, read_facts, read_rows
+from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE, RunQuerySet
 from agentruns.utils import clock
@@ -108,7 +109,8 @@ def uncleared(
 def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     """Return the calls that ended runs left in doubt, without texts: of the newest runs of a week.
 
-    None that somebody cleared or said to be unknown, and none of an imported run, which takes no verdict.
+    None that somebody cleared or said to be unknown, none that a fork copied, none of an imported run, which
+    takes no verdict, and none of a damaged row.
     """
     ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
     newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
@@ -116,13 +118,11 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     doubts = rows.filter(LEAVES_DOUBT, kind=events.TOOL_RESULT)
     left = dict(doubts.filter(run_id__in=newest).values_list("run_id", "session_id"))
     about = doubts | rows.filter(kind__in=CLEARING).exclude(kind=events.TOOL_RESULT)
-    sessions: dict[UUID, list[events.Row]] = defaultdict(list)
-    for session_id, row in read_facts(about.filter(session_id__in={*left.values()})) if left else ():
-        sessions[session_id].append(row)
-    found = []
-    for its in sessions.values():
-        judged = {row.call_id for row in its if row.kind == events.ORPHAN_RESOLVED}
-        found += [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in judged]
+    about = about.filter(session_id__in={*left.values()}).order_by("seq")
+    # A copy's doubt is that of the call in the fork's origin. Without the copies a call is of one session.
+    its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]
+    unknown = {row.call_id for row in its if row.payload.get("verdict") == "unknown"}
+    found = [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in unknown]
     return [replace(_uncleared(row), text="") for row in sorted(found, key=attrgetter("created_at"))]
 
 
@@ -137,15 +137,16 @@ def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
     found: dict[str, events.Row] = {}
     settled: dict[str, dict[str, events.Row]] = {}  # by the call whose approval settled them
     for row in rows:
-        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
-            found[row.call_id] = row
-        elif row.kind == events.APPROVAL_DECIDED:
-            named = row.payload.get("settles", ())
-            settled[row.call_id] = {one: found.pop(one) for one in named if one in found}
-        elif row.kind == events.APPROVAL_VOIDED:
-            found |= settled.pop(row.call_id, {})
-        elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
-            found.pop(row.call_id, None)
+        with suppress(*UNREADABLE):
+            if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+                found[row.call_id] = row
+            elif row.kind == events.APPROVAL_DECIDED:
+                named = row.payload.get("settles", ())
+                settled[row.call_id] = {one: found.pop(one) for one in named if one in found}
+            elif row.kind == events.APPROVAL_VOIDED:
+                found |= settled.pop(row.call_id, {})
+            elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
+                found.pop(row.call_id, None)
     return list(found.values())
 
 
@@ -229,7 +230,7 @@ def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
     kinds = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
     last = {}
-    for row in read_rows(rows.order_by("seq")):
+    for row in readable_rows(rows.order_by("seq")):
         last[row.run_id, row.call_id] = row
     for key, row in last.items():
         waits_for_people = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"

@@ -12,13 +12,15 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from agentruns import tool
+from agentruns import ToolContext, cancel_run, fork_run, tool
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Run, Session
 from agentruns.services import waiting
 from tests.admin.conftest import ONCE, World
-from tests.admin.doubts import EVIDENCE, doubtful, in_doubt, last, start, uncleared
+from tests.admin.doubts import EVIDENCE, doubtful, finish, give, in_doubt, last, start, uncleared
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
+from tests.db.test_unreadable import write_raw
 from tests.shop.agents import call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
@@ -113,3 +115,64 @@ def test_many_cost_no_more_queries_and_no_contents_are_read(world: World) -> Non
         shipped(f"s-{number}")
     assert len(queries()) == len(alone) <= 3
     assert not any('"agentruns_message"."content",' in one for one in alone)
+
+
+@tool
+def knock(ctx: ToolContext) -> str:
+    """Knock; nobody ever knows whether it was heard."""
+    raise ToolDurabilityError("no answer")
+
+
+@ONCE
+def test_a_verdict_on_an_earlier_attempt_is_none_on_the_next(world: World) -> None:
+    run = start({"tools": [call("knock")]}, tools=[knock])
+    give(run, "not_occurred")
+    assert finish(run).status == "orphaned", "it ran again"
+    cancel_run(run.pk)
+    assert f"1 {FIGURE}" in front().text
+    assert url(run, "call", doubtful(run)) in read(browser("resolver").get(QUEUE)).links
+    give(run, "unknown")
+    assert FIGURE not in front().text
+
+
+@ONCE
+def test_a_fork_counts_no_call_of_its_origin_again(world: World) -> None:
+    run, call_id = shipped()
+    fork = finish(fork_run(run.pk, run.messages.get(kind="tool_result").seq))
+    assert fork.status == "completed"
+    assert [wait.run_id for wait in waiting.ended_in_doubt("default", Run.objects.all())] == [run.pk]
+    data = {"seq": last(run, call_id), "verdict": "occurred", "result": "", "evidence": EVIDENCE}
+    browser("resolver").post(url(run, "resolve", call_id), data)
+    assert FIGURE not in front().text
+
+
+@ONCE
+@pytest.mark.parametrize("text", ['{"in_doubt":true', '["in_doubt":true]', '{"in_doubt":true}', "{", "[]"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_damaged_row_closes_no_list(world: World, ended: bool, text: str) -> None:
+    """Not for the week in which the front page looks at it, nor while its run waits."""
+    intact, call_id = shipped("intact")
+    if ended:
+        row = shipped("damaged")[0].messages.get(kind="tool_result")
+    else:
+        row = in_doubt(session="damaged").messages.get(kind="orphan_found")
+    write_raw("agentruns_message", "facts", text, "id", row.pk)
+    assert f"1 {FIGURE}" in front().text
+    for path in (reverse("admin:agentruns_run_changelist"), url(intact, "call", call_id)):
+        assert browser("superuser").get(path).status_code == 200
+    listed = read(
+        browser("superuser").get(reverse("admin:agentruns_run_changelist") + "?status=ended-in-doubt")
+    )
+    assert [one.split("?")[0] for one in listed.links if "/change/" in one] == [url(intact)]
+    assert url(intact, "call", call_id) in read(browser("superuser").get(QUEUE)).links
+
+
+@ONCE
+@pytest.mark.parametrize("text", ["{", "[]", '{"v":1}'])
+def test_a_damaged_verdict_is_none(world: World, text: str) -> None:
+    run, call_id = shipped()
+    data = {"seq": last(run, call_id), "verdict": "occurred", "result": "", "evidence": EVIDENCE}
+    browser("resolver").post(url(run, "resolve", call_id), data)
+    assert FIGURE not in front().text
+    write_raw("agentruns_message", "facts", text, "id", run.messages.get(kind="orphan_resolved").pk)
+    assert f"1 {FIGURE}" in front().text

@@ -24,6 +24,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import ACTIONS
+from agentruns.journal.read import UNREADABLE
 from agentruns.journal.verify import check
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
@@ -35,8 +36,6 @@ from agentruns.tools.card import one_line
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 
-# A row that was altered can raise any of these in whoever reads it.
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SILENT_AFTER = timedelta(minutes=5)
 BUTTONS = ("resume", "pause", "cancel", "adopt")
 

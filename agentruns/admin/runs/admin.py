@@ -232,7 +232,7 @@ class RunAdmin(ReadOnlyAdmin):
             situation = runs.limits.situation(request, obj)
             for section in sections:
                 shown |= section(self, request, situation)
-        except runs.actions.UNREADABLE:
+        except journal.read.UNREADABLE:
             found = runs.audit.finding(request, obj)
             if found["is_intact"]:
                 raise

@@ -17,13 +17,12 @@ from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, status_of
 from agentruns.admin.forms import EraseForm
 from agentruns.admin.html import plain, pretty
 from agentruns.admin.runs import page
-from agentruns.admin.runs.actions import UNREADABLE
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, DurableRunNotFoundError, PayloadError
 from agentruns.journal.policy import visible_approvals, visible_runs
-from agentruns.journal.read import read_rows
+from agentruns.journal.read import UNREADABLE, read_rows
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.services import permissions
