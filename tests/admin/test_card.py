@@ -39,6 +39,7 @@ from agentruns.services.starting import send_message
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.tools import card
+from agentruns.utils import json as canonical
 from agentruns.utils.lanes import Lane
 from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url
@@ -509,6 +510,49 @@ def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) ->
     assert other.status_code == 400, "other arguments than those that were warned of"
     assert send(approval, "edit", **edit, warned=mark).status_code == 302
     assert told(approval).endswith("9999 given back")
+
+
+@tool(
+    requires_approval=True,
+    sensitive=["pin"],
+    preview=lambda args: {"warnings": ["Much"] * (args["cents"] > 9)},
+)
+def pay_by_pin(cents: int, pin: str) -> str:
+    """Pay."""
+    return f"{cents} paid"
+
+
+def test_the_mark_of_a_second_press_is_of_one_person_and_card_and_gives_no_hidden_argument_away(
+    world: World,
+) -> None:
+    reply = {"tools": [call("pay_by_pin", cents=5, pin="4711"), call("pay_by_pin", cents=6, pin="4711")]}
+    first, second = run_agent(shop_agent("pays", reply, tools=[pay_by_pin]), "pay", "pays").pending
+    edit = {"argument-cents": "9999"}
+
+    def mark(approval: Approval, role: str, **data: str) -> str:
+        answer = send(approval, "edit", role, **edit, **data)
+        assert (answer.status_code, b"4711" in answer.content) == (400, False)
+        return str(re.findall(r'name="warned" value="([0-9a-f]{64})"', answer.content.decode())[0])
+
+    mine = mark(first, "superuser")
+    guessed = [{"cents": 9999, "pin": "4711"}, "Much"]
+    assert mine != canonical.digest(guessed), "whoever tries all PINs would find it"
+    assert len({mine, mark(second, "superuser"), mark(first, "decider", warned=mine)}) == 3
+    assert mark(first, "superuser", warned=canonical.digest(guessed)) == mine, "a forged mark is none"
+    assert {one.status for one in Approval.objects.all()} == {"pending"}
+    assert send(first, "edit", **edit, warned=mine).status_code == 302
+
+
+def test_a_second_press_does_not_overrule_what_another_decided_since(world: World) -> None:
+    reply = {"tools": [call("give_back", cents=1250)]}
+    approval = run_agent(shop_agent("giving", reply, tools=[give_back]), "give", "giving").pending[0]
+    edit = {"argument-cents": "9999"}
+    [mark] = re.findall(
+        r'name="warned" value="([0-9a-f]{64})"', send(approval, "edit", **edit).content.decode()
+    )
+    assert send(approval, "deny", "decider", reason="no").status_code == 302
+    assert send(approval, "edit", **edit, warned=mark).status_code == 409
+    assert "Reason: no" in told(approval)
 
 
 def test_who_may_not_decide_has_no_preview_asked_about_other_arguments(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import messages
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
+from django.utils.crypto import salted_hmac
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -33,6 +34,7 @@ from agentruns.utils import json as canonical
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
 
+WARNED_SALT = "agentruns.admin.approvals.warned"
 WARNED = gettext_lazy(
     "Nothing was decided yet. With these arguments the tool's preview warns:{}"
     " If you mean it, approve with these arguments again."
@@ -67,10 +69,12 @@ def decide_view(admin: ApprovalAdmin, request: HttpRequest, approval: Approval, 
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
     may = verb == "edit" and one.pending and not why_not_decide(request.user, approval, verb="edit")
     if may and (warnings := one.warned_of(form.arguments)):  # nobody else has the tool's preview asked
-        digest = canonical.digest([to_jsonable(form.arguments)[0], *map(str, warnings)])
-        if request.POST.get("warned") != digest:
+        seen = [str(approval.pk), str(request.user.pk), to_jsonable(form.arguments)[0], *map(str, warnings)]
+        # Keyed: among the arguments are hidden ones, which nobody is to find by trying.
+        mark = salted_hmac(WARNED_SALT, canonical.dumps(seen), algorithm="sha256").hexdigest()
+        if request.POST.get("warned") != mark:
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
-            sent["warned"] = digest
+            sent["warned"] = mark
             return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
     if verb in ("approve", "edit") and (why := no_password(request, [approval])):
         return admin.page(request, approval, status=403, revealed=revealed, refusal=why, **sent)
