@@ -267,13 +267,14 @@ _switches: dict[str, tuple[float, dict[str, Control]]] = {}  # by database: when
 def why_off(alias: str, kind: str, name: str) -> str:
     """Return that an "agent" or a "tool" is switched off, by whom and why; "" if it is on.
 
-    A process asks the database every `DRAIN_CHECK_SECONDS`; while that fails, what it said before counts.
+    A process asks the database every `DRAIN_CHECK_SECONDS`, and at each look while that fails: what it said
+    before counts until then.
     """
     asked, off = _switches.get(alias, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
     if uptime() - asked >= DRAIN_CHECK_SECONDS:
         with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
             off = Control.objects.using(own_alias(alias)).switches().in_bulk()
-        _switches[alias] = uptime(), off
+            _switches[alias] = uptime(), off
     one = off.get(f"off:{kind}:{name}")
     return f"The {kind} {name!r} is switched off by {one.actor or 'the program'}: {one.reason}" if one else ""
 

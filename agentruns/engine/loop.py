@@ -264,6 +264,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
 
 def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply, str] | None:
     """Return a reply and the model that gave it: the fallback where the first has too much to do."""
+    overload: ProviderError | None = None
     for model in driver.agent.models:
         identity = model_identity(model)
         try:
@@ -274,10 +275,15 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             return reply, identity
         except ProviderError as error:
             other = driver.agent.fallback if model is driver.agent.model and error.is_overload else None
+            is_stopped = draft is not None and draft.is_stopped
+            if overload is not None and error.disposition != "retry" and not is_stopped:
+                # Without the fallback the run would wait for the first: a second model ends and holds none.
+                error.disposition, error.retry_after = "retry", overload.retry_after
             _provider_failed(driver, error, identity, other)
-            asked = driver.run.cancel_requested or driver.run.pause_requested
+            asked = driver.run.cancel_requested or driver.run.pause_requested or driver.should_stop()
             if other is None or asked or _is_over_budget(driver):
                 return None
+            overload = error
             if draft is not None:
                 draft.pieces.clear()
         except Exception as error:

@@ -41,13 +41,14 @@ from agentruns.conf import settings
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import journal_alias
+from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
-from tests.effects import VARIABLE
+from tests.effects import VARIABLE, Effects
 from tests.mcp.agents import POST, write_to
 from tests.mcp.agents import TOOLS as OF_SERVER
-from tests.shop.agents import TOOLS, call, shop_agent
+from tests.shop.agents import TOOLS, call, misfortune, shop_agent
 from tests.shop.models import Order
 
 
@@ -105,6 +106,31 @@ Agent(
     tools=TOOLS,
     tools_for=chosen,
     model=Echo([{"tools": [call("lookup", number="A1")]}, {"text": "told"}]),
+)
+
+
+class Asked:
+    """A model that notes each request outside, with places to die before and after it."""
+
+    def __init__(self, identity: str, inner: ScriptedModel | None = None) -> None:
+        self.identity, self.inner = identity, inner
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        misfortune(f"{self.identity}:before")
+        Effects.from_environment().record(self.identity, step=request.step)
+        misfortune(f"{self.identity}:after")
+        if self.inner is None:
+            usage = {"input_tokens": 1}
+            raise ProviderError("busy", disposition="retry", type="overloaded_error", usage=usage)
+        return replace(self.inner.propose(request), usage={"input_tokens": 100, "output_tokens": 10})
+
+
+Agent(
+    "falls-back",
+    instructions="Serve the shop.",
+    tools=TOOLS,
+    model=Asked("first"),
+    fallback=Asked("second", ScriptedModel([{"tools": [call("charge", cents=5)]}, {"text": "all done"}])),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 
@@ -146,6 +147,19 @@ def test_a_call_that_is_about_to_be_entered_is_not(
     if not is_retried:
         assert contents(run.pk) == ["Not executed: the tool is switched off for now. Nothing happened."]
     assert problems(run.session_id) == []
+
+
+def test_a_look_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a tool that is off would be taken for on, by a process that just came, until it looks again."""
+    monkeypatch.setattr(leases, "DRAIN_CHECK_SECONDS", 3600.0)
+    switch("tool", "post", "off", reason=WHY)
+
+    def fail(*_args: Any) -> Any:
+        raise OperationalError("the line is dead")
+
+    with connection.execute_wrapper(fail):
+        leases.why_off("default", "tool", "post")
+    assert WHY in leases.why_off("default", "tool", "post")
 
 
 def test_who_may_switch() -> None:

@@ -19,12 +19,14 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns.engine import leases
 from agentruns.exceptions import ContentError, DurableConfigMismatchError
 from agentruns.models import Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError
 from agentruns.providers.openai import OpenAIModel
 from agentruns.services.sweep import sweep
+from agentruns.services.switches import switch
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
@@ -228,6 +230,43 @@ def test_a_fallback_that_is_overloaded_as_well_backs_off() -> None:
         forget_backoff(run)
         sweep()
         assert [model.asked for model in models] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"disposition": "fail", "status": 400, "type": "invalid_request_error"},
+        {"disposition": "pause", "type": "foreign_block"},
+        {"disposition": "pause", "status": 401},
+    ],
+)
+def test_a_fallback_that_cannot_answer_ends_and_holds_no_run_that_would_only_wait(facts: Any) -> None:
+    with isolated_registry():
+        first, other = Busy("a", **OVERLOADED, retry_after=900), Busy("b", **facts)
+        agent = Agent("busy", instructions="Try.", model=first, fallback=other)
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+        assert (run.status, first.asked, other.asked) == ("queued", 1, 1)
+        last = payloads(run, "model_failed")[-1]
+        assert (last["error"]["text"], last["retry_in"]) == ("no luck", 900), "as the first one asked for"
+        first.propose = ScriptedModel([{"text": "Here."}]).propose  # type: ignore[method-assign]
+        forget_backoff(run)
+        assert resume_run(run.pk).output == "Here."
+
+
+def test_the_fallback_is_not_asked_after_its_agent_was_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "DRAIN_CHECK_SECONDS", 0.0)
+
+    class Slow(Busy):
+        def propose(self, request: Any) -> Any:
+            switch("agent", "busy", "off", reason="it costs too much")
+            return super().propose(request)
+
+    with isolated_registry():
+        other = Busy("b", **OVERLOADED)
+        agent = Agent("busy", instructions="Try.", model=Slow("a", **OVERLOADED), fallback=other)
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+        assert (run.status, run.attempts, other.asked) == ("queued", 0, 0)
+    leases.forget_switches()
 
 
 def test_the_fallback_is_not_asked_for_what_no_budget_pays(settings: Any) -> None:
