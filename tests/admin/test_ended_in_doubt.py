@@ -12,9 +12,9 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from agentruns import ToolContext, cancel_run, fork_run, tool
+from agentruns import ToolContext, approve, cancel_run, fork_run, tool
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.models import Run, Session
+from agentruns.models import Approval, Run, Session
 from agentruns.services import waiting
 from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import EVIDENCE, doubtful, finish, give, in_doubt, last, start, uncleared
@@ -144,6 +144,17 @@ def test_a_fork_counts_no_call_of_its_origin_again(world: World) -> None:
     data = {"seq": last(run, call_id), "verdict": "occurred", "result": "", "evidence": EVIDENCE}
     browser("resolver").post(url(run, "resolve", call_id), data)
     assert FIGURE not in front().text
+
+
+@ONCE
+def test_an_approval_in_a_later_run_of_the_session_settles_it(world: World) -> None:
+    shipped()
+    later = start({"tools": [call("ship", order=5)]}, tools=[ship], key="later")
+    assert f"1 {FIGURE}" in front().text
+    approve(Approval.objects.get().pk, None)
+    assert FIGURE not in front().text
+    finish(later)
+    assert [wait.run_id for wait in waiting.ended_in_doubt("default", Run.objects.all())] == [later.pk]
 
 
 @ONCE

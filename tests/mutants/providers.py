@@ -14,6 +14,18 @@ MUTANTS = [
         ("providers/test_runs.py::test_the_fallback_is_not_for_other_troubles",),
     ),
     Mutant(
+        "providers: a fallback ends and holds no run",
+        (Edit(LOOP, "if overload is not None and error.disposition", "if False and error.disposition"),),
+        (
+            "providers/test_runs.py::test_a_fallback_that_cannot_answer_ends_and_holds_no_run_that_would_only_wait",
+        ),
+    ),
+    Mutant(
+        "providers: the fallback is not asked after a switch",
+        (Edit(LOOP, "driver.run.pause_requested or driver.should_stop()\n", "driver.run.pause_requested\n"),),
+        ("providers/test_runs.py::test_the_fallback_is_not_asked_after_its_agent_was_switched_off",),
+    ),
+    Mutant(
         "providers: the parameters of one are not sent to another",
         (Edit(LOOP, "    if provider_of(model) != provider_of(agent.model):\n", "    if False:\n"),),
         ("providers/test_runs.py::test_the_fallback_answers_when_the_first_is_overloaded",),
