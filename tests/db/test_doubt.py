@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import threading
 
 import pytest
 
-from agentruns import Agent, approve, deny, resolve_orphan, resume_run, run_agent, tool
+from agentruns import Agent, ToolContext, approve, deny, resolve_orphan, resume_run, run_agent, tool
 from agentruns.exceptions import PermissionDeniedError, RunStateError, ToolDurabilityError
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
@@ -14,7 +14,8 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
-from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
+from tests.crash.processes import wait_for
+from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
@@ -141,22 +142,23 @@ def test_surfacing_cancels_what_was_approved_after_it(effects: Effects) -> None:
     check_messages(result.messages)
 
 
-@tool(timeout=0.2)
-def slow(text: str) -> str:
-    """Take longer than allowed."""
-    Effects.from_environment().record("slow")
-    time.sleep(1)
-    return "too late"
-
-
 def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects) -> None:
+    let_go = threading.Event()
+
+    @tool(timeout=0.2)
+    def slow(text: str) -> str:
+        """Take longer than allowed."""
+        effects.record("slow")
+        let_go.wait(120)
+        return "too late"
+
     agent = shop_agent("slow", {"tools": [call("slow", text="x")]}, tools=[slow])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
-    assert (result.status, effects.count()) == ("orphaned", 1)
-    deadline = time.monotonic() + 10
-    while not Message.objects.filter(kind="late_result").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert result.status == "orphaned"
+    wait_for(lambda: effects.count() == 1, "the handler")
+    assert not Message.objects.filter(kind="late_result").exists()
+    let_go.set()
+    wait_for(Message.objects.filter(kind="late_result").exists, "what came late")
     assert Message.objects.get(kind="late_result").payload["content"] == "too late"
     with pytest.raises(RunStateError, match="did happen"):
         resolve_orphan(result.run_id, result.orphans[0], "not_occurred", None)
@@ -164,16 +166,18 @@ def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects
 
 
 @tool(timeout=0.2, safe_to_retry=True)
-def sluggish(text: str) -> str:
+def sluggish(ctx: ToolContext, text: str) -> str:
     """Take longer than allowed, and say that this is safe."""
     Effects.from_environment().record("sluggish")
-    if Effects.from_environment().count() < 2:
-        time.sleep(1)
+    if ctx.attempt == 1:
+        wait_for(ctx.is_cancelled, "the time to be over")
     return "in time"
 
 
-def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects) -> None:
+def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_the_first_is_late(monkeypatch)
     agent = shop_agent("sluggish", {"tools": [call("sluggish", text="x")]}, tools=[sluggish])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
-    assert (result.status, effects.count()) == ("completed", 2)
+    assert result.status == "completed"
+    wait_for(lambda: effects.count() == 2, "both attempts")
     assert [one["attempt"] for one in Message.objects.filter(kind="tool_started").values("attempt")] == [1, 2]

@@ -24,6 +24,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Draft, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
+from agentruns.utils import db
 from agentruns.utils.redaction import Secrets
 from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
@@ -78,7 +79,7 @@ def text_of(run: Run) -> str:
 
 
 def is_shown(run: Run, text: str) -> None:
-    wait_for(lambda: text_of(run) == text, f"the draft {text!r}, not {text_of(run)!r}", 5)
+    wait_for(lambda: text_of(run) == text, f"the draft {text!r}, not {text_of(run)!r}")
 
 
 def settle() -> None:
@@ -123,14 +124,24 @@ def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
         asked.append((threading.current_thread().name, str(sql)))
         return execute(self, sql, params)
 
+    def has_looked() -> bool:
+        return any(name == "agentruns-drafts" for name, _ in [*asked])
+
+    def after(said: str) -> None:
+        time.sleep(0.1)
+        if said == "abcdefghij":
+            wait_for(has_looked, "a look")
+
     model = Talking(*"abcdefghij")
-    model.after = lambda said: time.sleep(0.1)
+    model.after = after
     run = started(model, watched=False)
     monkeypatch.setattr(CursorWrapper, "execute", count)
+    began = time.monotonic()
     assert sweep().completed == 1
+    took = time.monotonic() - began
     monkeypatch.undo()
     theirs = [sql for name, sql in asked if name == "agentruns-drafts"]
-    assert 1 <= len([sql for sql in theirs if "SELECT" in sql]) <= 6, theirs
+    assert len([sql for sql in theirs if "SELECT" in sql]) <= 1 + took / 0.2, theirs
     assert not [sql for sql in theirs if "UPDATE" in sql or "INSERT" in sql]
     others = [sql for name, sql in asked if name != "agentruns-drafts" and "agentruns_draft" in sql]
     assert len(others) == 1, "the sweep's"
@@ -152,14 +163,21 @@ def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None
     def update(self: Any, **written: Any) -> int:
         if written.get("text"):
             stored.append(time.monotonic())
-        return store(self, **written)
+        return store(self, **written)  # the next one is due so long after this has returned
 
     monkeypatch.setattr(Draft.objects.none().__class__, "update", update)
     model = Talking(*(f"{number} " for number in range(100)))
-    model.after = lambda said: time.sleep(0.01)
+
+    def after(said: str) -> None:
+        time.sleep(0.01)
+        if said.endswith(" 99 "):
+            wait_for(lambda: len(stored) >= 2, "a second time")
+
+    model.after = after
     started(model)
+    began = time.monotonic()
     assert sweep().completed == 1
-    assert 2 <= len(stored) <= 8
+    assert 2 <= len(stored) <= 2 + (time.monotonic() - began) / 0.2
     assert min(later - one for one, later in pairwise(stored)) >= 0.19
 
 
@@ -171,12 +189,15 @@ def test_a_secret_in_two_pieces_is_never_stored(settings: Any) -> None:
 
     def look(said: str) -> None:
         settle()
+        if said.endswith(words * 2):
+            charged = "Your card [card] is charged. and so"
+            wait_for(lambda: text_of(run).startswith(charged), "what may be shown")
         seen.add(text_of(run))
 
     model.after = look
     assert sweep().completed == 1
+    assert len(seen) > 1
     assert not [text for text in seen if CARD[:4] in text], seen
-    assert any(text.startswith("Your card [card] is charged. and so") for text in seen), seen
 
 
 @tool(sensitive_results=["iban"])
@@ -247,22 +268,23 @@ def test_a_table_that_fails_disturbs_nobody_and_is_named_once(
         caplog.clear()
 
 
-def test_a_lock_on_the_draft_holds_nobody_up() -> None:
+def test_a_lock_on_the_draft_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor == "sqlite":
         pytest.skip("SQLite locks the whole file")
     model = Talking("a", "b", "c")
     model.after = lambda said: time.sleep(0.1)
     run = started(model)
+    monkeypatch.setattr(db, "LOCK_TIMEOUT", db.LOCK_TIMEOUT.replace(f"'{db.LOCK_SECONDS}s'", "'300s'"))
     with transaction.atomic():
         Draft.objects.select_for_update().get(pk=run.pk)
         began = time.monotonic()
         assert elsewhere(sweep).completed == 1
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 100, "its five minutes were not waited for"
 
 
 @pytest.mark.parametrize("verb", [pause_run, cancel_run])
 def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
-    model = Talking(*"abcdefghijklmnopqrstuvwxyz" * 4)
+    model = Talking(*"abcdefghijklmnopqrstuvwxyz" * 40)
     run, said = started(model, watched=False), list[str]()
 
     def look(text: str) -> None:
@@ -274,7 +296,10 @@ def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
     model.after = look
     sweep()
     run.refresh_from_db()
-    assert (run.status, len(said) < 60) == ("paused" if verb is pause_run else "cancelled", True)
+    assert (run.status, len(said) < len(model.pieces)) == (
+        "paused" if verb is pause_run else "cancelled",
+        True,
+    )
     rows = list(Message.objects.filter(run=run).order_by("seq"))[2:]
     ends = "run_paused" if verb is pause_run else "run_cancelled"
     assert [row.kind for row in rows][1:] == ["model_failed", ends]

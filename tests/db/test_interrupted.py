@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from agentruns.exceptions import (
 )
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
+from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import names, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
@@ -72,9 +72,7 @@ def test_a_second_attempt_takes_the_normal_path(effects: Effects) -> None:
 def test_everything_in_doubt_is_settled_before_the_model_is_asked(caller: str, effects: Effects) -> None:
     searches = [call("search", query=str(number)) for number in range(3)]
     run = die_at("before_result_commit", shop_agent("searcher", {"tools": searches}))
-    deadline = time.monotonic() + 10
-    while effects.count() < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)  # a real death would end the other threads
+    wait_for(lambda: effects.count() == 3, "the other threads, which a real death would end")
     status = sweep().completed if caller == "sweep" else resume_run(run.pk).status
     assert status in (1, "completed")
     kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))

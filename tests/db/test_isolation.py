@@ -129,7 +129,7 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
         person = threading.Thread(target=elsewhere, args=[ctx.run_id])
         person.start()
         time.sleep(0.6)
-        person.join(60)
+        person.join(120)
         effects.record("clicked")
         return "done"
 

@@ -45,9 +45,12 @@ def test_a_locked_run_is_passed_over(effects: Effects) -> None:
     run = start_run(shop_agent("locked"), "do it", "s1")
     with transaction.atomic():
         list(Run.objects.filter(pk=run.pk).select_for_update())
-        began = tool_calls.uptime()
-        assert elsewhere(lambda: claim("default", run.pk)) is None
-        assert tool_calls.uptime() - began < 2
+        tries = []
+        for _ in range(5):  # who waits for the lock waits each time, a slow machine not for ever
+            began = tool_calls.uptime()
+            assert elsewhere(lambda: claim("default", run.pk)) is None
+            tries.append(tool_calls.uptime() - began)
+        assert min(tries) < 2
     assert sweep().completed == 1
 
 

@@ -48,12 +48,12 @@ def frozen(run: Run) -> Iterator[None]:
             list(Run.objects.filter(pk=run.pk).select_for_update())
             Control.objects.stamp("resume_runs")
             locked.set()
-            thaw.wait(60)
+            thaw.wait(300)
         connections.close_all()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert locked.wait(10)
+    assert locked.wait(60)
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
                 service(asked.pk)
         with pytest.raises(JournalLockedError, match="locked"):
             deny(Approval.objects.get(run=asked).pk, None, reason="no")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 100, "its five minutes were not waited for"
     assert "put off" in caplog.text
     assert sweep().expired == 1
     assert effects.count() == 1
@@ -119,7 +119,7 @@ def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
         """Return once a service has its first lock."""
         clicks.append(threading.Thread(target=elsewhere, args=(lambda: pause_run(ctx.run_id),)))
         clicks[0].start()
-        assert locked.wait(30)
+        assert locked.wait(120)
         return "done"
 
     before = deadlocks()
@@ -128,7 +128,7 @@ def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
     )
     monkeypatch.setattr(service_write, "lock_session", lock_and_meet_the_worker)
     result = run_agent(agent, "do it", "s1")
-    clicks[0].join(60)
+    clicks[0].join(120)
     assert deadlocks() == before
     assert (result.status, effects.count()) == ("paused", 0)
 

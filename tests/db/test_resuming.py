@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
 from tests.db.racing import at_once
@@ -131,9 +131,7 @@ def test_a_call_in_doubt_is_not_hidden_by_what_the_user_says_next(effects: Effec
 def test_what_a_parallel_batch_finished_stays_finished(effects: Effects) -> None:
     turn = {"tools": [call("search", query=str(number)) for number in range(3)]}
     run = die_at("after_result", shop_agent("searcher", turn))
-    deadline = time.monotonic() + 60
-    while effects.count() < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)  # a real death would end the other threads
+    wait_for(lambda: effects.count() == 3, "the other threads, which a real death would end")
     (kept,) = Message.objects.filter(run=run, kind="tool_result").values_list("call_id", flat=True)
     assert sweep().completed == 1
     run = Run.objects.get(pk=run.pk)

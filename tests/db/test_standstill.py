@@ -63,7 +63,7 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
 
 
 def test_runs_awaited_together_are_driven_together() -> None:
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=120)
 
     @tool(safe_to_retry=True)
     def meet() -> str:

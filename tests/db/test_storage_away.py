@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 __all__ = ["folder"]  # a fixture
 
 OLD = 1_700_000_000  # a time in 2023
-LONG = 20.0  # seconds
+LONG = 120.0  # seconds
 
 
 class StickyStorage(FileSystemStorage):
@@ -183,6 +183,7 @@ def test_a_storage_that_hangs_keeps_no_result_out_of_the_journal(
     assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
     assert asked == [report_of(MEGABYTE)]
     assert "no answer within 0.5 s" in caplog.text
+    HangingStorage.over.set()
 
 
 def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settings: Any) -> None:
@@ -191,6 +192,7 @@ def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settin
     assert [payloads.put("s/c", "x" * MEGABYTE) for _ in range(24)] == [{}] * 24
     assert threading.active_count() - before <= payloads.THREADS == 8
     HangingStorage.over.set()
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LONG
     until = time.monotonic() + LONG
     while not payloads.put("s/c", "x" * MEGABYTE):
         assert time.monotonic() < until, "it is used again once it answers"
@@ -220,6 +222,7 @@ def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
     finally:
         HangingStorage.over.set()
     assert time.monotonic() - began < LONG / 2
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LONG
     run.refresh_from_db()
     assert "cannot be read (TimeoutError: no answer within 0.5 s)" in run.blocked_reason
     assert resume_run(run.pk).status == "completed"

@@ -86,9 +86,8 @@ def test_a_sweep_reads_partial_indexes_however_much_there_is() -> None:
     queries = least()
     assert len(queries) == before
     beside = min(timed() for _ in range(5))
-    for _ in range(100):  # the tests beside this one may take the machine for a while
-        if beside < 3 * alone + 0.01:
-            break
+    until = time.monotonic() + 120  # what else is at work here may take the machine for a while
+    while beside >= 3 * alone + 0.01 and time.monotonic() < until:
         beside = min(beside, timed())
     if LONG:
         print(

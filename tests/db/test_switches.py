@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,13 +104,16 @@ def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> Non
 
 
 def test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused(effects: Effects) -> None:
+    is_off = threading.Event()
+
     @tool(safe_to_retry=True, parallel=True)
     def peek(ctx: ToolContext, n: int) -> str:
-        """Look; the first one switches the tool off."""
+        """Look; the first one switches the tool off, and none has its turn over before that."""
         effects.record(f"n{n}")
         if n == 0:
             switch("tool", "peek", "off", reason=WHY)
-        time.sleep(0.5)
+            is_off.set()
+        assert is_off.wait(120)
         return "seen"
 
     agent = shop_agent("peeks", {"tools": [call("peek", n=n) for n in range(20)]}, tools=[peek])

@@ -183,7 +183,7 @@ def test_the_writes_of_a_zombie_roll_back_with_its_lease() -> None:
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: the heartbeat waits for the block")
 def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(settings: Any) -> None:
-    settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 2, 0.2
+    settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 60, 0.2
 
     def outlive(ctx: ToolContext) -> None:
         until = elsewhere(lambda: Run.objects.get().lease_expires_at)

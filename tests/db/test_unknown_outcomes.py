@@ -35,7 +35,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages, frozen_clock
 from tests.crash.processes import wait_for
 from tests.db.dying import die_at
-from tests.db.helpers import outcomes, payloads, the_run
+from tests.db.helpers import only_the_first_is_late, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
@@ -49,10 +49,6 @@ class SoftTimeLimitExceeded(Exception):
 
 class ReadTimeout(Exception):
     """Stands for that of httpx."""
-
-
-def too_slow() -> None:
-    time.sleep(1)
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -69,15 +65,19 @@ FATES: dict[str, Callable[[], None]] = {
     "exit": raising(SystemExit(1)),
     "ctrl-c": raising(KeyboardInterrupt()),
     "cancelled": raising(asyncio.CancelledError()),
-    "timeout": too_slow,
 }
+
+
+TIMEOUT = "timeout"
 
 
 def act(ctx: ToolContext, fate: str) -> str:
     """Act; the first time something happens after it."""
     ledger = Effects.from_environment()
     ledger.record("act", call=ctx.call_id)
-    if ledger.count() == 1:
+    if ledger.count() == 1 and fate == TIMEOUT:
+        wait_for(ctx.is_cancelled, "the time to be over")
+    elif ledger.count() == 1:
         FATES[fate]()
     return "done"
 
@@ -107,10 +107,13 @@ def surfaced(agent: Agent) -> RunResult:
     return go_on(agent)
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_a_person_is_asked_each_time_the_tool_would_act_again(fate: str, effects: Effects) -> None:
+@pytest.mark.parametrize("fate", [*FATES, TIMEOUT])
+def test_a_person_is_asked_each_time_the_tool_would_act_again(
+    fate: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_first_is_late(monkeypatch)
     calls = [call("shaky", fate=fate, text=text) for text in ("send it", "send it", "please send it")]
-    declared = shaky_in_time if fate == "timeout" else shaky
+    declared = shaky_in_time if fate == TIMEOUT else shaky
     agent = shop_agent("shaky", *[{"tools": [one]} for one in calls], tools=[declared])
     result = surfaced(agent)
     doubtful = effects.lines()[0]["call"]
@@ -203,7 +206,10 @@ def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects) -> None
     the_run(fifth)
 
 
-def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(effects: Effects) -> None:
+def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_first_is_late(monkeypatch, times=5)
     cured: list[bool] = []
 
     @tool(safe_to_retry=True, timeout=0.05)
@@ -244,7 +250,7 @@ def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects
     assert (outcomes(the_run(result_of(run.pk))), effects.count()) == (["unknown"], 1)
 
 
-@pytest.mark.parametrize("timeout", [None, 5])
+@pytest.mark.parametrize("timeout", [None, 300])
 def test_a_reconciler_that_leaves_the_process_does_not_know(timeout: float | None, effects: Effects) -> None:
     def leaves(ctx: ToolContext, args: dict[str, Any]) -> None:
         raise SystemExit(1)
@@ -259,11 +265,11 @@ def test_a_reconciler_that_leaves_the_process_does_not_know(timeout: float | Non
     with frozen_clock() as clock:
         start_run(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it", "s1")
         sweep()
-        clock.forward(seconds=6)
+        clock.forward(seconds=301)
         sweep()
     run = the_run(result_of(Run.objects.get().pk))
     assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
-    assert time.monotonic() - began < 5, "nobody waits for a thread that has ended"
+    assert time.monotonic() - began < 100, "nobody waits for a thread that has ended"
 
 
 @pytest.mark.parametrize("where", ["handler", "reconcile"])
@@ -290,7 +296,7 @@ def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str, ef
 def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_that_has_ended(
     effects: Effects,
 ) -> None:
-    @tool(reconcile=lambda ctx, args: Occurred("paid, says the bank"), timeout=20)
+    @tool(reconcile=lambda ctx, args: Occurred("paid, says the bank"), timeout=300)
     def pay(ctx: ToolContext) -> str:
         """Pay, and do not know."""
         effects.record(ctx.idempotency_key)
@@ -300,7 +306,7 @@ def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_t
     result = run_agent(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it")
     assert (result.status, effects.count()) == ("completed", 1)
     assert result.messages[2]["content"][0]["content"] == "paid, says the bank"
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100
 
 
 @pytest.mark.parametrize("word", ["pause", "cancel", "die"])

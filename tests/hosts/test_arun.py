@@ -23,7 +23,7 @@ from tests.effects import Effects
 from tests.shop.agents import act, call
 from tests.shop.models import Order
 
-LIMIT = 20  # seconds
+LIMIT = 120  # seconds
 CALLS = ["look_at", "look_fast", "search_one", "search_two", "read"]
 
 
@@ -101,8 +101,8 @@ async def answer() -> bytes:
     there = ApplicationCommunicator(ASGIHandler(), {**scope, "query_string": b"", "headers": []})
     await there.send_input({"type": "http.request"})
     await there.receive_output(LIMIT + 10)
-    body = (await there.receive_output(1))["body"]
-    await there.wait(10)
+    body = (await there.receive_output(LIMIT))["body"]
+    await there.wait(LIMIT)
     return bytes(body)
 
 
@@ -113,7 +113,7 @@ def test_arun_in_an_asgi_request_with_coroutines_that_use_the_orm(effects: Effec
     database = {name: connection.settings_dict[name] for name in names}
     child = Forked(serve, Orders([], lease=60, database=database, environment=dict(os.environ)))
     try:
-        assert child.pipe.poll(LIMIT), "the request is not answered"
+        assert child.pipe.poll(2 * LIMIT), "the request is not answered"
         assert child.hear() == b'{"status": "completed", "output": "1 order"}'
         assert child.ended() == 0
     finally:

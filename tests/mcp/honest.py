@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer  # noqa: TID253 - a process of its own
 from pydantic import BaseModel
 
@@ -33,8 +34,6 @@ def fail() -> str:
 
 
 if __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    print(port, flush=True)
-    server.run("streamable-http", host="127.0.0.1", port=port)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        uvicorn.Server(uvicorn.Config(server.streamable_http_app())).run(sockets=[listener])

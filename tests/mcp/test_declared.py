@@ -144,7 +144,7 @@ def test_a_regular_expression_of_a_server_holds_no_worker(schema: Any) -> None:
         began = time.monotonic()
         with suppress(ValidationError):
             model.model_validate(given)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
 
 
 def test_a_regular_expression_is_kept_where_that_is_possible() -> None:

@@ -61,7 +61,7 @@ def work():
     client.list_tools(target, {})
     try:
         client.call_tool(target, {}, sys.argv[4], {}, key="k", timeout=2, why_not=lambda listed: "")
-    except client.ToolDurabilityError:
+    except (client.ToolDurabilityError, client.ToolRefused):  # a slow machine may not even get there
         pass
 
 if sys.argv[3] == "itself":
@@ -90,7 +90,7 @@ def test_a_server_that_does_not_end_by_itself_ends_with_the_process_that_asked_i
 ) -> None:
     """After an answer and after a time-out; a child of Celery's ends without `atexit`."""
     command = [sys.executable, "-c", ENDS, HOSTILE, str(effects.path), process, name]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=180)
     (pid,) = [line["pid"] for line in effects.lines() if line["key"] == "process"]
     wait_for(lambda: is_gone(pid), "the server to be gone")
 
@@ -114,7 +114,7 @@ def test_a_fork_opens_its_own_session_and_leaves_its_parents(
         target=_in_child, args=(target, str(tmp_path / "said"))
     )
     child.start()
-    child.join(60)
+    child.join(180)
     assert child.exitcode == 0
     assert (tmp_path / "said").read_text() == "18 tools"
     assert len(client.list_tools(target, {})) == 18

@@ -104,7 +104,7 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
 @settings(
     max_examples=examples(40, brief=20, long=1000),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_one_by_one_and_by_query(
     waiting: list[Approval], persons: list[Any], asked: list[Any], requester_may: bool, rule: str

@@ -350,7 +350,7 @@ class NetworkContract(Contract):
 
     def test_a_time_out(self) -> None:
         with self.provider.serving([{"text": "x"}]) as server:
-            server.fault("slow", delay=2)
+            server.fault("slow", delay=60)
             error = failure(self.model(server, timeout=0.1))
         assert error.disposition == "retry" and "Timeout" in error.type
 

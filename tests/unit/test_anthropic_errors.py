@@ -205,7 +205,7 @@ def test_a_slow_answer_comes_whole_or_times_out(streaming: bool) -> None:
     with FakeAnthropic([{"text": "x"}]) as fake:
         fake.fault("slow", delay=0.01)
         assert call_model(claude(fake, streaming=streaming), request()).content[0]["text"] == "x"
-        fake.fault("slow", delay=2)
+        fake.fault("slow", delay=60)
         error = failure(claude(fake, streaming=streaming, timeout=0.1))
     assert error.disposition == "retry" and "Timeout" in error.type
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from agentruns import adopt_definition, approve, start_run
 from agentruns.models import Approval, Run
@@ -24,7 +24,7 @@ from tests.shop.releases import declare
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Process = subprocess.Popen[str]
-PARKED, IN_FLIGHT = 50, 10
+PARKED, IN_FLIGHT = 50, 20
 
 
 @pytest.fixture
@@ -78,12 +78,13 @@ def test_a_deploy(manage: Callable[..., Process], effects: Effects) -> None:
     new = [manage("2", "resume_runs", "--watch", "--interval=0.2")]
     began("2", "kept", 0, "2")
     wait_for(lambda: count("kept", "completed", "2") == 1, "the new release to drive its own")
-    for number in range(IN_FLIGHT):
-        began("1", "changed", number)
+    with transaction.atomic():  # they begin with the first when the last is there
+        for number in range(IN_FLIGHT):
+            began("1", "changed", number)
     wait_for(lambda: count("changed", "running") == len(old), "the first to be in flight")
 
     # Not by a process: while it started, those in flight would end.
-    drain = running.run("drain_runs", "--timeout=30")
+    drain = running.run("drain_runs", "--timeout=180")
     assert (drain.code, "Drained" in drain.out) == (0, True), drain
     assert not Run.objects.filter(status="running", lease_expires_at__isnull=False, agent="changed").exists()
     flying = count("changed", "queued")
@@ -104,7 +105,7 @@ def test_a_deploy(manage: Callable[..., Process], effects: Effects) -> None:
 
     for process in (*old, *new):
         process.send_signal(signal.SIGTERM)
-    outs = [process.communicate(timeout=30)[0] for process in (*old, *new)]
+    outs = [process.communicate(timeout=120)[0] for process in (*old, *new)]
     assert [process.returncode for process in (*old, *new)] == [0, 0, 0, 0], outs
     assert ["Draining" in out for out in outs] == [True, True, True, False]
     by_release = check_ledger(effects)

@@ -39,7 +39,7 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
     )
     yield child
     child.terminate()
-    assert child.wait(30) == 0
+    assert child.wait(120) == 0
 
 
 def ended(run: Run, status: str) -> bool:
