@@ -254,8 +254,13 @@ def test_a_table_that_fails_disturbs_nobody_and_is_named_once(
     def fail(*about: Any) -> None:
         raise OperationalError("no such table")
 
+    def after(said: str) -> None:
+        settle()
+        if said == "abc":
+            wait_for(lambda: bool(caplog.records), "the failure")
+
     model = Talking("a", "b", "c")
-    model.after = lambda said: settle()
+    model.after = after
     for name in ("_look", "_store"):
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "agentruns"):
             patch.setattr(drafts, name, fail)
@@ -284,7 +289,7 @@ def test_a_lock_on_the_draft_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("verb", [pause_run, cancel_run])
 def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
-    model = Talking(*"abcdefghijklmnopqrstuvwxyz" * 40)
+    model = Talking(*"abcdefghijklmnopqrstuvwxyz" * 10)
     run, said = started(model, watched=False), list[str]()
 
     def look(text: str) -> None:
