@@ -40,7 +40,10 @@ class TranscriptModel:
     def propose(self, request: ModelRequest) -> ModelReply:
         """Return the next turn of the ticket's transcript."""
         pace = float(os.environ.get(PACE) or 0)
-        reply = ScriptedModel(self._turns(request), pace=pace).propose(request)
+        turns = self._turns(request)
+        # Somebody wrote while it worked, which makes the run longer than its transcript.
+        turns += [{"text": UNFORESEEN}] * (request.step + 1 - len(turns))
+        reply = ScriptedModel(turns, pace=pace).propose(request)
         return replace(reply, usage=usage_of(request, reply.content))
 
     def _turns(self, request: ModelRequest) -> list[dict[str, Any]]:
@@ -48,7 +51,7 @@ class TranscriptModel:
         if said > request.step or (
             said and self._number(request) > LAST
         ):  # what the transcripts do not foresee
-            return [{"text": UNFORESEEN}] * (request.step + 1)
+            return []
         transcript = json.loads(self._file(request).read_text(encoding="utf-8"))
         replies = 0
         for message in request.messages:

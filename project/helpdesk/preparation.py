@@ -14,7 +14,10 @@ from project.helpdesk.models import Ticket
 
 NAME = PASSWORD = "demo"  # noqa: S105 - printed for everybody to use
 
-MAY = ("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orphan", "review_run")
+MAY = (
+    *("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orphan", "review_run"),
+    *("start_run", "act_for", "fork_run", "switch"),
+)
 
 
 def prepare() -> Any:

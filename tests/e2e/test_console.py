@@ -126,6 +126,31 @@ def test_an_answer_can_be_watched_as_it_is_written(project: Project) -> None:
     assert "words 0" in project.run("shell", "-c", WRITES).stdout
 
 
+# Somebody wrote while the run worked: the model is asked once more than the transcript has turns.
+LONGER = """
+from agentruns import ModelRequest
+from project.helpdesk.model import UNFORESEEN, TranscriptModel
+task = {"role": "user", "content": [{"type": "text", "text": "ticket 1"}]}
+said = [task, *[{"role": "assistant", "content": []}] * 3, task]
+request = ModelRequest(model="", system="", messages=said, tools=[], step=3)
+assert TranscriptModel().propose(request).content[0]["text"] == UNFORESEEN
+print("went on")
+"""
+
+
+def test_a_message_while_a_run_works_does_not_fail_it(project: Project) -> None:
+    assert "went on" in project.run("shell", "-c", LONGER).stdout
+
+
+def test_the_demo_user_switches_tools_off_and_goes_on_with_conversations_of_others(project: Project) -> None:
+    granted = (
+        "from project.helpdesk.preparation import demo_user\n"
+        "may = demo_user().has_perm\n"
+        "print([may(f'agentruns.{name}') for name in ('switch', 'start_run', 'act_for', 'fork_run')])"
+    )
+    assert "[True, True, True, True]" in project.run("shell", "-c", granted).stdout
+
+
 def test_a_port_that_is_taken(project: Project) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
