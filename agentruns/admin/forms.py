@@ -160,7 +160,7 @@ class VerdictForm(forms.Form):
     result = TypedField(
         label=_("Result, told to the model if it happened"),
         max_length=RESULT_LENGTH,
-        error_messages={"required": _("Say what the tool is to have returned: the model reads it.")},
+        error_messages={"required": _("Say what the tool should have returned: the model reads it.")},
         widget=area(2, dir="ltr"),
     )
 

@@ -88,5 +88,5 @@ def _assignee(name: str, run: Run) -> Owner:
         person = None
     # One answer for both: names of users are not to be found out here.
     if not _may_see(person, run):
-        raise ValueError(_("Nobody of this name may see the run."))
+        raise ValueError(_("No user of this name may see the run."))
     return Owner.of(person)

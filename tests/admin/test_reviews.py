@@ -53,7 +53,7 @@ def test_a_run_is_rated_noted_and_assigned(world: World, reviewer: Any) -> None:
     run, other = world.completed("one"), world.completed("two")
     before = Message.objects.count()
     answer = send(run, rating="-1", note="It was rude.\n<b>", assignee="operator")
-    assert answer.status_code == 404 or "Nobody of this name may see the run." in read(answer).text
+    assert answer.status_code == 404 or "No user of this name may see the run." in read(answer).text
     assert not Review.objects.exists()
     user("operator")
     answer = send(run, rating="-1", note="It was rude.\n<b>", assignee="operator")
@@ -85,18 +85,18 @@ def test_only_who_may_and_who_sees_the_run(world: World, reviewer: Any) -> None:
     assert not Review.objects.exists()
     review_run(run.pk, None, rating=1)
     for wrong in ({"rating": 2}, {"note": "x" * 100_000}, {"assignee": "staff"}, {"assignee": "nobody"}):
-        with pytest.raises(ValueError, match=r"rating|Nobody"):
+        with pytest.raises(ValueError, match=r"rating|No user"):
             review_run(run.pk, None, **wrong)
 
 
 def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -> None:
     run = world.completed()
     answer = send(run, rating="1", note="kept text", assignee="staff")
-    assert "Nobody of this name may see the run." in read(answer).text
+    assert "No user of this name may see the run." in read(answer).text
     assert "kept text" in str(read(answer).forms)
     html = answer.content.decode()
     field = html[html.index('for="review_assignee"') : html.index('id="review_assignee"')]
-    assert "Nobody of this name may see the run." in field, "beside the field too"
+    assert "No user of this name may see the run." in field, "beside the field too"
     stale = shown(run, "viewer").forms[url(run, "review")]
     assert send(run, "superuser", rating="1").status_code == 200
     answer = browser("viewer").post(url(run, "review"), {**stale, "rating": "-1", "note": "late"})

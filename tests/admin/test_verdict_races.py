@@ -115,7 +115,7 @@ def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) 
     [
         ("occurred", {"evidence": " \n", "result": "sent"}, "Say how you know it"),
         ("not_occurred", {"evidence": ""}, "Say how you know it"),
-        ("occurred", {"result": " "}, "Say what the tool is to have returned"),
+        ("occurred", {"result": " "}, "Say what the tool should have returned"),
         ("not_occurred", {"evidence": "x" * 2001}, "at most 2000 characters"),
         ("occurred", {"result": "x" * 100_001}, "at most 100000 characters"),
         ("occurred", {"result": "a\x00b"}, "Null characters are not allowed"),

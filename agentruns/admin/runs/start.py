@@ -90,7 +90,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             idempotency_key=form.cleaned_data["key"],
         )
     except SessionAccessDeniedError as error:
-        why = _("%(why)s If there is one, it is not yours to write in: leave the key empty, or take another.")
+        why = _("%(why)s Or it is not yours to write in: leave the key empty, or take another.")
         return _page(admin, request, form, status_of(error), why % {"why": plain(error)})
     except (AgentRunsError, ValueError) as error:
         return _page(admin, request, form, status_of(error), plain(error))
