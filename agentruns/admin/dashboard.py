@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import nullcontext
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from agentruns.admin.base import Bounded, CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
@@ -31,10 +32,10 @@ from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
-from agentruns.models import Approval, Notification, Run
+from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions, starting
-from agentruns.services.waiting import STALLED, ended_in_doubt, sweeper_seen
+from agentruns.services.waiting import STALLED, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 
@@ -46,6 +47,7 @@ DAYS = 7  # of the figures by day and by agent
 RUNS = 5_000  # of these days that are looked at
 OLDEST = 5
 CAUSES = 10
+CONTROLS = 100
 TOOLS = 15  # or agents
 PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
@@ -125,12 +127,16 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = _url(site, Run, status="ended-in-doubt")
         _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
+    off, seen = _controls(alias)
+    if off:
+        words = ngettext("agent or tool switched off", "agents and tools switched off", off)
+        url = _url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
+        _figure(found, bounded(off, CONTROLS), words, "waits", url)
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
         _figure(found, given_up, _("notifications given up; the log says why"), "bad", "")
-    seen = sweeper_seen(alias)
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
         found["start_url"] = _url(site, Run, "start")
@@ -149,6 +155,15 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         }
         for key, each in grouped[:CAUSES]
     ]
+
+
+def _controls(alias: str) -> tuple[int, datetime | None]:
+    """Return how many agents and tools are off, and when a worker's sweep was last seen, by one query."""
+    rows = Control.objects.using(alias).exclude(name="draining")
+    switches_first = rows.annotate(is_off=Q(name__startswith="off:")).order_by("-is_off", "-seen_at")
+    found = list(switches_first.values_list("is_off", "seen_at")[: CONTROLS + 1])
+    off = sum(bool(is_off) for is_off, _seen in found)
+    return off, next((seen for is_off, seen in found if not is_off), None)
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:

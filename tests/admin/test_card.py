@@ -843,6 +843,11 @@ def test_what_a_run_waits_for_stands_right_behind_that_it_waits(world: World) ->
 def test_who_only_passed_on_a_text_is_not_its_author_and_nobody_is_the_program(world: World) -> None:
     given, own = world.waiting("given", actor=user("superuser")), world.waiting("own")
     assert "Given by superuser: “refund the lamp”" in shown(given).text
+    passed = run_agent(given.run.agent, "refund it", "passed", actor=user("superuser"), owner=user("viewer"))
+    assert (
+        passed.pending[0].run.owner_name,
+        "Given by superuser: “refund it”" in shown(passed.pending[0]).text,
+    ) == ("viewer", True)
     for page in (
         shown(own),
         read(browser("superuser").get("/admin/agentruns/approval/?tool=refund")),

@@ -200,6 +200,27 @@ def test_a_reply_goes_on_in_the_session(world: World) -> None:
     assert reader.messages.filter(kind="user").count() == 2
 
 
+def test_who_writes_into_a_conversation_of_somebody_else_is_named(world: World) -> None:
+    given = {"tools": [call("refund", cents=5000)]}
+    run_agent(shop_agent("theirs", {"text": "Done."}, given), "task", "s1", actor=user("viewer"))
+    first = Run.objects.get()
+    form = page(first).forms[url(first, "reply")]
+    browser("superuser").post(url(first, "reply"), {**form, "text": "and now?"})
+    second = Run.objects.exclude(pk=first.pk).get()
+    assert (second.owner_name, "superuser and now?" in text(second)) == ("viewer", True)
+    assert "viewer task" in text(first)
+
+
+def test_nothing_is_an_answer_too() -> None:
+    @tool
+    def finds_none() -> list[str]:
+        """Find nothing."""
+        return []
+
+    run = ran("none", {"tools": [call("finds_none")]}, tools=[finds_none])
+    assert "Result- all done" in text(run)
+
+
 def test_a_reply_that_cannot_be_sent_keeps_what_was_typed(world: World) -> None:
     run, before = world.completed(), snapshot()
     form = page(run).forms[url(run, "reply")]

@@ -115,6 +115,17 @@ def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:
     assert row_card(long, whole=True).payload.left_out == row_card(long, whole=True).bodies[0].left_out == 0
 
 
+def test_a_line_that_is_cut_says_so() -> None:
+    cut, short = (row(events.TOOL_RESULT, {"outcome": "ok", "content": "x" * size}) for size in (91, 90))
+    assert (row_card(cut).brief, row_card(short).brief) == ("x" * 90 + "…", "x" * 90)
+
+
+def test_a_call_that_never_started_gave_no_error_itself() -> None:
+    payload = {"outcome": "error", "content": "There is no such tool."}
+    titles = [row_card(row(events.TOOL_RESULT, payload, attempt=attempt)).title for attempt in (0, 1)]
+    assert titles == ["Not executed: refused", "Tool gave an error"]
+
+
 def test_sensitive_arguments_are_masked_wherever_they_are() -> None:
     definition = {"tools": {"refund": {"sensitive": ["card"]}, "post": {"sensitive": []}}}
     mask = Mask([definition])

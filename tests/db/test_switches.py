@@ -89,6 +89,11 @@ def test_calls_of_a_tool_that_is_off_are_refused(effects: Effects) -> None:
         "lookup done",
     ]
     assert [line["tool"] for line in effects.lines()] == ["lookup"]
+    viewer = Client()
+    viewer.force_login(User.objects.create_superuser("ada"))
+    page = viewer.get(reverse("admin:agentruns_run_change", args=[result.run_id])).content.decode()
+    assert page.count("Not executed: refused") == 2, "in the conversation and among the steps"
+    assert "Tool gave an error" not in page
 
 
 def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> None:
@@ -214,6 +219,7 @@ def test_the_console_switches(effects: Effects) -> None:
     for name, reason in (("post", hostile), ("gone", WHY)):
         sent = {"kind": "tool", "name": name, "state": "off", "reason": reason}
         assert client.post(url, sent).status_code == 302
+    assert "<strong>2</strong> agents and tools switched off" in client.get("/admin/").content.decode()
     text = client.get(url).content.decode()
     assert "&lt;script&gt;" in text and "<script>\u202e" not in text and "\u202e" not in text
     assert "gone" in text, "also what this process does not know"

@@ -33,7 +33,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import outcome_words, returned, row_card
+from agentruns.admin.runs.steps import actor_name, outcome_words, returned, row_card
 from agentruns.conf import settings
 from agentruns.engine.gate import REQUIRES
 from agentruns.journal import events
@@ -104,9 +104,10 @@ class ApprovalCard:
             return []
         rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
         rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
-        found = read_rows(rows.filter(kind__in=(events.USER, events.ASSISTANT, events.TOOL_RESULT))[:BEFORE])
+        kinds = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT)
+        found = read_rows(rows.filter(kind__in=kinds)[:BEFORE])
         if not any(map(_is_request, found)):  # a few of them, as the model's slips are among them
-            found += read_rows(rows.filter(kind=events.USER)[:SHOWN])
+            found += read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
         return found
 
     @property
@@ -122,7 +123,10 @@ class ApprovalCard:
 
     def words_of(self, row: Row) -> Quote:
         """Return what a person wrote in a row."""
-        who = (row.payload.get("actor") or {}).get("name") or self.approval.run.owner_name
+        start = next((one for one in self.before if one.kind == events.RUN_STARTED), None)
+        is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
+        starter = actor_name(start.payload) if start is not None and is_task else ""
+        who = actor_name(row.payload) or starter or self.approval.run.owner_name
         given = _("Given by %(name)s") % {"name": who or _("the program")}  # who may only pass on a text
         return quote(given, text_of(self.mask.row(row).payload.get("content") or []))
 

@@ -146,6 +146,7 @@ class Talk:
         self.turns: list[Turn] = []
         self.lines: dict[str, Line] = {}
         self.described: dict[str, str] = {}
+        self.starter = ""  # whoever gave the task that follows
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows; one of newer code, or an odd one, is left to the steps."""
@@ -159,7 +160,9 @@ class Talk:
 
     def _add(self, row: Row) -> None:
         payload, line = row.payload, self.lines.get(row.call_id)
-        if row.kind == events.USER:
+        if row.kind == events.RUN_STARTED:
+            self.starter = actor_name(payload)
+        elif row.kind == events.USER:
             self._person(row)
         elif row.kind == events.ASSISTANT:
             self._agent(row)
@@ -213,7 +216,8 @@ class Talk:
             note = _("The answer was not of the required form, and was sent back.")
             self.turns.append(Turn("", "note", row.seq, note=note))
             return
-        who = actor_name(payload) or self.run.owner_name
+        starter = "" if events.COPIED in payload else self.starter
+        who, self.starter = actor_name(payload) or starter or self.run.owner_name, ""
         said = body("", text_of(payload["content"]), self._limit(row, LONGEST))
         turn = Turn(person(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
         self.turns.append(turn)
@@ -236,7 +240,7 @@ class Talk:
 
     def _result(self, line: Line, row: Row) -> None:
         outcome, in_doubt = row.payload.get("outcome"), row.payload.get("in_doubt", False)
-        words, line.tone = outcome_words(outcome, in_doubt=in_doubt)
+        words, line.tone = outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
         line.state = "" if outcome == "ok" else words
         if row.payload.get("reconciled"):
             line.says.append(_("The outside system says so, asked by the call's key."))

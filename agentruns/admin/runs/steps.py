@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.html import Body, Fact, as_text, body, plain, pretty, spoken, stamp, visible
+from agentruns.admin.html import EMPTY, Body, Fact, as_text, body, plain, pretty, spoken, stamp, visible
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
@@ -162,7 +162,7 @@ def returned(row: Row) -> str:
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = text_of(content)
-    return spoken(content)
+    return spoken(content) or EMPTY
 
 
 def actor_name(payload: Payload) -> str:
@@ -185,7 +185,12 @@ def _say(card: RowCard, label: str, text: object) -> None:
     if text not in (None, "", [], {}):
         shown = as_text(text)
         card.bodies.append(body(label, shown, card.limit))
-        card.brief = card.brief or body("", " ".join(shown[: 4 * BRIEF].split()), BRIEF).text
+        card.brief = card.brief or _in_brief(" ".join(shown[: 4 * BRIEF].split()))
+
+
+def _in_brief(text: str) -> SafeString:
+    found = body("", text, BRIEF)
+    return format_html("{}…", found.text) if found.left_out else found.text
 
 
 def _run_started(card: RowCard, payload: Payload) -> None:
@@ -260,7 +265,8 @@ def _stating(title: Any, tone: str = "plain", *names: str) -> Callable[[RowCard,
 
 
 def _tool_result(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = outcome_words(payload["outcome"], in_doubt=payload.get("in_doubt", False))
+    in_doubt, is_started = payload.get("in_doubt", False), bool(card.attempt)
+    card.title, card.tone = outcome_words(payload["outcome"], in_doubt=in_doubt, is_started=is_started)
     if payload.get("reconciled"):
         _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
     _add(card, _("Not as annotated"), payload.get("misfit"))
@@ -345,7 +351,7 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         said.append(twice % {"count": again})
     if none_twice:
         twice = _("No effect of this session ran twice with equal arguments.")
-        said += [twice, _("Of others, only approved calls are compared.")]
+        said += [twice, _("Of other sessions, only approved calls are compared.")]
     return [" ".join(said)]
 
 
@@ -365,10 +371,12 @@ def verdict_words(verdict: Any) -> str:
     return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
 
 
-def outcome_words(outcome: Any, *, in_doubt: bool = False) -> tuple[str, str]:
+def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = True) -> tuple[str, str]:
     """Return the outcome of a call in words fit for a page, and their tone; it may be one of newer code."""
     if in_doubt:
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
+    if outcome == "error" and not is_started:
+        return _("Not executed: refused"), "bad"
     words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (plain(outcome), "plain"))
     return str(words), tone
 

@@ -31,7 +31,8 @@ def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
         changed = switches.switch(kind, name, state, request.user, reason=reason)
     except ValueError as error:
         return _page(admin, request, 400, str(error))
-    said = _("%(name)s is %(state)s now.") if changed else _("%(name)s was %(state)s already.")
+    said = _("%(name)s is %(state)s. Every process knows it within five seconds.")
+    said = said if changed else _("%(name)s was %(state)s already.")
     text = said % {"name": plain(name), "state": _("off") if state == "off" else _("on")}
     admin.message_user(request, text, messages.SUCCESS if changed else messages.INFO)
     return HttpResponseRedirect(admin.url(request, "switches"))
