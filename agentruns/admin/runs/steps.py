@@ -351,7 +351,7 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         said.append(twice % {"count": again})
     if none_twice:
         twice = _("No effect of this session ran twice with equal arguments.")
-        said += [twice, _("Of other sessions, only approved calls are compared.")]
+        said += [twice, _("Elsewhere, only approved calls are compared.")]
     return [" ".join(said)]
 
 
