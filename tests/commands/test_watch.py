@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from tests.settings import DATABASE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POSTGRES = DATABASE == "postgres"
-AT_MOST = 3  # seconds for the quickest of many; a tenth of a second where nothing else is at work
+AT_MOST = 0.5 if POSTGRES else 1.0  # seconds; five times what it takes where nothing else is at work
 LIMIT = 120  # seconds for a slow machine
 SELDOM = "--interval=36000"  # nothing is found in time by looking: the first time is after more than an hour
 LISTENERS = "FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN agentruns'"
@@ -91,7 +93,7 @@ def test_the_handler_begins_right_after_the_approval(watch: Watch, effects: Effe
         card = waiting(number)
         time.sleep(random.uniform(0, 0.3))
         took.append(reaction(card, effects))
-    assert min(took) < AT_MOST, took
+    assert median(took) < AT_MOST, took
     assert effects.count() == 20
 
 
@@ -106,7 +108,7 @@ def test_a_listener_that_broke_is_made_anew(watch: Watch, effects: Effects, tmp_
     assert re.search("listens for runs broke; it is made anew: ", (tmp_path / "said").read_text())
     # By looking it would find each of them after seven seconds and a half.
     took = [reaction(card, effects), *(reaction(waiting(number), effects) for number in range(1, 5))]
-    assert min(took) < AT_MOST, took
+    assert min(took) < 2 * AT_MOST, took
 
 
 def test_a_lost_ring_delays_a_run_until_the_next_look(
@@ -116,6 +118,14 @@ def test_a_lost_ring_delays_a_run_until_the_next_look(
     card = waiting(0)
     monkeypatch.setattr(write, "notify_on_commit", lambda alias, run_id: None)
     reaction(card, effects)
+
+
+def seconds_to_end(child: subprocess.Popen[str]) -> float:
+    """Return how long a watcher takes to end after SIGTERM."""
+    began = time.monotonic()
+    child.terminate()
+    assert child.wait(LIMIT) == 0
+    return time.monotonic() - began
 
 
 def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
@@ -133,6 +143,6 @@ def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
                 return bool(cursor.fetchone()[0] == 0)
 
             wait_for(is_free, "a moment without readers")
-    child.terminate()
-    assert child.wait(LIMIT) == 0, "it does not wait for its next look"
+    # A crowded machine may end one late; one that waits for its next look is late always.
+    assert any(seconds_to_end(one) < 3 for one in chain([child], (watch(SELDOM) for _ in range(2))))
     assert (tmp_path / "said").read_text().endswith("Stopped.\n")
