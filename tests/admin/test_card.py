@@ -121,7 +121,7 @@ HANGS = threading.Event()
 def hang(args: dict[str, Any]) -> dict[str, Any]:
     """Answer at once when the model asks, and to a page only when the test is over."""
     if args["cents"] in ASKED:
-        HANGS.wait(30)
+        HANGS.wait(300)
     ASKED.add(args["cents"])
     return {"before": {"paid": "nothing"}, "after": {"paid": args["cents"]}}
 
@@ -148,7 +148,7 @@ def paid(cents: int) -> str:
     return "paid"
 
 
-SOON = 10  # seconds, of the 30 that the preview takes
+SOON = 100  # seconds, of the 300 that the preview takes
 
 
 @ELSEWHERE

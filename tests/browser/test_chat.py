@@ -187,7 +187,7 @@ def test_a_broken_connection_and_a_reply_on_its_way(chat: Visitor) -> None:
 
 
 def test_words_as_they_are_written_survive_a_reload(chat: Visitor) -> None:
-    page, words = chat.page, " ".join(f"word{number}" for number in range(30))
+    page, words = chat.page, " ".join(f"word{number}" for number in range(60))
     Agent("chat", instructions="Serve.", version="2", model=ScriptedModel([{"text": words}], pace=0.25))
     say(chat, "Hi")
     chat.wait_for("Hi")
@@ -195,11 +195,11 @@ def test_words_as_they_are_written_survive_a_reload(chat: Visitor) -> None:
     worker.start()
     draft = page.locator("#draft")
     expect(draft).to_contain_text("word3")
-    assert "word29" not in draft.inner_text()
+    assert "word59" not in draft.inner_text()
     page.reload()
     expect(draft).to_contain_text("word12")
-    assert "word29" not in draft.inner_text()
-    chat.wait_for("word29")
+    assert "word59" not in draft.inner_text()
+    chat.wait_for("word59")
     worker.join()
     expect(draft).to_be_hidden()
     assert shown(chat) == ["Hi", words]

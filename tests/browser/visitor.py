@@ -37,6 +37,8 @@ class Visitor:
         self.complaints: list[str] = []
         self.clicks = self.keys = 0
         self.expected: set[int] = set()
+        self.under_way: list[Request] = []  # until they are answered
+        self.late: list[tuple[Request, int]] = []  # begun in a block that expects a status, answered after it
         context.set_default_timeout(PATIENCE)
         self.page = context.new_page()
         self._watch(self.page)
@@ -132,6 +134,8 @@ class Visitor:
         self.context.clear_cookies()
         self.complaints.clear()
         self.expected.clear()
+        self.under_way.clear()
+        self.late.clear()
         self.clicks = self.keys = 0
 
     # What they see
@@ -163,12 +167,14 @@ class Visitor:
             yield
         self.page.wait_for_load_state()
         self.expected.discard(status)
+        self.late += [(request, status) for request in self.under_way]
 
     # What their browser says
 
     def _watch(self, page: Page) -> None:
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.complaints.append(f"error of a script: {error}"))
+        page.on("request", lambda request: self.under_way.append(request))
         page.on("requestfailed", self._failed)
         page.on("response", self._answered)
         page.on("dialog", self._dialog)
@@ -183,7 +189,10 @@ class Visitor:
             self.complaints.append(f"request failed: {request.url}: {request.failure}")
 
     def _answered(self, response: Response) -> None:
-        if response.status >= HTTPStatus.BAD_REQUEST and response.status not in self.expected:
+        if response.request in self.under_way:
+            self.under_way.remove(response.request)
+        is_expected = response.status in self.expected or (response.request, response.status) in self.late
+        if response.status >= HTTPStatus.BAD_REQUEST and not is_expected:
             self.complaints.append(f"answered {response.status}: {response.request.method} {response.url}")
 
     def _dialog(self, dialog: Any) -> None:
