@@ -179,6 +179,8 @@ class Driver:
         tries, began = 0, uptime()
         give_up = began + settings.LEASE_SECONDS
         while True:
+            if self.lease is not None and self.lease.lost.is_set():
+                raise LeaseLostError(f"Run {self.run.run_id} went on without epoch {self.lease.epoch}.")
             batch = Batch(self.state, self.lease.epoch if self.lease else 0, local=self.lease is None)
             seq = batch.first_seq
             build(batch)
@@ -235,14 +237,15 @@ class Driver:
         close_stale(alias)
         self.state = self.store.load(lease.session_id, lease.run_id)
         stored = self._stored_of(lease, tried)
+        if stored is not None and stored.first_seq >= self.state.next_seq:  # it landed after that
+            self.state = self.store.load(lease.session_id, lease.run_id)
+        epoch, status = Run.objects.using(alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
+        if (epoch != lease.epoch or status in Run.ENDED) and (stored is None or not stored.releases):
+            lease.lost.set()  # also if it is stored: the state may by now be that of a later reply
         if stored is not None:
             telemetry.stored(stored, alias)
-            if stored.first_seq >= self.state.next_seq:  # it landed after the state was read
-                self.state = self.store.load(lease.session_id, lease.run_id)
             return stored
-        epoch, status = Run.objects.using(alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
-        if epoch != lease.epoch or status in Run.ENDED:
-            lease.lost.set()
+        if lease.lost.is_set():
             raise LeaseLostError(
                 f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
             )

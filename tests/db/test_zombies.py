@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from django.db import OperationalError
 from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, start_run, tool
 from agentruns.engine.leases import Lease
 from agentruns.engine.worker import advance
-from agentruns.exceptions import LeaseLostError, RunStateError
+from agentruns.exceptions import LeaseLostError, RunStateError, ToolDurabilityError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
@@ -321,6 +322,42 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
     assert slept
     assert outcomes(the_only_run()) == ["ok"]
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
+
+
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
+    outcome: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append, slept, first_is_stored = DatabaseStore.append, list[bool](), threading.Event()
+
+    def append_and_sleep(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        append(store, batch, **options)
+        if not slept and any(row.kind == "tool_result" for row in batch.rows):
+            slept.append(True)
+            kill(Run.objects.get())
+            elsewhere(sweep)
+            first_is_stored.set()
+            raise OperationalError("the connection broke before the acknowledgement came")
+
+    @tool(parallel=True, safe_to_retry=True)
+    def look(ctx: ToolContext, number: int) -> str:
+        """Look something up; the second one is slower than that, or says that it does not know."""
+        if ctx.attempt == 1 and number == 2:
+            assert first_is_stored.wait(120)
+            if outcome == "unknown":
+                raise ToolDurabilityError("no answer")
+        return f"{number} at attempt {ctx.attempt}"
+
+    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
+    group = [call("look", number=1), call("look", number=2)]
+    turns = [{"tools": group}, {"tools": [call("refund", cents=5000)]}]
+    agent = shop_agent("zombie", *turns, tools=[look, refund])
+    with caplog.at_level(logging.WARNING, "agentruns.engine"):
+        assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
+    found = the_only_run()
+    assert "Lease lost" in caplog.text
+    assert outcomes(found) == ["ok", "ok"]
+    assert [one["content"] for one in late(found)] == ["2 at attempt 1"] * (outcome == "ok")
 
 
 @pytest.mark.parametrize("point", ["after_finish", "after_release"])

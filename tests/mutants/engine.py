@@ -420,6 +420,13 @@ LEASED = [
         ("crash/test_progress.py::test_a_tool_that_hangs_is_in_doubt_by_its_class",),
     ),
     Mutant(
+        "leases: who is told late that its result is stored writes nothing on others' state",
+        (Edit(DRIVER, "and (stored is None or not stored.releases):", "and stored is None:"),),
+        (
+            "db/test_zombies.py::test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_reply",
+        ),
+    ),
+    Mutant(
         "leases: a draining process claims nothing",
         (Edit(LEASES, "~Exists(drain_requests(alias)), pk=run_id, lease_epoch", "pk=run_id, lease_epoch"),),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
