@@ -221,6 +221,16 @@ def test_nothing_is_an_answer_too() -> None:
     assert "Result- all done" in text(run)
 
 
+def test_a_reply_to_a_run_that_waits_says_when_it_is_read(world: World) -> None:
+    approval = world.waiting()
+    run = approval.run
+    sent = {**page(run).forms[url(run, "reply")], "text": "and now?"}
+    shown = read(browser("superuser").post(url(run, "reply"), sent, follow=True))
+    assert "Sent. The agent reads it when the run goes on, which waits for a person." in shown.text
+    approve(approval.pk, user("superuser"))
+    assert "not run yet" in page(run).text
+
+
 def test_a_reply_that_cannot_be_sent_keeps_what_was_typed(world: World) -> None:
     run, before = world.completed(), snapshot()
     form = page(run).forms[url(run, "reply")]

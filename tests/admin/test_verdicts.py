@@ -112,6 +112,7 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
     assert run.status == "cancelled"
     page = card(run)
     assert "Its outcome was recorded as unknown" in page.text
+    assert "The model was told so" not in page.text, "nobody asks it any more"
     assert url(run, "cancel") not in page.forms
     assert effects.count() == 1
 
@@ -137,7 +138,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
     shown = read(browser("superuser").get(url(run)))
     assert "Completed. Somebody still has to say what became of a call:" in shown.text
     assert "It waits for nobody" not in shown.text
-    assert "A call of wire was told to the model as unknown; nobody has cleared it." in shown.text
+    assert "The outcome of a call of wire is unknown; nobody has cleared it." in shown.text
     assert "Until then each further call of wire asks a person." in shown.text
     assert url(run, "call", doubtful(run)) in shown.links
     rows = run.messages.count()
@@ -172,7 +173,7 @@ def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World) -> None
     second = start({"tools": [call("post", text="hi")]}, key="second")
     assert second.pk != first.pk
     page = read(browser("superuser").get(url(second)))
-    assert "A call of wire was told to the model as unknown" in page.text
+    assert "The outcome of a call of wire is unknown" in page.text
     assert url(first, "call", doubtful(first)) in page.links
     give(first, "occurred")
     assert "was told to the model" not in read(browser("superuser").get(url(second))).text

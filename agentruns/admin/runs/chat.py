@@ -43,7 +43,7 @@ from agentruns.journal.fold import text_of
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, starting
+from agentruns.services import permissions, starting, waiting
 from agentruns.services.transfer import MARK
 from agentruns.tools.card import in_time, one_line
 from agentruns.utils.bounds import TEXT_LENGTH
@@ -147,6 +147,7 @@ class Talk:
         self.lines: dict[str, Line] = {}
         self.described: dict[str, str] = {}
         self.starter = ""  # whoever gave the task that follows
+        self.not_run = _("not run") if run.is_ended else _("not run yet")
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows; one of newer code, or an odd one, is left to the steps."""
@@ -182,7 +183,7 @@ class Talk:
             is_edit, line.given = "arguments" in payload, payload.get("arguments", line.given)
             what = _("Edited and approved") if is_edit else verb_words(payload["verb"])[0]
             line.says.append(self._decided(row, what))
-            line.state, line.tone = _("not run"), "plain"
+            line.state, line.tone = self.not_run, "plain"
         elif row.kind == events.TOOL_STARTED:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
@@ -233,7 +234,7 @@ class Talk:
             key, tool = call["id"], call["tool"]
             described = self.mask.made(tool, self.described.get(key, ""))
             title = visible(described or plain(tool).replace("_", " "))
-            line = Line(key, row.seq, title, bool(described), call["arguments"], _("not run"), limit=limit)
+            line = Line(key, row.seq, title, bool(described), call["arguments"], self.not_run, limit=limit)
             self.lines[key] = line
             turn.lines.append(line)
         self.turns.append(turn)
@@ -363,5 +364,8 @@ def reply_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
         return admin.page(request, run, status=status_of(error), refusal=text, reply_form=form)
     if is_new:
         admin.log_change(request, reader, _("Wrote to the agent from the console."))
-    admin.message_user(request, _("Sent. The agent reads it next."), messages.SUCCESS)
+    sent = _("Sent. The agent reads it next.")
+    if reader.status in waiting.FOR_PEOPLE:
+        sent = _("Sent. The agent reads it when the run goes on, which waits for a person.")
+    admin.message_user(request, sent, messages.SUCCESS)
     return admin.back(request, reader)

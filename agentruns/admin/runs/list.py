@@ -75,7 +75,7 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.ORPHAN:
         return _("A call of %(tool)s is in doubt") % {"tool": tool}
     if wait.kind == waiting.UNCLEARED:
-        sentence = _("A call of %(tool)s was told to the model as unknown; nobody has cleared it.")
+        sentence = _("The outcome of a call of %(tool)s is unknown; nobody has cleared it.")
         if text:
             sentence = _("A call of %(tool)s raised an error and is in doubt; nobody has cleared it.")
         if wait.gates_tool:
