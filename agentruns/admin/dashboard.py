@@ -159,11 +159,12 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
 
 def _controls(alias: str) -> tuple[int, datetime | None]:
     """Return how many agents and tools are off, and when a worker's sweep was last seen, by one query."""
-    rows = Control.objects.using(alias).exclude(name="draining")
-    switches_first = rows.annotate(is_off=Q(name__startswith="off:")).order_by("-is_off", "-seen_at")
-    found = list(switches_first.values_list("is_off", "seen_at")[: CONTROLS + 1])
-    off = sum(bool(is_off) for is_off, _seen in found)
-    return off, next((seen for is_off, seen in found if not is_off), None)
+    rows = Control.objects.using(alias).exclude(name=Control.DRAINING)
+    found = rows.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
+    # The few sweepers first: however many switches there are, they are not cut off.
+    told = list(found.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
+    off = sum(bool(is_off) for is_off, _seen in told)
+    return off, next((seen for is_off, seen in told if not is_off), None)
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:

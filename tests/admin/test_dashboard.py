@@ -103,6 +103,17 @@ def test_the_worker_is_red_when_silent(world: World) -> None:
     )
 
 
+def test_many_switches_hide_no_worker(world: World) -> None:
+    Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
+    Control.objects.bulk_create(
+        Control(name=f"off:tool:t{number}", seen_at=timezone.now())
+        for number in range(dashboard.CONTROLS + 99)
+    )
+    page = index()
+    assert "100+ agents and tools switched off" in text(page)
+    assert re.search(r"ok worker, seen [2-9]\d s", text(page))
+
+
 def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, verb in enumerate(["approve", "approve", "approve", "deny"]):
         approval = world.waiting(f"s{number}", 5000 + number)

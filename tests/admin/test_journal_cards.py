@@ -73,7 +73,7 @@ def test_who_did_it() -> None:
             {"verb": "approve", "digest": "d", "arguments": {"cents": 1}},
             "Approved with edited arguments",
         ),
-        (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown, told to the model"),
+        (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown"),
         (
             events.ORPHAN_RESOLVED,
             {"verdict": "not_occurred", "evidence": "asked"},

@@ -113,6 +113,7 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
     page = card(run)
     assert "Its outcome was recorded as unknown" in page.text
     assert "The model was told so" not in page.text, "nobody asks it any more"
+    assert "told to the model" not in read(browser("superuser").get(url(run))).text
     assert url(run, "cancel") not in page.forms
     assert effects.count() == 1
 
@@ -176,4 +177,4 @@ def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World) -> None
     assert "The outcome of a call of wire is unknown" in page.text
     assert url(first, "call", doubtful(first)) in page.links
     give(first, "occurred")
-    assert "was told to the model" not in read(browser("superuser").get(url(second))).text
+    assert "The outcome of a call of" not in read(browser("superuser").get(url(second))).text

@@ -296,18 +296,27 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
     assert (outcomes(the_only_run()), effects.count()) == (["ok"], 1)
 
 
-def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, slept = DatabaseStore.append, list[bool]()
+def late_acknowledgement(kind: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let others go on to the next reply before the first commit of such a row is told to its worker."""
+    append, others_went_on = DatabaseStore.append, threading.Event()
+    first = threading.Lock()
 
     def append_and_sleep(store: DatabaseStore, batch: Any, **options: Any) -> None:
         append(store, batch, **options)
-        if not slept and any(row.kind == "tool_started" for row in batch.rows):
-            slept.append(True)
+        if any(row.kind == kind for row in batch.rows) and first.acquire(blocking=False):
             kill(Run.objects.get())
             elsewhere(sweep)
+            others_went_on.set()
             raise OperationalError("the connection broke before the acknowledgement came")
+
+    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
+    return others_went_on
+
+
+def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_went_on = late_acknowledgement("tool_started", monkeypatch)
 
     @tool(parallel=True, safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
@@ -315,11 +324,10 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
         record(ctx)
         return "seen"
 
-    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
     turns = [{"tools": [call("look")]}, {"tools": [call("refund", cents=5000)]}]
     agent = shop_agent("zombie", *turns, tools=[look, refund])
     assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
-    assert slept
+    assert others_went_on.is_set()
     assert outcomes(the_only_run()) == ["ok"]
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
 
@@ -328,27 +336,17 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
 def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
     outcome: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append, slept, first_is_stored = DatabaseStore.append, list[bool](), threading.Event()
-
-    def append_and_sleep(store: DatabaseStore, batch: Any, **options: Any) -> None:
-        append(store, batch, **options)
-        if not slept and any(row.kind == "tool_result" for row in batch.rows):
-            slept.append(True)
-            kill(Run.objects.get())
-            elsewhere(sweep)
-            first_is_stored.set()
-            raise OperationalError("the connection broke before the acknowledgement came")
+    others_went_on = late_acknowledgement("tool_result", monkeypatch)
 
     @tool(parallel=True, safe_to_retry=True)
     def look(ctx: ToolContext, number: int) -> str:
         """Look something up; the second one is slower than that, or says that it does not know."""
         if ctx.attempt == 1 and number == 2:
-            assert first_is_stored.wait(120)
+            assert others_went_on.wait(120)
             if outcome == "unknown":
                 raise ToolDurabilityError("no answer")
         return f"{number} at attempt {ctx.attempt}"
 
-    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
     group = [call("look", number=1), call("look", number=2)]
     turns = [{"tools": group}, {"tools": [call("refund", cents=5000)]}]
     agent = shop_agent("zombie", *turns, tools=[look, refund])

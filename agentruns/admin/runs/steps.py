@@ -406,7 +406,7 @@ _OUTCOMES: dict[str, tuple[Any, str]] = {
     "expired": (gettext_lazy("Not executed: nobody answered"), "bad"),
     "answered": (gettext_lazy("Not executed: answered by a person"), "plain"),
     "cancelled": (gettext_lazy("Not executed: cancelled"), "plain"),
-    "unknown": (gettext_lazy("Outcome unknown, told to the model"), "bad"),
+    "unknown": (gettext_lazy("Outcome unknown"), "bad"),
 }
 ORPHAN_ACTIONS = {
     "held": gettext_lazy("It waits for somebody who may give verdicts."),
