@@ -122,6 +122,10 @@ class LeaseLostError(AgentRunsError):
     """Another process took this run over, or the run ended; this process may write no more of it."""
 
 
+class JournalRewoundError(LeaseLostError):
+    """The database has lost rows of the run that a worker had seen committed; the run is held for staff."""
+
+
 class JournalConflictError(AgentRunsError):
     """Other rows were appended first. Internal: always re-read and retried."""
 

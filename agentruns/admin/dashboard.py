@@ -30,6 +30,7 @@ from agentruns.admin.html import EMPTY, age, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
+from agentruns.engine.rewound import REWOUND
 from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Control, Notification, Run
@@ -124,6 +125,10 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     ):
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
+    lost = count and counted(runs.filter(status="paused", blocked_reason__startswith=REWOUND), MOST)
+    if lost:  # among the paused
+        words = _("held: the database lost rows that were committed")
+        _figure(found, lost, words, "bad", _url(site, Run, status="paused"))
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = _url(site, Run, status="ended-in-doubt")
         _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
@@ -159,7 +164,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
 
 def _controls(alias: str) -> tuple[int, datetime | None]:
     """Return how many agents and tools are off, and when a worker's sweep was last seen, by one query."""
-    rows = Control.objects.using(alias).exclude(name=Control.DRAINING)
+    rows = Control.objects.using(alias).exclude(name__in=(Control.DRAINING, Control.SERVER))
     found = rows.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
     # The few sweepers first: however many switches there are, they are not cut off.
     told = list(found.order_by("is_off", "-seen_at")[: 2 * CONTROLS])

@@ -15,6 +15,7 @@ from agentruns import services
 from agentruns.agents.agent import registered
 from agentruns.checks.base import check
 from agentruns.conf import settings
+from agentruns.engine.rewound import REWOUND
 from agentruns.models import Control, Run, Session
 from agentruns.utils.db import later
 
@@ -109,10 +110,15 @@ def _visibility(conf: Any) -> float | None:
 
 @check(of_database=True)
 def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that a worker sweeps while there are runs that can go on."""
+    """Check that no committed rows were lost, and that a worker sweeps while runs can go on."""
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
         return  # before the first migrate
     alias, late = connection.alias, services.sweep.LATE
+    lost = Run.objects.using(alias).filter(status=Run.Status.PAUSED, blocked_reason__startswith=REWOUND)
+    if lost.exists():
+        text = "The database has lost rows that were committed, and runs are held because of it."
+        hint = "Follow docs/databases.md, 'When committed rows vanish', before you resume them."
+        yield Warning(text, hint=hint, id="agentruns.W018")
     state = services.sweep.sweeper(alias)
     waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-late))
     if state == "ok" or not waiting.exists():

@@ -9,15 +9,15 @@ from concurrent.futures import Future
 from copy import deepcopy
 from datetime import datetime
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine.leases import Lease
-from agentruns.exceptions import JournalConflictError, LeaseLostError, NotFoundError
-from agentruns.journal import events, telemetry
+from agentruns.exceptions import JournalConflictError, JournalRewoundError, LeaseLostError, NotFoundError
+from agentruns.journal import committed, events, telemetry
 from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
@@ -65,6 +65,8 @@ class Driver:
         self.ready: set[Any] = set()  # what the tools depend on, asked in this drive
         self.caller: Any = None
         self.asked_about: set[tuple[str, int]] = set()  # in doubt when the caller asked the run to go on
+        self.before = state.run  # the last state that is known to be stored
+        self._acknowledge()
 
     @property
     def run(self) -> RunState:
@@ -181,17 +183,18 @@ class Driver:
         while True:
             if self.lease is not None and self.lease.lost.is_set():
                 raise LeaseLostError(f"Run {self.run.run_id} went on without epoch {self.lease.epoch}.")
-            batch = Batch(self.state, self.lease.epoch if self.lease else 0, local=self.lease is None)
+            epoch, owner = (self.lease.epoch, self.lease.owner) if self.lease else (0, "")
+            batch = Batch(self.state, epoch, owner=owner, local=self.lease is None)
             seq = batch.first_seq
-            build(batch)
-            if not batch.rows:
-                return batch
-            tried.append(batch)
-            if not joined:
-                self.mend()
-            if self.lease is not None:
-                self.lease.ending = batch.releases
             try:
+                build(batch)  # which may ask the database for the time
+                if not batch.rows:
+                    return batch
+                tried.append(batch)
+                if not joined:
+                    self.mend()
+                if self.lease is not None:
+                    self.lease.ending = batch.releases
                 self.store.append(batch, durable=not joined)
                 break
             except (JournalConflictError, DatabaseError, InterfaceError) as error:
@@ -210,13 +213,15 @@ class Driver:
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
         self._stored(batch, began)
+        if not joined:
+            self._acknowledge()
         return batch
 
     def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
         """Rebuild the state from the database; return the one of `tried` that turned out to be stored.
 
         `patient` waits for the database for as long as the lease is ours: a known result or a paid
-        reply is never lost because it cannot be stored now. Raises LeaseLostError.
+        reply is never lost because it cannot be stored now. Raises LeaseLostError, JournalRewoundError.
         """
         lease, pause = self.lease, 0.05
         if lease is None:
@@ -236,11 +241,17 @@ class Driver:
         alias = journal_alias(lease.alias)
         close_stale(alias)
         self.state = self.store.load(lease.session_id, lease.run_id)
+        if self.state.is_rewound:
+            self._rewound(lease)
         stored = self._stored_of(lease, tried)
         if stored is not None and stored.first_seq >= self.state.next_seq:  # it landed after that
             self.state = self.store.load(lease.session_id, lease.run_id)
-        epoch, status = Run.objects.using(alias).values_list("lease_epoch", "status").get(pk=lease.run_id)
-        if (epoch != lease.epoch or status in Run.ENDED) and (stored is None or not stored.releases):
+        columns = Run.objects.using(alias).values_list("lease_epoch", "lease_owner", "status")
+        epoch, owner, status = columns.get(pk=lease.run_id)
+        if epoch < lease.epoch:  # the claim itself is gone
+            self._rewound(lease)
+        is_other = (epoch, owner) != (lease.epoch, lease.owner or owner)
+        if (is_other or status in Run.ENDED) and (stored is None or not stored.releases):
             lease.lost.set()  # also if it is stored: the state may by now be that of a later reply
         if stored is not None:
             telemetry.stored(stored, alias)
@@ -257,6 +268,19 @@ class Driver:
         rows = Message.objects.using(journal_alias(lease.alias))
         rows = rows.filter(session_id=lease.session_id, hash__in=hashes)
         return next((hashes[found] for found in rows.values_list("hash", flat=True)), None)
+
+    def _rewound(self, lease: Lease) -> NoReturn:
+        lease.lost.set()
+        raise JournalRewoundError(
+            f"Run {lease.run_id}: the database lost rows that this process had seen committed. The run is "
+            "held for staff; see docs/databases.md, 'When committed rows vanish'."
+        )
+
+    def _acknowledge(self) -> None:
+        """Remember that the state is committed: a journal without its last row was rewound."""
+        self.before = self.state.run
+        if self.lease is not None:
+            committed.remember(self.lease.session_id, self.state.next_seq - 1, self.state.head)
 
     def _stored(self, batch: Batch, sent: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}

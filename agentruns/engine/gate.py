@@ -35,6 +35,10 @@ TOO_MANY = (
 )
 REQUIRES = "{tool} requires approval."
 OFF = "the tool is switched off for now"
+RESTORED = (
+    "This run was held because rows of its journal were lost, or may be. {tool} may have been called in "
+    "those rows: find out before you approve."
+)
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -194,6 +198,8 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
         return IN_DOUBT.format(tool=tool.name, calls=calls)
     if since := run_since(driver, tool):
         return since
+    if driver.run.restored_at and tool.recovery == "nothing":
+        return RESTORED.format(tool=tool.name)
     asks = tool.requires_approval
     if not isinstance(asks, bool):
         asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))

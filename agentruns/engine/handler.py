@@ -20,11 +20,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, masking, telemetry
-from agentruns.journal.connection import mend_connection, own_connection
+from agentruns.journal.connection import mend_connection, own_alias, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Batch
-from agentruns.models import CommitFence
+from agentruns.models import CommitFence, Message
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.db import is_read_only, read_committed, uptime
@@ -370,7 +370,11 @@ def store_late_result(
     for _ in range(LATE_TRIES):
         try:
             with own_connection(lease.alias):
-                batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+                state = driver.store.load(lease.session_id, lease.run_id)
+                rows = Message.objects.using(own_alias(lease.alias)).filter(run_id=lease.run_id)
+                if call.id not in state.run.calls and not rows.filter(call_id=call.id).exists():
+                    facts = {**facts, "lost": True}
+                batch = Batch(state)
                 batch.closed = True
                 batch.add(
                     events.LATE_RESULT,

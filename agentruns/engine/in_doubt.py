@@ -123,15 +123,17 @@ def orphan(
     actor: Any,
     evidence: str = "",
     recovery_failed: bool = False,
+    declared: str = "",
 ) -> None:
     """Classify an interrupted call by the declaration its tool had when it started.
 
     `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
-    its start; `recovery_failed` says that what the tool declared did not help.
+    its start; `recovery_failed` says that what the tool declared did not help; `declared` serves where no
+    start is stored.
     """
     if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again
-    action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares, "held")
+    action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares or declared, "held")
     if recovery_failed:
         action = "held"
     is_told = action == "held" and tell_model

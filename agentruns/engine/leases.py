@@ -17,16 +17,19 @@ from django.db.models.functions import Now
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
-from agentruns.journal import events
+from agentruns.journal import events, timeline
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.statements import Claimed, claim_one
 from agentruns.models import Control, Message, Run
+from agentruns.models.querysets import RunQuerySet
 from agentruns.utils import clock
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import bound, get_logger
 
 logger = get_logger("agentruns.leases")
+
+SERVICE = "service"  # owner of a lease that is taken and given back in one transaction
 
 FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
 
@@ -46,6 +49,7 @@ class Lease:
     cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
     wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
     ending: bool = False  # this process is giving it back
+    owner: str = ""  # of one claim alone: a rewound database gives an epoch to two of them
     # The time (of `uptime`) at which the heartbeat stops to extend it, unless there is progress before.
     due: float = field(default_factory=lambda: uptime() + settings.TOOL_TIMEOUT)
 
@@ -53,10 +57,16 @@ class Lease:
         """Let what is at work take this long from now."""
         self.due = max(self.due, uptime() + seconds)
 
+    def held(self, alias: str) -> QuerySet[Run]:
+        """Find the run, as long as this lease is the one that holds it."""
+        owner = {"lease_owner": self.owner} if self.owner else {}
+        rows = Run.objects.using(alias).filter(pk=self.run_id, status="running")
+        return rows.filter(lease_epoch=self.epoch, **owner)
+
     def extend(self) -> None:
         """Extend the lease by a guarded update; LeaseLostError if another process took it."""
         before, alias = uptime(), own_alias(self.alias)
-        rows = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch, status="running")
+        rows = self.held(alias)
         extended = in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS)))
         if extended != 1:
             self.lost.set()
@@ -81,11 +91,11 @@ class Lease:
             "updated_at": clock.now(self.alias),
         }
         alias = own_alias(self.alias)
-        run = Run.objects.using(alias).filter(pk=self.run_id)
-        mine = run.filter(lease_epoch=self.epoch, status="running")
+        mine = self.held(alias)
         in_transaction(alias, lambda: mine.update(**columns))
         if delay and self.is_cancel_requested():  # while the lease was ours, so nobody has closed the run
-            released = run.filter(lease_epoch=self.epoch + 1, status="queued")
+            released = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch + 1)
+            released = released.filter(status="queued")
             in_transaction(alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:
@@ -105,12 +115,19 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
-    return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + settings.LEASE_SECONDS)
+    deadline = before + settings.LEASE_SECONDS
+    return Lease(alias, run_id, session_id, epoch, attempts, took_over, deadline, owner=owner)
+
+
+def claimable(alias: str) -> RunQuerySet:
+    """Find the runs that this process may claim now: it does not drain, and the server is the known one."""
+    free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
+    return Run.objects.using(alias).runnable().filter(*free)
 
 
 def _claim_at_once(alias: str, run_id: UUID, owner: str) -> tuple[Claimed | None, bool]:
     """Claim by one statement, a transaction by itself; return also whether it is known what became of it."""
-    runs = Run.objects.using(alias).runnable().filter(~Exists(drain_requests(alias)), pk=run_id)
+    runs = claimable(alias).filter(pk=run_id)
     try:
         return claim_one(connections[alias], runs, owner, settings.LEASE_SECONDS), True
     except RACES:
@@ -135,8 +152,8 @@ def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | No
     for session_id, epoch, attempts, expired_at in seen:
         took_over = expired_at is not None  # which counts as an attempt
         taken = (
-            runs.runnable()
-            .filter(~Exists(drain_requests(alias)), pk=run_id, lease_epoch=epoch)
+            claimable(alias)
+            .filter(pk=run_id, lease_epoch=epoch)
             .update(
                 status="running",
                 lease_owner=owner,
@@ -159,7 +176,7 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
     """
     runs = Run.objects.using(alias).unfinished().filter(pk=run_id)
     taken = (runs if by_force else runs.filter(FREE)).update(
-        lease_owner="service",
+        lease_owner=SERVICE,
         lease_epoch=F("lease_epoch") + 1,
         lease_expires_at=later(settings.LEASE_SECONDS),
     )

@@ -15,12 +15,12 @@ from django.db import DatabaseError, InterfaceError
 from agentruns.agents import output
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls
+from agentruns.engine import budgets, gate, handler, in_doubt, rewound, tool_calls
 from agentruns.engine.drafts import Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
-from agentruns.exceptions import JournalUnreadableError, LeaseLostError, PayloadError
-from agentruns.journal import events, telemetry
+from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
+from agentruns.journal import committed, events, telemetry
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import text_of
 from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
@@ -92,16 +92,24 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
                 with Heartbeat(lease):
                     _recover(driver, caller, asked)
                     _advance(driver)
-        except LeaseLostError:
-            driver.released = True
-            raise
         except BaseException as error:
-            if lease is not None and not driver.released and not _paused_by(driver, error):
-                with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-                    lease.release(failed=True)
+            if lease is not None and not driver.released:
+                _give_back(driver, lease, error)
+            driver.released = driver.released or isinstance(error, LeaseLostError)
             raise
         finally:
             attributes.update(status=driver.run.status, steps=driver.run.step)
+
+
+def _give_back(driver: Driver, lease: Lease, error: BaseException) -> None:
+    """Release the lease of a drive that failed, unless it is lost; hold a run whose journal was rewound."""
+    alias, is_known = own_alias(lease.alias), isinstance(error, JournalRewoundError)
+    with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+        close_stale(alias)
+        if is_known or committed.is_lost(alias, lease.session_id):
+            rewound.hold(lease, driver.before)
+        elif not isinstance(error, LeaseLostError) and not _paused_by(driver, error):
+            lease.release(failed=True)
 
 
 def _driver(
@@ -123,6 +131,9 @@ def _driver(
             delay = None if exhausted else backoff(lease.attempts, None)
             lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if exhausted else "")
         raise
+    if state.is_rewound:
+        rewound.hold(lease)
+        return None
     if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
         logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
         lease.release()

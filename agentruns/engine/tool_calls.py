@@ -23,6 +23,7 @@ from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
 
 REFUSED = "Not executed: {why}. Nothing happened."
+MAY_BE_LOST = "It may have been started in rows that the database has lost (the run was held after that)."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
 # After their commit the project's own code is told of them, and may take its time or die.
@@ -39,6 +40,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         return
     if call.is_contradicted:
         _orphan(driver, call, RETURNED_LATE, recovery_failed=True)
+        return
+    if declared := _doubted_since(driver, call):
+        _orphan(driver, call, MAY_BE_LOST, declared=declared)
         return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
@@ -72,6 +76,19 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         _run_one(driver, driver.run.calls[call.id])
 
 
+def _doubted_since(driver: Driver, call: Call) -> str:
+    """Find the declaration of a tool whose call may have been started in lost rows; "" if it can just run.
+
+    What declares nothing waits for a verdict, unless a person has approved it since. `reconcile` is asked.
+    """
+    if not call.may_be_lost or call.attempt or call.orphan or call.verdict == "refuse":
+        return ""
+    tool = driver.agent.tools.get(call.tool)
+    declared = tool.recovery if tool else "nothing"
+    is_due = declared == "reconcile" or (declared == "nothing" and not call.asked_since)
+    return declared if is_due else ""
+
+
 def _too_early(driver: Driver, call: Call) -> bool:
     """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person."""
     # Asking the outside world, or running again, while it is at work could double the effect.
@@ -79,9 +96,12 @@ def _too_early(driver: Driver, call: Call) -> bool:
     if abandoned is not None and not abandoned.done():
         _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
         return True
-    if call.timeout is None or call.started_at is None or driver.lease is None:
+    timeout, started_at = call.timeout, call.started_at
+    if call.may_be_lost and not call.attempt and call.tool in driver.agent.tools:
+        timeout, started_at = driver.agent.tools[call.tool].timeout, driver.run.restored_at
+    if timeout is None or started_at is None or driver.lease is None:
         return False  # without a lease no other process ever had the run
-    left = (call.started_at + timedelta(seconds=call.timeout) - driver.now()).total_seconds()
+    left = (started_at + timedelta(seconds=timeout) - driver.now()).total_seconds()
     if left > 0:
         driver.lease.release(delay=left)
         driver.released = True
@@ -112,7 +132,8 @@ def start_next(driver: Driver, batch: Batch) -> None:
 
 
 def _may_run(driver: Driver, call: Call) -> bool:
-    return not call.decision and call.orphan != "reconcile" and not _refusal(driver, call)
+    is_free = not call.decision and call.orphan != "reconcile" and not _doubted_since(driver, call)
+    return is_free and not _refusal(driver, call)
 
 
 def _refusal(driver: Driver, call: Call) -> str:
@@ -215,7 +236,7 @@ def _start(driver: Driver, group: list[Call]) -> None:
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
     approval, tool = call.approval, driver.agent.tools[call.tool]
     payload: events.ToolStarted = {
-        "key": call.idempotency_key(batch.state.run.run_id),
+        "key": call.idempotency_key(batch.state.run.task),
         "digest": call.digest,
         "declares": tool.recovery,
         "timeout": tool.timeout,
@@ -386,8 +407,13 @@ def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
         _record(driver, call, observation)
 
 
-def _orphan(driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False) -> None:
-    """Treat a call of unknown outcome in a live drive as recovery would."""
+def _orphan(
+    driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False, declared: str = ""
+) -> None:
+    """Treat a call of unknown outcome in a live drive as recovery would.
+
+    `declared` is today's declaration of its tool, for a call whose start is not in the journal.
+    """
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
     actor = driver.caller if asked else None
@@ -402,6 +428,7 @@ def _orphan(driver: Driver, call: Call, evidence: str, *, recovery_failed: bool 
             actor=actor,
             evidence=evidence,
             recovery_failed=recovery_failed,
+            declared=declared,
         )
         batch.failed_drive = again.orphan in ("retry", "reconcile")
 
@@ -447,7 +474,7 @@ def _context(driver: Driver, call: Call) -> ToolContext:
         call.id,
         call.tool,
         attempt=call.attempt,
-        key=call.idempotency_key(driver.run.run_id),
+        key=call.idempotency_key(driver.run.task),
         approved_by=tuple(call.approval.names) if call.approval else (),
     )
 

@@ -272,6 +272,7 @@ class LateResult(_Returned):
     content: NotRequired[Any]
     is_error: NotRequired[bool]
     never_entered: NotRequired[bool]  # then there is no content
+    lost: NotRequired[bool]  # the reply that asked for the call is in no row any more
 
 
 class OrphanFound(Payload):
@@ -318,6 +319,7 @@ class RunPaused(Payload):
 
     reason: str
     actor: NotRequired[Actor | None]
+    restored: NotRequired[bool]  # rows of the run are lost, or may be: from here on nothing is taken as new
 
 
 class RunCancelRequested(_Asked):

@@ -66,6 +66,8 @@ class Call:
     timeout: float | None = None  # seconds of that attempt
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
     returned_late: bool = False  # without an error, after its worker had lost the run
+    may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
+    asked_since: bool = False  # and a person has approved the call, knowing that
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     in_doubt: bool = False  # its result is an error that may have come after the effect
     raised: str = ""  # error of that attempt's handler, until the outside world is asked
@@ -83,7 +85,7 @@ class Call:
             return False
         if self.orphan == "not_occurred" and not self.returned_late:
             return False
-        return self.is_open and self.attempt > 0
+        return self.is_open and (self.attempt > 0 or self.orphan in ("held", "reconcile"))
 
     @property
     def is_contradicted(self) -> bool:
@@ -106,9 +108,12 @@ class Call:
             return self.approval.status
         return ""
 
-    def idempotency_key(self, run_id: UUID) -> str:
-        """Return the key by which an outside system recognises the call: that of its first attempt."""
-        return self.key or canonical.digest([str(run_id), self.step, self.ordinal, self.tool, self.digest])
+    def idempotency_key(self, task: UUID | str) -> str:
+        """Build the key by which an outside system recognises the call: that of its first attempt.
+
+        `task` is the run's `RunState.task`.
+        """
+        return self.key or canonical.digest([str(task), self.step, self.ordinal, self.tool, self.digest])
 
 
 @dataclass(slots=True)
@@ -143,6 +148,8 @@ class RunState:
     cancel_requested_at: datetime | None = None
     pause_requested: bool = False
     paused: str = ""  # the reason
+    restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
+    task: str = ""  # names the task in the keys of its calls, also for a run that replaces a lost one
     ended: str = ""
     output: str | None = None
     error: str = ""
@@ -264,6 +271,10 @@ def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
     state.actor, state.owner = payload.get("actor"), payload.get("owner")
     state.requesters = payload.get("requesters", [])
+    state.task = str(row.run_id)
+    if key := payload["idempotency_key"]:  # unique per owner and scope, and outlives the run
+        owner = payload["owner"] or events.PROGRAM
+        state.task = canonical.digest([payload["scope"], owner["id"], payload["session"], key])
     state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
     due = events.moment(payload.get("not_before"))
     state.started_at = max(row.created_at, due) if due else row.created_at
@@ -303,6 +314,7 @@ def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
             digest=call["digest"],
             parallel=call["parallel"],
             verdict=call["verdict"] if call["verdict"] in GATE_DECISIONS else "refuse",  # of newer code
+            may_be_lost=state.restored_at is not None,
         )
         for ordinal, call in enumerate(payload["calls"])
     }
@@ -335,6 +347,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
             approval.digest, approval.title = payload["digest"], payload["title"]
             approval.given, approval.names = [], []
         actor = approval.actor or events.PROGRAM
+        call.asked_since = call.may_be_lost
         approval.given.append(actor["id"])
         approval.names.append(actor["name"])
         approval.status = "approved" if len(approval.given) >= approval.required else "pending"
@@ -419,6 +432,10 @@ def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequeste
 
 def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
     state.paused, state.pause_requested = payload.get("reason") or "paused", False
+    if payload.get("restored"):
+        state.restored_at = row.created_at
+        for call in state.calls.values():
+            call.may_be_lost, call.asked_since = True, False
 
 
 def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelRequested) -> None:

@@ -60,9 +60,10 @@ INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))
 def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, durable: bool = False) -> None:
     """Store a batch by a cursor of Django's or of the driver's; `durable`: it is committed with that.
 
-    Engine rows (a batch with an epoch) require that epoch; service rows require a run that has not ended,
-    unless the batch is `closed`. Raises JournalConflictError if the writer did not know
-    the whole journal, lost its lease, or the run has ended; the caller rolls back.
+    Engine rows (a batch with an epoch) require that epoch and its owner, since a rewound database gives an
+    epoch twice. Service rows require a run that has not ended, unless the batch is `closed`. Raises
+    JournalConflictError if the writer did not know the whole journal, lost its lease, or the run has ended;
+    the caller rolls back.
     """
     state = batch.state
     session_id, run_id = as_id(connection, state.session_id), as_id(connection, state.run.run_id)
@@ -70,8 +71,8 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
     sets, values, dated = _run_columns(connection, batch, at)
     where = "" if batch.closed else f" AND status NOT IN {ENDED}"
     if batch.epoch:
-        where += " AND lease_epoch = %s"
-    run = [*values, run_id, *([batch.epoch] if batch.epoch else ())]
+        where += " AND lease_epoch = %s AND lease_owner = %s"
+    run = [*values, run_id, *([batch.epoch, batch.owner] if batch.epoch else ())]
     known: list[Any] = [session_id, batch.first_seq, batch.first_head]
     head: list[Any] = [state.next_seq, state.head]
     rows = row_values(connection, batch)

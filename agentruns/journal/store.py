@@ -20,7 +20,7 @@ from django.utils.crypto import salted_hmac
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError, JournalUnreadableError
-from agentruns.journal import events, payloads, telemetry
+from agentruns.journal import committed, events, payloads, telemetry
 from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import KINDS, Conversation
 from agentruns.journal.events import Row
@@ -28,7 +28,7 @@ from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.outbox import announce, is_announced
 from agentruns.journal.read import Parts, rows_with_secret
 from agentruns.journal.statements import write_rows
-from agentruns.models import Approval
+from agentruns.models import Approval, Session
 from agentruns.models.parts import commitment, keyed, split
 from agentruns.models.token import VISITOR
 from agentruns.utils import clock as journal_clock
@@ -63,6 +63,7 @@ class SessionState:
         self.asking: dict[int, list[str]] = {}  # words that no reply has read -> ids of who asked for them
         self._asked: list[str] = []  # for the last run
         self.has_erased = False  # whether a part of the conversation is a placeholder
+        self.is_rewound = False  # a row that this process has seen committed is not in the journal
         self._conversation: Conversation | None = None  # until it is asked for: a decision needs none
         self._unread: list[Row] = []  # by the conversation
 
@@ -130,14 +131,20 @@ class SessionState:
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
+    known = committed.last_row(session_id)
     try:
         rows, secret = rows_with_secret(alias, session_id)
         state = SessionState(session_id, run_id, secret)
         for row in rows:
             state.apply(row)
+        state.is_rewound = known is not None and (len(rows) < known[0] or rows[known[0] - 1].hash != known[1])
     except (DatabaseError, InterfaceError):
         raise
     except Exception as error:  # an altered row can be wrong in any way
+        if isinstance(error, Session.DoesNotExist) and committed.is_lost(alias, session_id):
+            state = SessionState(session_id, run_id)
+            state.is_rewound = True
+            return state
         raise JournalUnreadableError(
             f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
             "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
@@ -146,15 +153,16 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
 
 
 class Batch:
-    """The rows of one append. `epoch` is the writer's lease epoch, 0 for service rows.
+    """The rows of one append. `epoch` and `owner` are those of the writer's lease; 0 and "" for service rows.
 
     `local`: of a stateless run, which asks no database for the time. Adding folds at once: if the batch
     cannot be stored, discard its state and read it again.
     """
 
-    def __init__(self, state: SessionState, epoch: int = 0, *, local: bool = False) -> None:
+    def __init__(self, state: SessionState, epoch: int = 0, *, owner: str = "", local: bool = False) -> None:
         self.state = state
         self.epoch = epoch
+        self.owner = owner
         self.clock = None if local else settings.DATABASE
         self.first_seq = state.next_seq
         self.first_head = state.head
@@ -227,6 +235,8 @@ class Batch:
 
     def _chain(self, kind: str, facts: dict[str, Any], content: str | None, **columns: Any) -> Row:
         parts = Parts(canonical.dumps(facts), content)
+        # Before the database is asked for the time, which may fail: a commit is patient with such rows.
+        self.progressed = self.progressed or kind in PROGRESS
         row = Row(
             seq=self.state.next_seq,
             run_id=self.state.run.run_id,
@@ -242,7 +252,6 @@ class Batch:
         row = row._replace(hash=events.row_hash(self.state.session_id, row, facts_hash))
         self.rows.append(row)
         self.parts.append(parts)
-        self.progressed = self.progressed or kind in PROGRESS
         self.state.apply(row)
         return row
 

@@ -259,6 +259,8 @@ class History:
         known = calls.get(row.call_id)
         if known is None and row.kind == events.ORPHAN_RESOLVED and row.call_id in self.copied_calls:
             return ""  # a fork may clear a doubt of its origin
+        if known is None and row.kind == events.LATE_RESULT and row.payload.get("lost"):
+            return ""  # evidence of what a restore took back
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if row.kind == events.APPROVAL_REQUESTED:
@@ -349,7 +351,7 @@ def _consumes(row: Row, call: Call, payload: events.ToolStarted) -> str:
 def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
     if not call.is_open:
         return f"is a second result of call {call.id}."
-    if payload["outcome"] == "ok" and call.attempt == 0:
+    if payload["outcome"] == "ok" and call.attempt == 0 and not call.is_started:
         return f"says that call {call.id} was done, which never started."
     return ""
 
@@ -357,6 +359,7 @@ def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
 def _doubted(row: Row, call: Call, payload: events.OrphanFound) -> str:
     # A transactional call, too, where its handler ended the transaction by itself.
     started = call.is_started or (call.declares == "transactional" and call.is_open and call.attempt > 0)
+    started = started or (call.may_be_lost and call.is_open)
     return "" if started else f"doubts call {call.id}, which has a result or never started."
 
 

@@ -16,10 +16,13 @@ from agentruns.utils.ids import uuid7
 class Control(models.Model):
     """A timestamp by the database clock: a sweeper's last pass, the last request to drain, or a switch.
 
+    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`.
+
     A switch is there while an agent or a tool is off, with its reason and the name of who switched it off.
     """
 
     DRAINING = "draining"
+    SERVER = "server"
 
     name = models.CharField(_("name"), max_length=120, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))

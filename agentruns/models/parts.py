@@ -111,7 +111,7 @@ FORMS: dict[str, Form] = {
         gone="stored misfit edited",
     ),
     "late_result": Form(
-        "worker_epoch is_error never_entered stringified reconciled",
+        "worker_epoch is_error never_entered stringified reconciled lost",
         optional={**_RAISED, "content": ERASED},
         gone="stored misfit",
     ),
@@ -121,7 +121,7 @@ FORMS: dict[str, Form] = {
     ),
     "run_resumed": Form("actor epoch unpause", _REASON),
     "run_pause_requested": Form("actor", _REASON),
-    "run_paused": Form("actor", _REASON),
+    "run_paused": Form("actor restored", _REASON),
     "run_cancel_requested": Form("actor", _REASON),
     "run_adopted": Form("actor old new version tools", _REASON, {"instructions": ERASED}, gone="stored"),
     "run_completed": Form("truncated", {"output": ERASED}),

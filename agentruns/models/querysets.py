@@ -71,8 +71,8 @@ class ControlQuerySet(models.QuerySet["Control"]):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 
     def sweepers(self) -> Self:
-        """Sweepers: every record except the drain's timestamp and the switches."""
-        return self.exclude(name="draining").exclude(name__startswith="off:")
+        """Sweepers: every record except those of the drain, of the server and of the switches."""
+        return self.exclude(name__in=("draining", "server")).exclude(name__startswith="off:")
 
     def switches(self) -> Self:
         """Agents and tools that are switched off, by name."""

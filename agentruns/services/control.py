@@ -79,17 +79,19 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Pause a run even if a lease says that it is driven: after a restore, leases are stale.
 
-    Nothing is started, asked or settled until staff resume it. Raises RunStateError when it has ended, or is
-    paused already.
+    Nothing is started, asked or settled until staff resume it. From then on no call counts as new:
+    `reconcile` is asked before a first attempt, and tools that declare nothing ask a person. Raises
+    RunStateError when the run has ended, or is held like this already.
     """
     run = find_run(run_id)
     permissions.require(actor, "unpause", run)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("held"))
-        if batch.state.run.paused:
-            raise RunStateError(_("Run %(run)s is paused already.") % {"run": run.pk})
-        batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "held for staff"})
+        if batch.state.run.paused and batch.state.run.restored_at:
+            raise RunStateError(_("Run %(run)s is held already.") % {"run": run.pk})
+        held = {**_who(actor, reason), "reason": reason or "held for staff", "restored": True}
+        batch.add(events.RUN_PAUSED, held)
 
     return write(run.pk, change, takes_lease=True, by_force=lambda state: True)
 

@@ -67,18 +67,18 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
         "pause_requested": state.pause_requested,
         "cancel_requested": state.cancel_requested,
         "model_failures": state.failures,
-        "calls": [_call(call, state.run_id, mask) for call in state.calls.values()],
+        "calls": [_call(call, state.task, mask) for call in state.calls.values()],
     }
 
 
-def _call(call: Call, run_id: UUID, mask: Mask) -> dict[str, Any]:
+def _call(call: Call, task: str, mask: Mask) -> dict[str, Any]:
     approval = call.approval
     return {
         "id": call.id,
         "tool": call.tool,
         "arguments": mask.arguments(call.tool, call.arguments),
         "digest": call.digest,
-        "idempotency_key": call.idempotency_key(run_id),
+        "idempotency_key": call.idempotency_key(task),
         "attempt": call.attempt,
         "started_at": timestamp(call.started_at) if call.started_at else None,
         "outcome": call.outcome or None,

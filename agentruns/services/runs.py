@@ -31,7 +31,7 @@ from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
 from agentruns.services.rendering import rendered
-from agentruns.services.submit import RunRequest, checked_time, request_for, submit, write_start
+from agentruns.services.submit import RunRequest, checked_time, derived, request_for, submit, write_start
 from agentruns.services.write import find_run, write
 from agentruns.utils.db import readable, reading
 from agentruns.utils.ids import secret, uuid7
@@ -94,8 +94,9 @@ def get_or_start(
 
     Without a session a new run gets one of its own, and a key's run is returned whatever its session is.
     """
-    name = str(uuid7()) if session is None else session
-    request = request_for(agent, text, name, **options)
+    request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
+    if session is None and request.key:  # the same session, and keys of calls, should a restore lose the run
+        request = replace(request, session=str(UUID(derived(request, "session")[:32])))
     given = {"names_session": session is not None, "not_before": checked_time(not_before)}
     submission = submit(replace(request, **given))  # type: ignore[arg-type]
     return submission.run, submission.is_new

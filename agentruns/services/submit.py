@@ -13,6 +13,7 @@ from uuid import UUID
 from django.conf import settings as django_settings
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Q, QuerySet
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
 from agentruns.agents import content
@@ -376,7 +377,8 @@ def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[An
 
 
 def _first_lease(alias: str, run: Run) -> Lease:
-    return Lease(alias, run.pk, run.session_id, epoch=1, deadline=uptime() + settings.LEASE_SECONDS)
+    deadline = uptime() + settings.LEASE_SECONDS
+    return Lease(alias, run.pk, run.session_id, epoch=1, owner=run.lease_owner, deadline=deadline)
 
 
 def _by_key(alias: str, request: RunRequest) -> Run | None:
@@ -451,9 +453,19 @@ def _has_pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
     return tombstones.none() if request.session_id is None else tombstones.filter(pk=request.session_id)
 
 
+def derived(request: RunRequest, what: str) -> str:
+    """Derive 32 bytes, in hex, from a caller's idempotency key and the project's SECRET_KEY."""
+    session = request.session if what == "secret" else ""
+    text = canonical.dumps([request.scope, str(request.owner.id), session, request.key])
+    return salted_hmac(f"agentruns.{what}", text, algorithm="sha256").hexdigest()
+
+
 def new_session(request: RunRequest) -> Session:
-    """Return the session that a request has to make."""
+    """Build the session that a request has to make."""
+    # A caller can ask again for a task that a restore lost: then its calls have the same digests and keys.
+    made = {"secret": derived(request, "secret")} if request.key else {}
     return Session(
+        **made,
         id=request.session_id or uuid7(),
         scope=request.scope,
         key=request.session,

@@ -6,21 +6,23 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Count, Q
+from django.db.models.functions import Now
 
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine import leases
+from agentruns.engine.rewound import REWOUND
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
-from agentruns.exceptions import JournalLockedError, RunStateError, SessionBusyError
-from agentruns.journal import telemetry
+from agentruns.exceptions import AgentRunsError, JournalLockedError, RunStateError, SessionBusyError
+from agentruns.journal import telemetry, timeline
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
@@ -28,7 +30,7 @@ from agentruns.models.querysets import RunQuerySet
 from agentruns.services import approvals
 from agentruns.services.control import hold_run
 from agentruns.services.runs import surface_orphans
-from agentruns.utils.db import in_transaction, later
+from agentruns.utils.db import close_stale, in_transaction, later
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.sweep")
@@ -39,6 +41,10 @@ BATCH = 100
 RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked, and forgets who watched
 SEVERAL = 10
 HELD = "held for staff: every unfinished run was, after a restore"
+FAILED_OVER = (
+    "{rewound}: the server went from timeline {known} to {timeline}, and commits had not waited for its "
+    "replica: rows may be lost. See docs/databases.md, 'When committed rows vanish'."
+)
 
 
 @dataclass(slots=True)
@@ -122,6 +128,8 @@ def sweep(
     if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
+    if connections[alias].vendor == "postgresql":
+        _compare_server(alias)
     for run in unserved(run_id):
         with _put_off(f"The reason why run {run.pk} waits"):
             swept.blocked += block(run, alias)
@@ -177,15 +185,39 @@ def _put_off(what: str) -> Iterator[None]:
         logger.warning("%s: %s", what, error)
 
 
-def hold_all() -> int:
-    """Hold every unfinished run for staff, driven or not; return their number, or raise what one raised."""
+def _compare_server(alias: str) -> None:
+    """Note the server's timeline; hold every run if it is another one and rows may be lost.
+
+    Until that is done no process can claim a run: see journal.timeline.
+    """
+    try:
+        server = timeline.server(alias)
+    except (DatabaseError, InterfaceError):  # a service without these functions, or no server at all
+        close_stale(alias)
+        return
+    new = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
+    noted = Control.objects.using(alias)
+    if server.known is None:
+        in_transaction(alias, lambda: noted.get_or_create(name=Control.SERVER, defaults=new))
+    elif (server.known, server.was) != (server.timeline, server.replication):
+        if server.known != server.timeline and server.was == "asynchronous":
+            reason = FAILED_OVER.format(rewound=REWOUND, **server._asdict())
+            logger.critical("%s Every unfinished run is held for staff.", reason)
+            with suppress(AgentRunsError):  # one that cannot be read cannot go on either; it is logged
+                hold_all(reason)
+        noted = noted.filter(name=Control.SERVER, reason=server.known)
+        in_transaction(alias, lambda: noted.update(**new))
+
+
+def hold_all(reason: str = HELD) -> int:
+    """Hold every unfinished run for staff, driven, paused or not, and count them; raise what one raised."""
     unfinished = Run.objects.using(settings.DATABASE).unfinished()
     held, failed = 0, list[Exception]()
     for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
         try:
-            hold_run(run_id, "resume_runs", reason=HELD)
+            hold_run(run_id, "resume_runs", reason=reason)
             held += 1
-        except RunStateError:  # paused already, or it ended in between
+        except RunStateError:  # held already, or it ended in between
             continue
         except (DatabaseError, InterfaceError):
             raise
@@ -226,9 +258,9 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
             swept.left.append(run.pk)
         return
     swept.driven += 1
-    status = Run.objects.using(alias).values_list("status", flat=True).get(pk=run.pk)
+    status = Run.objects.using(alias).values_list("status", flat=True).filter(pk=run.pk).first()
     group = {"completed": "completed", "failed": "failed", "cancelled": "failed", "queued": "queued"}
-    name = group.get(status, "waiting")
+    name = group.get(status, "waiting") if status else "failed"  # gone: the journal was rewound
     setattr(swept, name, getattr(swept, name) + 1)
     if name == "waiting":
         swept.left.append(run.pk)
@@ -240,9 +272,13 @@ def _is_stamped(alias: str, name: str) -> bool:
 
 
 def _is_reachable(alias: str) -> bool:
+    connection = connections[alias]
     try:
-        connections[alias].ensure_connection()
-        return connections[alias].is_usable()
+        connection.ensure_connection()
+        if not connection.is_usable():  # the old one: only a new one tells
+            connection.close()
+            connection.ensure_connection()
+        return connection.is_usable()
     except (DatabaseError, InterfaceError):
         return False
 

@@ -9,7 +9,7 @@ from django.db.models import F, Q
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.engine.leases import take
+from agentruns.engine.leases import SERVICE, take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError, RunStateError
 from agentruns.journal.copies import last_task
@@ -80,7 +80,7 @@ def write(
         state = store.load(run.session_id, run.pk)
         epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
         run = find_run(run_id)
-        batch = Batch(state, epoch)
+        batch = Batch(state, epoch, owner=SERVICE)
         batch.release, batch.guard, batch.closed = bool(epoch), guard, closed
         change(run, batch)
         if batch.rows:

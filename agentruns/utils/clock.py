@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connections
 
-from agentruns.utils.db import database_now, uptime
+from agentruns.utils.db import close_stale, database_now, uptime
 
 REFRESH = 60.0  # seconds that a reading is good for: the clocks of two machines drift apart
 PRECISION = 1.0  # seconds that a reading may have taken; it is off by half of them at most
@@ -62,7 +62,8 @@ def _asked(alias: str, known: Reading | None) -> Reading:
         sent = uptime()
         try:
             reading = Reading(database_now(alias), sent, uptime())
-        except Exception:  # of a connection that user code may have spoilt
+        except Exception:  # of a connection that user code may have spoilt, or the server has ended
+            close_stale(alias)  # for whoever tries again
             if known is None:
                 raise
             return known  # better a little off than a reply lost because it cannot be timed

@@ -117,11 +117,11 @@ class Command(AgentRunsCommand):
             pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
 
     def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
-        """Sweep once; if the database is down, the next sweep tries again."""
+        """Sweep once; whatever ends it, such as a database that is down, the next sweep tries again."""
         close_old_connections()
         try:
             return sweep(**which, should_stop=stop)
-        except (DatabaseError, InterfaceError):
+        except Exception:
             logger.exception("Sweep failed; trying again")
             connections.close_all()
             return Swept()

@@ -1,0 +1,54 @@
+"""Hold the run of a journal that lost rows which this process had seen committed: nothing more is built."""
+
+from __future__ import annotations
+
+from django.db.models import F
+
+from agentruns.engine.leases import SERVICE, Lease, take
+from agentruns.journal import committed, events
+from agentruns.journal.connection import own_alias
+from agentruns.journal.fold import RunState
+from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.models import Session
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.rewound")
+
+REWOUND = "journal_rewound"  # reason of a pause, before what is known of the loss
+LOST = (
+    "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
+    "failover to a replica that was behind, or a restored backup). What the lost rows said happened.{calls} "
+    "See docs/databases.md, 'When committed rows vanish'."
+)
+
+
+def hold(lease: Lease, before: RunState | None = None) -> None:
+    """Pause a run for staff as one whose journal lost rows, whoever has its lease in what is left.
+
+    `before` is the state that the process knew: it names the calls whose start may be lost.
+    """
+    alias, known = own_alias(lease.alias), committed.last_row(lease.session_id)
+    started = [call for call in before.calls.values() if call.attempt] if before else []
+
+    def action() -> bool:
+        its = Session.objects.using(alias).filter(pk=lease.session_id)
+        if not its.update(next_seq=F("next_seq")):  # locks it
+            return False
+        if not (epoch := take(alias, lease.run_id, by_force=True)):
+            return False
+        store = DatabaseStore(alias)
+        batch = Batch(store.load(lease.session_id, lease.run_id), epoch, owner=SERVICE)
+        batch.release = True
+        left = batch.state.run.calls
+        gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]
+        calls = "".join(f" Its start may be lost: {call.tool} (key {call.key})." for call in gone)
+        reason = LOST.format(rewound=REWOUND, seq=known[0] if known else "?", calls=calls)
+        batch.add(events.RUN_PAUSED, {"reason": reason, "restored": True})
+        store.append(batch)
+        return True
+
+    held = in_transaction(alias, action)
+    committed.forget(lease.session_id)
+    became = "it is held for staff" if held else "it has ended, or is gone altogether"
+    logger.critical("The journal was rewound run=%s session=%s: %s", lease.run_id, lease.session_id, became)

@@ -1,0 +1,46 @@
+"""The timeline of a PostgreSQL server: a promoted replica begins another one, without rows it never received.
+
+A row of Control notes the timeline. On a promoted server the row still names the old one, and no run can be
+claimed there until a sweep has decided what may be lost.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.db import connections
+from django.db.models import Func, QuerySet, TextField
+
+from agentruns.models import Control
+
+CURRENT = "substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
+# Commits wait for a replica: nothing that was acknowledged is missing on the one that is promoted.
+WAITS = (
+    "CASE WHEN current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit')"
+    " IN ('on', 'remote_apply') THEN 'synchronous' ELSE 'asynchronous' END"
+)
+
+
+class Server(NamedTuple):
+    """The server's timeline and kind of replication, as they are now and as they were noted."""
+
+    timeline: str
+    replication: str
+    known: str | None
+    was: str | None
+
+
+def moved(alias: str) -> QuerySet[Control]:
+    """Find the noted timeline if the server has another by now."""
+    noted = Control.objects.using(alias).filter(name=Control.SERVER)
+    if connections[alias].vendor != "postgresql":
+        return noted.none()
+    return noted.exclude(reason=Func(template=CURRENT, output_field=TextField()))
+
+
+def server(alias: str) -> Server:
+    """Ask a PostgreSQL server for its timeline, and for the one that was noted."""
+    noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT {CURRENT}, {WAITS}, (SELECT reason {noted}), (SELECT actor {noted})")
+        return Server(*cursor.fetchone())
