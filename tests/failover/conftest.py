@@ -82,3 +82,15 @@ def worker(pair: replica.Pair, tmp_path: Path) -> Iterator[Workers]:
             return child
 
         yield start
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Callable[[str], Path]:
+    """`gates("post:after")` closes the gate of a place, which is open again once the file is gone."""
+
+    def close(where: str) -> Path:
+        gate = tmp_path / f"gate-{where}"
+        gate.touch()
+        return gate
+
+    return close

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from agentruns import Agent, NotOccurred, Occurred, ToolContext, Unknown, tool
+from agentruns import Agent, ModelRequest, NotOccurred, Occurred, ToolContext, Unknown, tool
 from agentruns.testing import ScriptedModel
 from tests.effects import Effects
 from tests.shop.models import Order
@@ -18,9 +18,9 @@ def misfortune(where: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if os.environ.get("SHOP_FAIL") == where:
         raise ConnectionError("the line is dead")
-    if os.environ.get("SHOP_SLOW") == where:
+    if where in os.environ.get("SHOP_SLOW", "").split():  # each place may have a gate of its own
         Effects.from_environment().record(f"at:{where}")
-        while os.path.exists(os.environ["SHOP_GATE"]):
+        while os.path.exists(os.environ["SHOP_GATE"].replace("{where}", where)):
             time.sleep(0.02)
 
 
@@ -125,6 +125,14 @@ shop_agent(
     "posts-in-the-middle",
     {"tools": [call("lookup", number="A1"), call("post", text="hello"), call("charge", cents=700)]},
 )
+
+
+def _orders(request: ModelRequest) -> dict[str, object]:
+    misfortune("reply:before")
+    return {"tools": [call("post", text="hello"), call("charge", cents=700)]}
+
+
+shop_agent("thinks-twice", {"tools": [call("lookup", number="A1")]}, _orders)
 
 shop_agent("breaks-twice", {"tools": [call("broken")]}, {"tools": [call("broken")]})
 
