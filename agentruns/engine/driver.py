@@ -23,6 +23,7 @@ from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload, instructions_of
 from agentruns.journal.policy import user_of_key
+from agentruns.journal.statements import commit_again
 from agentruns.journal.store import Batch, SessionState, Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
@@ -254,6 +255,7 @@ class Driver:
         if (is_other or status in Run.ENDED) and (stored is None or not stored.releases):
             lease.lost.set()  # also if it is stored: the state may by now be that of a later reply
         if stored is not None:
+            commit_again(connections[alias], lease.session_id)  # before a handler relies on it
             telemetry.stored(stored, alias)
             return stored
         if lease.lost.is_set():

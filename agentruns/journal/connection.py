@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.exceptions import NotDurableError
@@ -180,6 +180,32 @@ def _has_news(raw: Any) -> bool:
     poll = select.poll()
     poll.register(raw.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+@contextmanager
+def acknowledged(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Raise OperationalError where PostgreSQL stopped waiting for its synchronous replica in this block.
+
+    Whoever cancels a commit that waits does not undo it. The server reports success and a warning, and a
+    failover would still lose the commit.
+    """
+    if connection.vendor != "postgresql":
+        yield
+        return
+    connection.ensure_connection()
+    raw, warnings = connection.connection, list[str]()
+
+    def hear(notice: Any) -> None:
+        if notice.source_function == "SyncRepWaitForLSN":  # the message itself is in the server's language
+            warnings.append(f"{notice.message_primary}: {notice.message_detail}")
+
+    raw.add_notice_handler(hear)
+    try:
+        yield
+    finally:
+        raw.remove_notice_handler(hear)
+    if warnings:
+        raise OperationalError(f"A commit is on no replica yet: {warnings[0]}")
 
 
 def has_foreign_blocks(connection: BaseDatabaseWrapper) -> bool:

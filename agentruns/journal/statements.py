@@ -17,6 +17,7 @@ from django.db.models import QuerySet
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
+from agentruns.journal.connection import acknowledged
 from agentruns.models import Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.utils import clock as journal_clock
@@ -92,6 +93,17 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
     if not stored:
         raise JournalConflictError(f"Run {state.run.run_id}: the journal has moved on.")
     state.dated = dated
+
+
+def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
+    """Commit a lock of the session: once a replica has that commit, it has all that was read before.
+
+    A row that is read may be on no replica yet. OperationalError if the server stopped waiting for one.
+    """
+    if connection.vendor == "postgresql":
+        sql = f'WITH c AS MATERIALIZED (SELECT {SETTINGS}) SELECT 1 FROM c, "{SESSION}" AS session'
+        with acknowledged(connection), connection.cursor() as cursor:
+            cursor.execute(f"{sql} WHERE id = %s FOR NO KEY UPDATE OF session", [session_id])
 
 
 @cache

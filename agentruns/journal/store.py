@@ -21,7 +21,7 @@ from django.utils.crypto import salted_hmac
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError, JournalUnreadableError
 from agentruns.journal import committed, events, payloads, telemetry
-from agentruns.journal.connection import journal_alias, own_alias, require_no_transaction
+from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import KINDS, Conversation
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
@@ -315,14 +315,15 @@ class DatabaseStore:
             require_no_transaction(alias)
             alias = own_alias(alias)
         connection = connections[alias]
-        if durable and _is_for_the_driver(connection, batch):
-            _commit_rows(connection, batch)
-        else:
-            with transaction.atomic(using=alias, durable=durable):
-                with connection.cursor() as cursor:
-                    write_rows(connection, cursor, batch, durable=durable)
-                project(alias, batch)
-                announce(alias, batch)
+        with acknowledged(connection):
+            if durable and _is_for_the_driver(connection, batch):
+                _commit_rows(connection, batch)
+            else:
+                with transaction.atomic(using=alias, durable=durable):
+                    with connection.cursor() as cursor:
+                        write_rows(connection, cursor, batch, durable=durable)
+                    project(alias, batch)
+                    announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)
 

@@ -52,6 +52,18 @@ APPEND = [
         POSTGRESQL,
     ),
     Mutant(
+        "append: a commit whose wait for the replica was cancelled",
+        (Edit(CONNECTION, 'if notice.source_function == "SyncRepWaitForLSN":', "if False:"),),
+        ("failover/test_synchronous.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "append: rows that are read again, and that no replica may have",
+        (Edit("engine/driver.py", "commit_again(connections[alias], lease.session_id)", "pass"),),
+        ("failover/test_synchronous.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
+        POSTGRESQL,
+    ),
+    Mutant(
         "append: the epoch of the writer's lease",
         (Edit(STATEMENTS, '" AND lease_epoch = %s"', '" AND (lease_epoch = %s OR 1 = 1)"'),),
         ("db/test_journal.py::test_an_engine_row_of_another_epoch_is_refused",),
