@@ -18,6 +18,7 @@ from agentruns.conf import settings
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import JournalConflictError, JournalRewoundError, LeaseLostError, NotFoundError
 from agentruns.journal import committed, events, telemetry
+from agentruns.journal.committed import LastRow
 from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
@@ -281,8 +282,9 @@ class Driver:
     def _acknowledge(self) -> None:
         """Remember that the state is committed: a journal without its last row was rewound."""
         self.before = self.state.run
-        if self.lease is not None:
-            committed.remember(self.lease.session_id, self.state.next_seq - 1, self.state.head)
+        if self.lease is not None and self.state.at is not None:
+            row = LastRow(self.state.next_seq - 1, self.state.head, self.state.at)
+            committed.remember(self.lease.session_id, row)
 
     def _stored(self, batch: Batch, sent: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}

@@ -43,7 +43,7 @@ def hold(lease: Lease, before: RunState | None = None) -> None:
         left = batch.state.run.calls
         gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]
         calls = "".join(f" Its start may be lost: {call.tool} (key {call.key})." for call in gone)
-        reason = LOST.format(rewound=REWOUND, seq=known[0] if known else "?", calls=calls)
+        reason = LOST.format(rewound=REWOUND, seq=known.seq if known else "?", calls=calls)
         batch.add(events.RUN_PAUSED, {"reason": reason, "restored": True})
         store.append(batch)
         return True

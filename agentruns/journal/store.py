@@ -48,6 +48,8 @@ class SessionState:
         self.secret = secret  # key of its calls' digests; "" for a state that is only looked at
         self.next_seq = 1
         self.head = canonical.GENESIS
+        self.at: datetime | None = None  # the time of the last row
+        self.restored_at: datetime | None = None  # when a run of the session was last held for lost rows
         self.run = RunState(run_id)
         # tool -> call that may have happened, without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
@@ -70,7 +72,7 @@ class SessionState:
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal."""
         kind, payload = row.kind, row.payload
-        self.next_seq, self.head = row.seq + 1, row.hash
+        self.next_seq, self.head, self.at = row.seq + 1, row.hash, row.created_at
         self.has_erased = self.has_erased or (kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
@@ -99,6 +101,8 @@ class SessionState:
         elif kind == events.LATE_RESULT and "stored" in payload:
             key = row.call_id, canonical.dumps(payload["content"])
             self.returned_late[key] = payload["stored"]
+        elif kind == events.RUN_PAUSED and payload.get("restored"):
+            self.restored_at = row.created_at
         elif "open_in" in payload:
             open_in = UUID(payload["open_in"])
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
@@ -137,7 +141,8 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
         state = SessionState(session_id, run_id, secret)
         for row in rows:
             state.apply(row)
-        state.is_rewound = known is not None and (len(rows) < known[0] or rows[known[0] - 1].hash != known[1])
+        if known is not None and not (state.restored_at and state.restored_at > known.at):  # else it is told
+            state.is_rewound = len(rows) < known.seq or rows[known.seq - 1].hash != known.hash
     except (DatabaseError, InterfaceError):
         raise
     except Exception as error:  # an altered row can be wrong in any way

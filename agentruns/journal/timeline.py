@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Func, QuerySet, TextField
 
 from agentruns.models import Control
+from agentruns.utils.db import always_rollback, close_stale
 
 CURRENT = "substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
 # Commits wait for a replica: nothing that was acknowledged is missing on the one that is promoted.
@@ -38,9 +39,15 @@ def moved(alias: str) -> QuerySet[Control]:
     return noted.exclude(reason=Func(template=CURRENT, output_field=TextField()))
 
 
-def server(alias: str) -> Server:
-    """Ask a PostgreSQL server for its timeline, and for the one that was noted."""
+def server(alias: str) -> Server | None:
+    """Ask a server for its timeline, and for the one that was noted; None if it has, or tells, none."""
+    if connections[alias].vendor != "postgresql":
+        return None
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT {CURRENT}, {WAITS}, (SELECT reason {noted}), (SELECT actor {noted})")
-        return Server(*cursor.fetchone())
+    try:
+        with always_rollback(), connections[alias].cursor() as cursor:
+            cursor.execute(f"SELECT {CURRENT}, {WAITS}, (SELECT reason {noted}), (SELECT actor {noted})")
+            return Server(*cursor.fetchone())
+    except (DatabaseError, InterfaceError):  # a service without these functions, or a standby
+        close_stale(alias)
+        return None

@@ -70,6 +70,11 @@ class ControlQuerySet(models.QuerySet["Control"]):
         if not self.filter(name=name).update(seen_at=Now()):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 
+    def note(self, server: Any) -> None:
+        """Note the timeline and the replication of the server (a `journal.timeline.Server`)."""
+        noted = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
+        self.update_or_create(name=self.model.SERVER, defaults=noted)
+
     def sweepers(self) -> Self:
         """Sweepers: every record except those of the drain, of the server and of the switches."""
         return self.exclude(name__in=("draining", "server")).exclude(name__startswith="off:")

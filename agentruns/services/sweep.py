@@ -13,7 +13,6 @@ from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Count, Q
-from django.db.models.functions import Now
 
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
@@ -30,7 +29,7 @@ from agentruns.models.querysets import RunQuerySet
 from agentruns.services import approvals
 from agentruns.services.control import hold_run
 from agentruns.services.runs import surface_orphans
-from agentruns.utils.db import close_stale, in_transaction, later
+from agentruns.utils.db import in_transaction, later
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.sweep")
@@ -128,8 +127,7 @@ def sweep(
     if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
-    if connections[alias].vendor == "postgresql":
-        _compare_server(alias)
+    _compare_server(alias)
     for run in unserved(run_id):
         with _put_off(f"The reason why run {run.pk} waits"):
             swept.blocked += block(run, alias)
@@ -186,34 +184,28 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def _compare_server(alias: str) -> None:
-    """Note the server's timeline; hold every run if it is another one and rows may be lost.
+    """Hold every run if the server is not the noted one and rows may be lost; note what it is.
 
     Until that is done no process can claim a run: see journal.timeline.
     """
-    try:
-        server = timeline.server(alias)
-    except (DatabaseError, InterfaceError):  # a service without these functions, or no server at all
-        close_stale(alias)
+    server = timeline.server(alias)
+    if server is None or (server.known, server.was) == (server.timeline, server.replication):
         return
-    new = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
-    noted = Control.objects.using(alias)
-    if server.known is None:
-        in_transaction(alias, lambda: noted.get_or_create(name=Control.SERVER, defaults=new))
-    elif (server.known, server.was) != (server.timeline, server.replication):
-        if server.known != server.timeline and server.was == "asynchronous":
-            reason = FAILED_OVER.format(rewound=REWOUND, **server._asdict())
-            logger.critical("%s Every unfinished run is held for staff.", reason)
-            with suppress(AgentRunsError):  # one that cannot be read cannot go on either; it is logged
-                hold_all(reason)
-        noted = noted.filter(name=Control.SERVER, reason=server.known)
-        in_transaction(alias, lambda: noted.update(**new))
+    if server.known not in (None, server.timeline) and server.was == "asynchronous":
+        reason = FAILED_OVER.format(rewound=REWOUND, **server._asdict())
+        logger.critical("%s Every unfinished run is held for staff.", reason)
+        with suppress(AgentRunsError):  # a run that cannot be read cannot go on either
+            hold_all(reason)
+    else:
+        in_transaction(alias, lambda: Control.objects.using(alias).note(server))
 
 
 def hold_all(reason: str = HELD) -> int:
     """Hold every unfinished run for staff, driven, paused or not, and count them; raise what one raised."""
-    unfinished = Run.objects.using(settings.DATABASE).unfinished()
-    held, failed = 0, list[Exception]()
-    for run_id in list(unfinished.order_by("created_at").values_list("pk", flat=True)):
+    alias = settings.DATABASE
+    server, held, failed = timeline.server(alias), 0, list[Exception]()
+    unfinished = Run.objects.using(alias).unfinished().order_by("created_at")
+    for run_id in list(unfinished.values_list("pk", flat=True)):
         try:
             hold_run(run_id, "resume_runs", reason=reason)
             held += 1
@@ -224,6 +216,8 @@ def hold_all(reason: str = HELD) -> int:
         except Exception as error:
             logger.exception("Not held run=%s", run_id)
             failed.append(error)
+    if server is not None:
+        in_transaction(alias, lambda: Control.objects.using(alias).note(server))
     if failed:
         raise failed[0]
     return held

@@ -274,6 +274,25 @@ def test_a_process_knows_a_run_that_ended_before_the_loss(effects: Effects) -> N
     assert effects.count() == 1
 
 
+def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effects) -> None:
+    """Another process held the run; this one remembers the lost rows, too, and goes on with what is left."""
+    copy, run = a_copy_in_time({"tools": [call("acting", number=1)]})
+    sweep()
+    copy.restore()
+    hold_all()
+    assert resume_run(run.pk).status == "awaiting-approval"
+    assert len(payloads(run, "run_paused")) == 1
+    second = Copy()
+    deny(Approval.objects.get().pk, None, "it was")
+    sweep()
+    assert get_run(run.pk).status == "completed"
+    second.restore()
+    deny(Approval.objects.get().pk, None, "it was")
+    sweep()
+    assert get_run(run.pk).blocked_reason.startswith("journal_rewound")
+    assert effects.count() == 1
+
+
 def test_a_run_that_is_gone_altogether_ends_no_worker(
     effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:

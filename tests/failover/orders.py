@@ -8,7 +8,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from agentruns import approve, deny, get_run, resolve_orphan, resume_run, start_run
-from agentruns.models import Run
+from agentruns.models import Control, Run
 from agentruns.services.waiting import waits
 from tests.crash.processes import wait_for
 from tests.effects import Effects
@@ -44,20 +44,26 @@ def left_alone(run: Run) -> Run:
     return run
 
 
-def settle(run: Run, effects: Effects) -> None:
-    """Do what staff do with a held run: look outside before each answer."""
-    resume_run(run.pk)
+def settle(run: Run, done: Counter[str]) -> None:
+    """Do what staff do with a held run, for which the outside world has `done` this."""
+    resume_run(run.pk, drive=False)
     for _ in range(10):
-        run = get_run(run.pk)
+        run = left_alone(get_run(run.pk))
         if run.is_ended:
             return
         [wait, *_rest] = waits("default", [run])[run.pk]
-        happened = acted(effects)[wait.tool] > 0
+        happened = done[wait.tool] > 0
         if wait.kind == "orphan":
-            resolve_orphan(
-                run.pk, wait.call_id, "occurred" if happened else "did_not_occur", None, result="x"
-            )
-        elif wait.kind == "approval":
-            (deny if happened else approve)(wait.approval_id, None)
-        resume_run(run.pk)
+            verdict = "occurred" if happened else "not_occurred"
+            resolve_orphan(run.pk, wait.call_id, verdict, None, result="x")
+        elif happened:
+            deny(wait.approval_id, None, "it has happened")
+        else:
+            approve(wait.approval_id, None)
     raise AssertionError(f"{run} does not end: {run.status}")
+
+
+def noted() -> bool:
+    """Tell whether a sweep has noted the timeline of the promoted server."""
+    connection.close()
+    return Control.objects.filter(name="server", reason="00000002").exists()

@@ -15,7 +15,7 @@ from agentruns.models import Run
 from tests.commands.running import run as command
 from tests.crash.processes import wait_for
 from tests.effects import Effects
-from tests.failover.orders import acted, begin, is_at, left_alone, settle
+from tests.failover.orders import acted, begin, is_at, left_alone, noted, settle
 from tests.failover.replica import Pair
 from tests.settings import DATABASE
 
@@ -119,10 +119,11 @@ def test_what_an_asynchronous_replica_lacks_is_done_at_most_once(
     assert (run.status, run.blocked_reason[:15]) == ("paused", "journal_rewound")
     assert "rewound" in (tmp_path / said).read_text()
     assert problems(run.session_id) == []
-    # The worker lives, and does other work.
+    # The worker lives, and does other work once every run of the old server is held.
+    wait_for(noted, "the sweep of the new server")
     assert left_alone(begin(2)).status == "completed"
     command("resume_runs", "--hold-all")
-    settle(run, effects)
+    settle(run, done)
     # Lost calls that had not happened are made now, and nothing twice.
     done = acted(effects)
     assert (done["post"], done["charge"]) == (2, 2)
