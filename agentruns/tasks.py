@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import mmap
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from celery import shared_task, signals
+from django.db import DatabaseError, InterfaceError, connections
 
+from agentruns.conf import settings
+from agentruns.engine.leases import request_at_start
 from agentruns.engine.worker import answer
 from agentruns.services.sweep import sweep
 
@@ -57,6 +61,14 @@ def sweep_runs() -> dict[str, int]:
 
 def _is_stopping() -> bool:
     return _stopping[0] != 0
+
+
+@signals.worker_init.connect
+def _start(**kwargs: Any) -> None:
+    """Find the last request to drain, for all processes of this worker: it is for workers before it."""
+    with suppress(DatabaseError, InterfaceError):  # then the first run that one of them is given finds it
+        request_at_start(settings.DATABASE)
+    connections[settings.DATABASE].close()
 
 
 @signals.worker_shutting_down.connect

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
-from agentruns.journal.connection import own_alias, own_connection
+from agentruns.journal.connection import OWN, own_alias, own_connection
 from agentruns.journal.statements import Claimed, claim_one
 from agentruns.models import Control, Message, Run
 from agentruns.models.querysets import RunQuerySet
@@ -244,22 +244,37 @@ class Heartbeat:
         return self._stalled
 
 
-LOADED = uptime()  # when this process, or the one it was forked from, loaded its code
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+STEP = timedelta(milliseconds=1)  # which SQLite's clock can tell
 
-_process_started: dict[str, datetime] = {}
+_at_start: dict[str, datetime] = {}
 
 
-def process_started_at(alias: str) -> datetime:
-    """Return the time at which this process loaded its code, by the clock of a database."""
-    if alias not in _process_started:
-        _process_started[alias] = database_now(alias) - timedelta(seconds=uptime() - LOADED)
-    return _process_started[alias]
+def last_request(alias: str) -> datetime:
+    """Return the stamp of the last request to drain; NEVER if there is none."""
+    stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
+    return stamps.first() or NEVER
+
+
+def request_at_start(alias: str) -> datetime:
+    """Return the last request that this process found when it first asked: it is for processes before it.
+
+    A process that is forked has it from its parent.
+    """
+    name = alias.removesuffix(OWN)
+    return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 
 
 def drain(alias: str) -> None:
     """Ask every process that is running now to claim nothing more and to stop at its next boundary."""
-    in_transaction(alias, lambda: Control.objects.using(alias).stamp(Control.DRAINING))
+
+    def stamp() -> None:
+        # Later than the request before, whatever the clock says: stamps are compared with stamps only.
+        at = max(database_now(alias), last_request(alias) + STEP)
+        Control.objects.using(alias).update_or_create(name=Control.DRAINING, defaults={"seen_at": at})
+
+    in_transaction(alias, stamp)
 
 
 def driven_runs(alias: str) -> dict[UUID, int]:
@@ -270,12 +285,18 @@ def driven_runs(alias: str) -> dict[UUID, int]:
 
 def drain_requests(alias: str) -> QuerySet[Control]:
     """Return the stamp that asks this process to drain, if there is one."""
-    return Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gte=process_started_at(alias))
+    stamps = Control.objects.using(alias).filter(name=Control.DRAINING)
+    return stamps.filter(seen_at__gt=request_at_start(alias))
 
 
 def is_draining(alias: str) -> bool:
     """Tell whether this process was asked to drain."""
-    return drain_requests(alias).exists()
+    known, last = request_at_start(alias), last_request(alias)
+    if last != known:
+        # Earlier than known: the database was restored, or a replica took over that lacks the request.
+        # Later: it stays a request after such a loss, too.
+        _at_start[alias.removesuffix(OWN)] = last if last < known else NEVER
+    return last > known
 
 
 _switches: dict[str, tuple[float, dict[str, Control]]] = {}  # by database: when it was asked, and its answer

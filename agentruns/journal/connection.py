@@ -30,6 +30,7 @@ logger = get_logger("agentruns.connection")
 _opened = threading.local()  # the names of the own connections of this thread, by alias
 TRUSTED = 5.0  # seconds for which a connection that the server answered on is taken to be alive
 _asked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the driver's connection -> when
+OWN = " of the journal"  # ends the name of a connection of the journal's own
 IDLE = "agentruns_idle"  # attribute of the thread's connection: the journal's, between two drives
 _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
 
@@ -97,7 +98,7 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
     settings = copy.deepcopy(shared.settings_dict)
     settings["AUTOCOMMIT"] = True
     settings["OPTIONS"].pop("pool", None)  # another thread's handler may have used what a pool hands out
-    connection: BaseDatabaseWrapper = type(shared)(settings, f"{alias} of the journal")
+    connection: BaseDatabaseWrapper = type(shared)(settings, alias + OWN)
     if connection.vendor != "sqlite":
         return connection
     file = str(settings["NAME"])

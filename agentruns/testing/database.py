@@ -79,7 +79,7 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     yield journal_clock, "now", lambda alias: clock.now
     yield ids, "_last", (0, 0)  # ids begin with their time, by which the console finds what is of a day
     yield ids, "time", SimpleNamespace(time_ns=lambda: int(clock.now.timestamp() * 1_000_000_000))
-    yield leases, "_process_started", {}  # a moved clock cannot tell when this process began
+    yield leases, "_at_start", {}  # stamps by the moved clock are compared with no others
 
 
 class JournalFlushMixin:

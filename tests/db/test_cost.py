@@ -28,9 +28,7 @@ def _nothing_by_time(transactional_db: None, monkeypatch: pytest.MonkeyPatch) ->
     """A driver looks every five seconds, and on a slow machine a run lasts as long; a process asks once."""
     monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 3600.0)
     clock.now("default")
-    for alias in ("default", "default of the journal"):
-        started = leases.process_started_at("default")
-        monkeypatch.setitem(leases._process_started, alias, started)
+    leases.request_at_start("default")
 
 
 def cost(turns: list[Any], session: str) -> tuple[int, int]:

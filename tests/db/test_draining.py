@@ -1,9 +1,10 @@
-"""A stamp by the database clock: what was started before it claims nothing, what comes after it does."""
+"""A request to drain: a process that was there before it claims nothing, one that finds it does."""
 
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentruns.engine import leases
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from agentruns.services.sweep import sweep
+from agentruns.utils.db import database_now
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
@@ -23,16 +25,29 @@ from tests.shop.agents import call, post, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def restarted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let this process have loaded its code just now."""
+@pytest.fixture(autouse=True)
+def restarted(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let this process have begun just now."""
 
     def restart() -> None:
-        time.sleep(0.01)  # SQLite's clock counts milliseconds
-        monkeypatch.setattr(leases, "LOADED", leases.uptime())
-        monkeypatch.setattr(leases, "_process_started", {})
+        monkeypatch.setattr(leases, "_at_start", {})
+        leases.request_at_start("default")
 
+    restart()
     return restart
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Step the database's clock by so many hours."""
+
+    def by(hours: float) -> None:
+        def now(alias: str) -> datetime:
+            return database_now(alias) + timedelta(hours=hours)
+
+        monkeypatch.setattr(leases, "database_now", now)
+
+    return by
 
 
 def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
@@ -113,3 +128,58 @@ def test_the_stamp_is_no_sweeper(restarted: Any) -> None:
     restarted()
     sweep()
     assert list(Control.objects.sweepers().values_list("name", flat=True)) == ["resume_runs"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_steps_after_the_request_strands_no_new_worker_and_frees_no_old_one(
+    hours: int, effects: Effects, restarted: Any, step: Any
+) -> None:
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    leases.drain("default")
+    step(hours)
+    assert claim("default", run.pk) is None
+    restarted()
+    assert (sweep().completed, effects.count()) == (1, 1)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_steps_before_the_request_frees_no_old_worker(
+    hours: int, restarted: Any, step: Any
+) -> None:
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    leases.drain("default")
+    restarted()
+    step(hours)
+    leases.drain("default")
+    assert claim("default", run.pk) is None
+    restarted()
+    assert sweep().completed == 1
+
+
+def test_a_request_that_a_restore_lost_is_none_and_the_next_one_counts(restarted: Any, step: Any) -> None:
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    step(-2)
+    leases.drain("default")
+    before = list(Control.objects.filter(name=Control.DRAINING).values())
+    step(0)
+    leases.drain("default")
+    restarted()
+    Control.objects.filter(name=Control.DRAINING).update(seen_at=before[0]["seen_at"])
+    assert not leases.is_draining("default"), "the journal is as it was two hours ago"
+    step(-1)
+    leases.drain("default")
+    assert leases.is_draining("default")
+    Control.objects.filter(name=Control.DRAINING).update(seen_at=before[0]["seen_at"])
+    assert leases.is_draining("default"), "this process was asked"
+    assert claim("default", run.pk) is None
+    restarted()
+    assert sweep().completed == 1
+
+
+def test_a_celery_worker_that_was_idle_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = pytest.importorskip("agentruns.tasks")
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
+    monkeypatch.setattr(leases, "_at_start", {})
+    assert tasks.signals.worker_init.send(sender=None)
+    leases.drain("default")
+    assert claim("default", run.pk) is None

@@ -432,6 +432,21 @@ LEASED = [
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
     ),
     Mutant(
+        "leases: a request to drain is later than the one before, whatever the clock says",
+        (Edit(LEASES, "max(database_now(alias), last_request(alias) + STEP)", "database_now(alias)"),),
+        ("db/test_draining.py::test_a_clock_that_steps_before_the_request_frees_no_old_worker",),
+    ),
+    Mutant(
+        "leases: after a request to drain was lost the next one counts",
+        (Edit(LEASES, "= last if last < known else NEVER", "= known"),),
+        ("db/test_draining.py::test_a_request_that_a_restore_lost_is_none_and_the_next_one_counts",),
+    ),
+    Mutant(
+        "leases: an idle Celery worker knows the requests before it",
+        (Edit("tasks.py", "        request_at_start(settings.DATABASE)", "        pass"),),
+        ("db/test_draining.py::test_a_celery_worker_that_was_idle_drains",),
+    ),
+    Mutant(
         "leases: a draining process stops at its next boundary",
         (Edit(LEASES, "self.found = is_draining(own_alias(self.alias))", "self.found = False"),),
         ("db/test_draining.py::test_a_drive_ends_at_its_next_boundary",),
