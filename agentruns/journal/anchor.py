@@ -22,6 +22,7 @@ ENDS = (events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED)
 TIMEOUT = 5  # seconds that a worker waits for the project's function
 THREADS = 8
 PAGE = 200
+OLDER = "If nobody deleted it, the database was restored, or a replica took over that lacked its last rows."
 
 _lane = Lane("agentruns-anchor", THREADS)
 
@@ -74,22 +75,24 @@ class Compared:
         hashes = {
             (session, seq): head for session, seq, head in rows.values_list("session_id", "seq", "hash")
         }
-        there = {*self._ids(Session, sessions)}
-        buried = {*self._ids(Tombstone, sessions - there)}
+        kept = Session.objects.using(self._alias).filter(pk__in=sessions)
+        ends = {session: next_seq - 1 for session, next_seq in kept.values_list("pk", "next_seq")}
+        graves = Tombstone.objects.using(self._alias).filter(pk__in=sessions - {*ends})
+        buried = {*graves.values_list("pk", flat=True)}
         for anchor in anchors:
-            found = hashes.get((anchor.session, anchor.seq))
+            found, end = hashes.get((anchor.session, anchor.seq)), ends.get(anchor.session, 0)
             if anchor.session in buried:
                 self.pruned += 1
-            elif anchor.session not in there:
-                yield anchor, f"was anchored at seq {anchor.seq} and is gone without a tombstone."
+            elif anchor.session not in ends:
+                yield anchor, f"was anchored at seq {anchor.seq} and is gone without a tombstone. {OLDER}"
+            elif found is None and end < anchor.seq:
+                what = f"was anchored at seq {anchor.seq}, and ends at {end}: its last rows are lost. {OLDER}"
+                yield anchor, what
             elif found is None:
                 yield anchor, f"was anchored at seq {anchor.seq}, a row that is missing."
             elif found != anchor.head:
-                what = f"seq {anchor.seq} is not the row that was anchored: the chain was written anew."
+                what = f"seq {anchor.seq} has another hash than its anchor: the chain was written anew."
                 yield anchor, what
-
-    def _ids(self, model: type[Session | Tombstone], ids: set[UUID]) -> Iterable[UUID]:
-        return model._default_manager.using(self._alias).filter(pk__in=ids).values_list("pk", flat=True)
 
     def _key(self, session_id: UUID) -> str:
         keys = Session.objects.using(self._alias).filter(pk=session_id).values_list("key", flat=True)

@@ -226,7 +226,9 @@ class History:
         # Only then is it known which content is gone without a word.
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
-            what = f"its head is seq {remembered}, the journal ends at {self.seq}."
+            is_lost = remembered > self.seq and self.session.head != self.head
+            why = f"rows {self.seq + 1} to {remembered} are lost" if is_lost else "the session was altered"
+            what = f"its head is seq {remembered}, the journal ends at {self.seq}: {why}."
         elif self.session.head != self.head:
             what = f"its head is not the hash of seq {self.seq}, at which the journal ends."
         elif self.erased:

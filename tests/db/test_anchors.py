@@ -92,7 +92,7 @@ def test_a_chain_that_was_computed_anew_is_found(file: Path) -> None:
     outcome = command("verify_journal", "--anchors", str(file))
     seq = heads[str(run.session_id)][0]
     assert (outcome.code, outcome.out.splitlines()[0]) == (
-        1, f"Session s1: seq {seq} is not the row that was anchored: the chain was written anew.",
+        1, f"Session s1: seq {seq} has another hash than its anchor: the chain was written anew.",
     )  # fmt: skip
     assert command("verify_journal", "--session=s2", "--anchors", str(file)).code == 0
     assert command("verify_journal", "--session=s1", "--anchors", str(file)).code == 1
@@ -102,7 +102,19 @@ def test_a_chain_that_was_computed_anew_is_found(file: Path) -> None:
     )
     with triggers.lifted(connection):
         Message.objects.filter(session_id=other.session_id, seq__gt=3).delete()
-    assert "was anchored at seq" in command("verify_journal", "--anchors", str(file)).out
+    found = command("verify_journal", "--anchors", str(file)).out
+    assert "Session s2: was anchored at seq 7, a row that is missing.\n" in found
+
+
+def test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered(file: Path) -> None:
+    ended("s1")
+    with triggers.lifted(connection):
+        Message.objects.filter(seq__gt=3).delete()
+        Session.objects.update(next_seq=4, head=Message.objects.get(seq=3).hash)
+    outcome = command("verify_journal", "--anchors", str(file))
+    lost = "Session s1: was anchored at seq 7, and ends at 3: its last rows are lost. If nobody deleted it,"
+    assert (outcome.code, lost in outcome.out) == (1, True), outcome.out
+    assert "another hash" not in outcome.out
 
 
 def test_a_session_that_vanished_without_a_tombstone(file: Path) -> None:

@@ -94,10 +94,17 @@ def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it
         (lambda rows: rows.filter(seq=3).update(hash="f" * 64), "seq 3 (assistant) was altered"),
         (lambda rows: rows.filter(seq=3).update(prev_hash="f" * 64), "seq 3 (assistant) does not follow"),
         (lambda rows: rows.filter(seq=4)._raw_delete("default"), "seq 4 is missing; the next row is 5"),
-        (lambda rows: rows.filter(seq__gt=9)._raw_delete("default"), "the journal ends at 9."),
+        (
+            lambda rows: rows.filter(seq__gt=9)._raw_delete("default"),
+            "the journal ends at 9: rows 10 to 12 are lost.",
+        ),
         (lambda rows: rows.filter(kind="tool_started").update(consumes=None), "(tool_started) was altered"),
         (lambda rows: Session.objects.update(head="f" * 64), "its head is not the hash of seq"),
-        (lambda rows: Session.objects.update(next_seq=100), "its head is seq 99, the journal ends at"),
+        (lambda rows: Session.objects.update(next_seq=100), "ends at 12: the session was altered."),
+        (
+            lambda rows: Session.objects.update(next_seq=4),
+            "its head is seq 3, the journal ends at 12: the se",
+        ),
     ],
 )
 def test_an_altered_journal_is_found(approved: Run, change: Any, found: str) -> None:
