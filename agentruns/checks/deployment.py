@@ -117,7 +117,7 @@ def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     lost = Run.objects.using(alias).filter(status=Run.Status.PAUSED, blocked_reason__startswith=REWOUND)
     if lost.exists():
         text = "The database has lost rows that were committed, and runs are held because of it."
-        hint = "Follow docs/databases.md, 'When committed rows vanish', before you resume them."
+        hint = "Follow docs/databases.md, 'Rows that vanish', before you resume them."
         yield Warning(text, hint=hint, id="agentruns.W018")
     state = services.sweep.sweeper(alias)
     waiting = Run.objects.using(alias).runnable().filter(updated_at__lt=later(-late))

@@ -276,15 +276,14 @@ class Driver:
         lease.lost.set()
         raise JournalRewoundError(
             f"Run {lease.run_id}: the database lost rows that this process had seen committed. The run is "
-            "held for staff; see docs/databases.md, 'When committed rows vanish'."
+            "held for staff; see docs/databases.md, 'Rows that vanish'."
         )
 
     def _acknowledge(self) -> None:
         """Remember that the state is committed: a journal without its last row was rewound."""
         self.before = self.state.run
         if self.lease is not None and self.state.at is not None:
-            row = LastRow(self.state.next_seq - 1, self.state.head, self.state.at)
-            committed.remember(self.lease.session_id, row)
+            committed.remember(self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at))
 
     def _stored(self, batch: Batch, sent: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}

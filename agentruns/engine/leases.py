@@ -246,7 +246,6 @@ class Heartbeat:
 
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-STEP = timedelta(milliseconds=1)  # which SQLite's clock can tell
 
 _at_start: dict[str, datetime] = {}
 
@@ -258,10 +257,7 @@ def last_request(alias: str) -> datetime:
 
 
 def request_at_start(alias: str) -> datetime:
-    """Return the last request that this process found when it first asked: it is for processes before it.
-
-    A process that is forked has it from its parent.
-    """
+    """Find the last request before this process, or its parent, first asked: it obeys only later ones."""
     name = alias.removesuffix(OWN)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 
@@ -271,7 +267,7 @@ def drain(alias: str) -> None:
 
     def stamp() -> None:
         # Later than the request before, whatever the clock says: stamps are compared with stamps only.
-        at = max(database_now(alias), last_request(alias) + STEP)
+        at = max(database_now(alias), last_request(alias) + timedelta(milliseconds=1))
         Control.objects.using(alias).update_or_create(name=Control.DRAINING, defaults={"seen_at": at})
 
     in_transaction(alias, stamp)
@@ -285,8 +281,7 @@ def driven_runs(alias: str) -> dict[UUID, int]:
 
 def drain_requests(alias: str) -> QuerySet[Control]:
     """Return the stamp that asks this process to drain, if there is one."""
-    stamps = Control.objects.using(alias).filter(name=Control.DRAINING)
-    return stamps.filter(seen_at__gt=request_at_start(alias))
+    return Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gt=request_at_start(alias))
 
 
 def is_draining(alias: str) -> bool:

@@ -19,7 +19,7 @@ REWOUND = "journal_rewound"  # reason of a pause, before what is known of the lo
 LOST = (
     "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
     "failover to a replica that was behind, or a restored backup). What the lost rows said happened.{calls} "
-    "See docs/databases.md, 'When committed rows vanish'."
+    "See docs/databases.md, 'Rows that vanish'."
 )
 
 

@@ -71,9 +71,9 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
     at = connection.ops.adapt_datetimefield_value(batch.at)
     sets, values, dated = _run_columns(connection, batch, at)
     where = "" if batch.closed else f" AND status NOT IN {ENDED}"
-    if batch.epoch:
-        where += " AND lease_epoch = %s AND lease_owner = %s"
-    run = [*values, run_id, *([batch.epoch, batch.owner] if batch.epoch else ())]
+    lease = [each for each in (batch.epoch, batch.owner) if each] if batch.epoch else []
+    where += "".join((" AND lease_epoch = %s", " AND lease_owner = %s")[: len(lease)])
+    run = [*values, run_id, *lease]
     known: list[Any] = [session_id, batch.first_seq, batch.first_head]
     head: list[Any] = [state.next_seq, state.head]
     rows = row_values(connection, batch)

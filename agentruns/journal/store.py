@@ -142,7 +142,7 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
         for row in rows:
             state.apply(row)
         if known is not None and not (state.restored_at and state.restored_at > known.at):  # else it is told
-            state.is_rewound = len(rows) < known.seq or rows[known.seq - 1].hash != known.hash
+            state.is_rewound = len(rows) < known.seq or rows[known.seq - 1].created_at != known.at
     except (DatabaseError, InterfaceError):
         raise
     except Exception as error:  # an altered row can be wrong in any way

@@ -42,7 +42,7 @@ SEVERAL = 10
 HELD = "held for staff: every unfinished run was, after a restore"
 FAILED_OVER = (
     "{rewound}: the server went from timeline {known} to {timeline}, and commits had not waited for its "
-    "replica: rows may be lost. See docs/databases.md, 'When committed rows vanish'."
+    "replica: rows may be lost. See docs/databases.md, 'Rows that vanish'."
 )
 
 

@@ -30,6 +30,14 @@ def _agentruns_flush() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _agentruns_memory() -> Iterator[None]:
+    """Forget the rows that a test has committed: the next test may load an older copy of the database."""
+    yield
+    if committed := sys.modules.get("agentruns.journal.committed"):
+        committed.forget()
+
+
 @pytest.fixture
 def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]:
     """`scripted_model(agent, turns)`: a script in place of the agent's model, until the test ends."""

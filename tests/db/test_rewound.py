@@ -308,7 +308,7 @@ def test_a_run_that_is_gone_altogether_ends_no_worker(
 def test_a_pruned_session_is_not_a_lost_one(effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call("post", text="x")]}))
     erase_session(run.session.key)
-    assert committed.last_row(run.session_id) is not None
+    assert committed.last_row(run.session_id)
     assert not committed.is_lost("default", run.session_id)
 
 
