@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, bounded
 from agentruns.admin.dashboard import bar, runs_of_days
-from agentruns.admin.html import EMPTY, plain
+from agentruns.admin.html import EMPTY, bare, plain
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal.policy import visible_runs
@@ -122,7 +122,7 @@ def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 def safe_cell(value: object) -> str:
     """Return a text that no spreadsheet takes for a formula."""
-    return FORMULA.sub(r"\1'", plain(value))
+    return FORMULA.sub(r"\1'", bare(value))
 
 
 def _form(admin: ReadOnlyAdmin, request: HttpRequest) -> CostsForm:
@@ -160,4 +160,4 @@ def _named(row: dict[str, Any], days: dict[str, str], listed: str) -> dict[str, 
     if "scope" in row:
         is_found = False
         names.append(row["scope"] or EMPTY)
-    return {"name": plain(", ".join(names)), "url": f"{listed}?{urlencode(query)}" if is_found else ""}
+    return {"name": ", ".join(map(plain, names)), "url": f"{listed}?{urlencode(query)}" if is_found else ""}

@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
 from agentruns.admin.base import MOST, first_id
-from agentruns.admin.html import ONE_LINE, plain, pretty, reason
+from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
@@ -252,7 +252,7 @@ def failures(user: Any) -> dict[str, Failures]:
     masking, found = journal.masking, dict[str, Failures]()
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
-        text = plain(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
+        text = bare(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
         cause = _VARYING.sub("…", reason(text.splitlines()[0]))[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
         found.setdefault(key, Failures(cause)).runs.append(run)
@@ -269,7 +269,7 @@ class FailureFilter(KnownValues):
         """Return the cause chosen; it is not looked for otherwise."""
         value = self.value()
         self.found = failures(request.user).get(value) if value else None
-        return [(value, self.found.text if self.found else str(_("unknown")))] if value else []
+        return [(value, plain(self.found.text) if self.found else str(_("unknown")))] if value else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs that failed so."""

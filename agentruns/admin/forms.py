@@ -11,7 +11,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.admin.html import plain
+from agentruns.admin.html import bare, plain
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
 from agentruns.utils.ids import uuid7
@@ -252,7 +252,7 @@ class ValueField(forms.JSONField):
         if isinstance(value, forms.fields.InvalidJSONInput):
             return value
         text = json.dumps(value, indent=2, ensure_ascii=False)
-        return text if plain(text) == text else json.dumps(value, indent=2)
+        return text if bare(text) == text else json.dumps(value, indent=2)
 
 
 def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
@@ -280,7 +280,7 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
             max_value=kind.get("maximum"),
             **{**options, "required": not optional},
         )
-    if isinstance(value, str) and not optional and "\r" not in value and plain(value) == value:
+    if isinstance(value, str) and not optional and "\r" not in value and bare(value) == value:
         return TypedField(strip=False, widget=_text_widget(value), **options)
     lines = ValueField().prepare_value(value).count("\n") + 1
     code = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})

@@ -1,8 +1,9 @@
 """Texts, times and statuses as HTML.
 
 Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it: they
-escape it and show every character that hides or reorders others. Both take out of the whole text what
-AGENTRUNS_REDACT does, so it has to be cut after that, never before.
+escape it, show every character that hides or reorders others, and set it apart, so that a name written from
+right to left moves nothing beside it. Each value of a sentence goes through by itself, never the sentence.
+Both take out of the whole text what AGENTRUNS_REDACT does, so it has to be cut after that, never before.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.models import Approval, Run
+from agentruns.tools.card import one_line
 from agentruns.utils import clock
-from agentruns.utils.characters import MANY, pieces
+from agentruns.utils.characters import END, FIRST_STRONG, MANY, isolated, pieces, turns
 from agentruns.utils.redaction import redact, redacted
 
 EMPTY = "-"
 ONE_LINE = 80  # characters
+LINE = 200
 MOST_CENTS = 10**15  # more are no amount
 MARKS = 200  # hidden characters named on a page; a text with more is cut after them
 
@@ -40,11 +43,12 @@ def person(name: str) -> SafeString:
 
 
 def visible(text: object) -> SafeString:
-    """Return `text` as HTML: redacted, escaped, with hidden characters as marks that name them.
+    """Return `text` as HTML: redacted, escaped, set apart, with hidden characters as marks that name them.
 
     A text is cut after MARKS of them, and says so.
     """
     shown, left_out = _marked(redact(str(text)))
+    shown = _apart(shown)
     more = _("and %(count)d characters more") % {"count": left_out}
     return format_html("{} … ({})", shown, more) if left_out else shown
 
@@ -72,8 +76,32 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
     return parts, len(text) - place
 
 
+def _apart(shown: SafeString) -> SafeString:
+    """Set HTML apart in its sentence, where it could reorder what stands beside it."""
+    return format_html("<bdi>{}</bdi>", shown) if turns(shown) else shown
+
+
 def plain(text: object) -> str:
-    """Return `text` redacted, with hidden characters as [U+202E]: for titles and plain files; not escaped."""
+    """Return `text` as `bare` does, set apart: for titles, attributes and sentences; not escaped."""
+    return isolated(bare(text))
+
+
+def plain_line(text: object, limit: int = LINE) -> str:
+    """Return `text` as `plain` does, on one line and cut."""
+    return isolated(one_line(bare(text), limit))
+
+
+def cut(sentence: str, limit: int = LINE) -> str:
+    """Return a sentence, whose values are plain, on one line and cut."""
+    sentence = " ".join(sentence.split())
+    if len(sentence) <= limit:
+        return sentence
+    kept = sentence[: limit - 1]
+    return f"{kept}…{END * (kept.count(FIRST_STRONG) - kept.count(END))}"
+
+
+def bare(text: object) -> str:
+    """Return `text` redacted, with hidden characters as [U+202E]: for files, forms and comparisons."""
     found: list[str] = []
     for shown, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
         mark = f"[{_code(hidden)}]" if hidden else ""
@@ -145,9 +173,14 @@ class Body:
     """A labelled text of any length; `left_out` counts the characters that `text` does not show."""
 
     label: str
-    text: SafeString
+    text: SafeString  # for an element of its own
     left_out: int = 0
     kind: str = ""
+
+    @property
+    def inline(self) -> SafeString:
+        """The text set apart, to stand in a line with others."""
+        return _apart(self.text)
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
@@ -272,7 +305,8 @@ def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
     hints = ", ".join(f"{name}={value}" for name, value in sorted((origin.get("hints") or {}).items()))
     about = {"tool": origin.get("tool"), "server": origin.get("server"), "at": origin.get("at")}
     text = _("%(tool)s of the MCP server %(server)s at %(at)s; it declares: %(hints)s")
-    return visible(text % {**about, "hints": hints or _("nothing")})
+    about["hints"] = hints or _("nothing")
+    return format_html("{}", text % {name: plain(value) for name, value in about.items()})
 
 
 def run_badge(run: Run) -> SafeString:

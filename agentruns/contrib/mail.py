@@ -20,6 +20,7 @@ from agentruns.journal.outbox import Notice
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
+from agentruns.utils.characters import isolated
 from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import redact
 
@@ -77,7 +78,7 @@ def _subject(notice: Notice) -> str:
         "run.paused": _("A run is paused"),
     }.get(notice.type, notice.type)
     # On one line: a line break, which a model may write, would begin another header.
-    return one_line(f"[agentruns] {what}: {notice.title or notice.tool or notice.agent}", 150)
+    return f"[agentruns] {what}: {isolated(one_line(notice.title or notice.tool or notice.agent, 110))}"
 
 
 def _body(notice: Notice) -> str:
@@ -94,7 +95,7 @@ def _body(notice: Notice) -> str:
         (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
         (_("Open it here"), notice.url),
     ]
-    text = "\n".join(f"{label}: {one_line(value)}" for label, value in lines if value)
+    text = "\n".join(f"{label}: {isolated(one_line(value))}" for label, value in lines if value)
     return f"{_subject(notice)}\n\n{text}\n"
 
 

@@ -12,6 +12,7 @@ from agentruns.models.fields import CanonicalField, EscapedTextField, PersonName
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
 from agentruns.utils.bounds import NAME_LENGTH, is_name, said
+from agentruns.utils.characters import isolated
 from agentruns.utils.ids import uuid7
 
 MOST_VALUES = 16  # of one run's context
@@ -154,7 +155,7 @@ class Run(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.agent} {str(self.id)[:13]}"
+        return f"{isolated(self.agent)} {str(self.id)[:13]}"
 
     @property
     def is_ended(self) -> bool:

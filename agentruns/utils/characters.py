@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from django.utils.translation import get_language_bidi
+
 _CANDIDATES = re.compile(r"[^\n\t\x20-\x7e]+")
 # Printable by their category, yet drawn as nothing: what Unicode calls default-ignorable, blanks, fillers,
 # and what stands for an object.
@@ -18,6 +20,20 @@ _BLANK = frozenset(
 _OVERLAY, _JOINER = 1, 9
 MANY = 9  # from here on repetitions of a hidden character are counted instead of written
 _EMOJI_STYLE = "\ufe0f"
+# The scripts written from right to left, and the digits of Arabic.
+_RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]")
+# What stands between them reorders nothing outside. No text of others can end it: both are shown as hidden.
+FIRST_STRONG, END = "\u2068", "\u2069"
+
+
+def turns(text: str) -> bool:
+    """Tell whether a text can reorder what stands beside it: it is written the other way."""
+    return get_language_bidi() or (not text.isascii() and _RTL.search(text) is not None)
+
+
+def isolated(text: str) -> str:
+    """Set a text, its hidden characters shown already, apart where no element can: in mails, attributes."""
+    return f"{FIRST_STRONG}{text}{END}" if turns(text) else text
 
 
 def hides(character: str, before: str = "") -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentruns.admin.html import arguments, body, plain, pretty, visible
+from agentruns.admin.html import arguments, bare, body, pretty, visible
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from agentruns.admin.html import arguments, body, plain, pretty, visible
     ],
 )
 def test_hidden_characters_are_shown(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert bare(text) == shown
     marked = visible(text)
     assert marked.encode()
     assert ("ar-char" in marked) == (shown != text.replace("\r\n", "\n"))

@@ -331,6 +331,30 @@ SHOWN = [
         (Edit(STREAM, "mine.pop(same)[1].set()", "mine.pop(same)"),),
         ("api/test_stream.py::test_a_place_is_given_back_once_however_a_stream_ends",),
     ),
+    Mutant(
+        "names: one written from right to left moves nothing beside it, in an element",
+        (
+            Edit(
+                "admin/html.py",
+                'return format_html("<bdi>{}</bdi>", shown) if turns(shown) else shown',
+                "return shown",
+            ),
+        ),
+        ("admin/test_directions.py::test_every_page_of_the_console",),
+    ),
+    Mutant(
+        "names: one written from right to left moves nothing beside it, in a sentence",
+        (Edit("utils/characters.py", "{FIRST_STRONG}{text}{END}", "{text}"),),
+        (
+            "admin/test_directions.py::test_every_page_of_the_console",
+            "admin/test_directions.py::test_mails",
+        ),
+    ),
+    Mutant(
+        "names: what ends their isolation is no character of theirs",
+        (Edit("admin/html.py", "isolated(bare(text))", "isolated(redact(str(text)))"),),
+        ("admin/test_directions.py::test_what_ends_an_isolation_is_shown_and_ends_none",),
+    ),
 ]
 
 POLLER, DRAFTS = "api/poller.py", "engine/drafts.py"

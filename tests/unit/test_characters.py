@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentruns.admin.html import plain, visible
+from agentruns.admin.html import bare, plain, visible
 from agentruns.management import terminal
 from agentruns.tools.card import one_line
 from agentruns.utils.characters import escaped, hides
@@ -33,7 +33,7 @@ def test_a_hidden_character_is_shown_at_every_exit(character: str) -> None:
     ["Grüße, 24.90 €", "नमस्ते", "မန္တလေး", "ខ្មែរ", "ⵜ⵿ⵜ", "日本語", "한국어", "❤\ufe0f", "שלום", "a\nb\tc"],
 )
 def test_what_people_write_stays(text: str) -> None:
-    assert escaped(text) == plain(text) == text
+    assert escaped(text) == bare(text) == text
 
 
 def test_a_megabyte_of_them_is_cheap() -> None:

@@ -201,7 +201,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
         """The call in one sentence; below it its tool, its agent, and how many more like it wait."""
-        names = {"tool": plain(approval.tool_name), "agent": approval.run.agent}
+        names = {"tool": plain(approval.tool_name), "agent": plain(approval.run.agent)}
         second, more = _("%(tool)s, by %(agent)s") % names, approval.alike  # type: ignore[attr-defined]
         if approval.status == Approval.Status.PENDING and more:
             text = ngettext("%(count)d more like it waits", "%(count)d more like it wait", more)

@@ -15,7 +15,7 @@ from django.db.models.functions import RowNumber
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from agentruns.admin.html import ago, plain
+from agentruns.admin.html import ago, plain, plain_line
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
@@ -27,7 +27,7 @@ from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.tools import Tool
-from agentruns.tools.card import in_time, one_line
+from agentruns.tools.card import in_time
 
 LATEST = 200  # decisions and calls that are looked at, however long the history is
 SHOWN = 3
@@ -179,7 +179,7 @@ class Surroundings:
             "An earlier call of this tool raised an error and may have happened. Approving settles it. %s"
         )
         return [
-            Flag(text % one_line(plain(wait.text)), wait.run_id)
+            Flag(text % plain_line(wait.text), wait.run_id)
             for wait in self.uncleared(approval.run)
             if wait.tool == approval.tool_name and wait.gates_tool and wait.text
         ][:SHOWN]

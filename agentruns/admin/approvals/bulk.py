@@ -20,11 +20,10 @@ from agentruns.admin.approvals.decide import decide, done, no_password, outcome
 from agentruns.admin.approvals.texts import unit_in
 from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import NoteForm
-from agentruns.admin.html import named, person, plain, risk_badge, visible
+from agentruns.admin.html import named, person, plain, plain_line, risk_badge, visible
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
-from agentruns.tools.card import one_line
 
 if TYPE_CHECKING:
     from agentruns.admin.approvals.admin import ApprovalAdmin
@@ -75,7 +74,7 @@ def turn_view(admin: ApprovalAdmin, request: HttpRequest, run_id: str) -> HttpRe
         return HttpResponseRedirect(admin.url(request, "changelist"))
     run = waiting[0].run
     title = ngettext("%(agent)s asks for a decision", "%(agent)s asks for %(count)d decisions", len(waiting))
-    title %= {"agent": run.agent, "count": len(waiting)}
+    title %= {"agent": plain(run.agent), "count": len(waiting)}
     run_url = admin.other_page(request, Run, run.pk)
     return _ask(admin, request, waiting, VERBS, title=title, run_url=run_url, is_turn=True, **refused)
 
@@ -224,8 +223,9 @@ def _line(admin: ApprovalAdmin, request: HttpRequest, one: ApprovalCard, **said:
         "approval": approval,
         "key": str(approval.pk),
         "title": visible(one.face.title),
+        "label": plain(one.face.title),  # of its box: an attribute
         "url": admin.url(request, "change", approval.pk),
-        "task": one_line(plain(one.face.run.title)),
+        "task": plain_line(one.face.run.title),
         "requester": person(approval.run.owner_name),
         "why_not": "",
         "done": "",

@@ -29,6 +29,7 @@ from agentruns.admin.html import (
     origin_text,
     person,
     plain,
+    plain_line,
     remaining,
     risk_badge,
     visible,
@@ -45,7 +46,7 @@ from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
 from agentruns.tools import InvalidArguments, Tool
-from agentruns.tools.card import in_time, one_line
+from agentruns.tools.card import in_time
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock
@@ -127,14 +128,14 @@ class ApprovalCard:
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        given = _("Given by %(name)s") % {"name": who or _("the program")}  # who may only pass on a text
-        return quote(given, text_of(self.mask.row(row).payload.get("content") or []))
+        given = _("Given by %(name)s") % {"name": plain(who or _("the program"))}  # who may only pass it on
+        return replace(quote("", text_of(self.mask.row(row).payload.get("content") or [])), label=given)
 
     @property
     def evidence(self) -> list[Quote]:
         """The results of the latest calls before this one."""
         rows = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT]
-        return [quote(named(row.tool_name, "")[0], _returned(row), LINE) for row in reversed(rows[:SHOWN])]
+        return [quote(_label(row), returned(row), LINE) for row in reversed(rows[:SHOWN])]
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
@@ -334,7 +335,7 @@ def _held(one: ApprovalCard) -> list[Flag]:
     run, text = one.face.run, _HELD.get(one.approval.run.status)
     if text is None or not one.pending:
         return []
-    said = f" “{one_line(plain(run.blocked_reason))}”" if run.blocked_reason else ""
+    said = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
     if run.status == "paused":
         name = plain(one.around.paused_by.get(run.pk) or _("the program"))
         said = " " + _("Paused by %(name)s:") % {"name": name} + said
@@ -403,20 +404,21 @@ def _is_request(row: Row) -> bool:
     return row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID
 
 
-def _returned(row: Row) -> str:
-    """Return what a call returned on one line, and that it was no success."""
-    said = returned(row)
-    return said if row.payload.get("outcome") == "ok" else f"{_state(row, '')}: {said}"
+def _label(row: Row) -> str:
+    """Return the tool that returned something, and that it was no success."""
+    tool = named(row.tool_name, "")[0]
+    return tool if row.payload.get("outcome") == "ok" else f"{tool}: {_state(row, '')}"
 
 
 def facts(approval: Approval) -> list[Fact]:
     """Return the facts of an approval but for its arguments and its decision."""
     run = approval.run
     counts = {"given": approval.approved_count, "required": approval.required}
+    names = {"agent": plain(run.agent), "version": plain(run.version)}
     return [
         Fact(_("Requester"), person(run.owner_name)),
         Fact(_("Tool"), visible(approval.tool_name)),
-        Fact(_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
+        Fact(_("Agent"), _("%(agent)s, version %(version)s") % names),
         Fact(_("Session"), visible(run.session.key)),
         Fact(_("Asked"), dated(approval.requested_at)),
         Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
@@ -450,7 +452,7 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         % {
             "name": plain(one.decided_by_name or _("the program")),
             "ago": ago(one.decided_at) if one.decided_at else "",
-            "reason": one_line(plain(one.reason)),
+            "reason": plain_line(one.reason),
         }
         for one in masked_approvals(denials)
     ]

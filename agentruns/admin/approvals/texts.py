@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.approvals.around import SHOWN
-from agentruns.admin.html import as_text, body, named, plain, pretty, spoken, visible
+from agentruns.admin.html import as_text, bare, body, named, plain, pretty, spoken, visible
 from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
@@ -63,7 +63,7 @@ def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
     """Return a text on one line, cut, and the whole of it if that is more."""
     said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
     short = body(label, " ".join(said.split()), limit)
-    return Quote(short.label, short.text, body("", said).text if short.left_out else "")
+    return Quote(short.label, short.inline, body("", said).text if short.left_out else "")
 
 
 def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
@@ -125,7 +125,7 @@ def _change(name: str, before: Any, after: Any) -> Change:
 def _shown(text: str, value: Any) -> SafeString:
     shown = body("", "" if value is None else text, LONGEST)
     more = _("and %(count)d characters more") % {"count": shown.left_out}
-    return format_html("{} … ({})", shown.text, more) if shown.left_out else shown.text
+    return format_html("{} … ({})", shown.inline, more) if shown.left_out else shown.inline
 
 
 def _link(link: Any) -> tuple[str, str] | None:
@@ -145,7 +145,7 @@ def _link(link: Any) -> tuple[str, str] | None:
 
 
 def _is_safe(url: str) -> bool:
-    if plain(url) != url or any(character in url for character in "\\\n\t ") or url.startswith("//"):
+    if bare(url) != url or any(character in url for character in "\\\n\t ") or url.startswith("//"):
         return False
     try:
         parts = urlsplit(url)

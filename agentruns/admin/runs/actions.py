@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
-from agentruns.admin.html import ago, exact, plain, reason
+from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.steps import evidence, mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
@@ -32,7 +32,6 @@ from agentruns.services.control import cancel_run, pause_run
 from agentruns.services.runs import resume_run
 from agentruns.services.waiting import Wait, is_live, waits_for_time
 from agentruns.services.write import find_run, lock_session
-from agentruns.tools.card import one_line
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 
@@ -108,7 +107,7 @@ def headline(situation: Situation) -> str:
     """Return in one sentence where the run stands and who has to act."""
     run, count = situation.run, situation.uncleared
     if run.status == Run.Status.FAILED:
-        return _("Failed: %(error)s") % {"error": one_line(reason(plain(run.error)))}  # in full below
+        return _("Failed: %(error)s") % {"error": plain_line(reason(bare(run.error)))}  # in full below
     if run.is_ended:
         text = _("%(status)s. It waits for nobody.")
         if count:

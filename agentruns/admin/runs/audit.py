@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, status_of
 from agentruns.admin.forms import EraseForm
-from agentruns.admin.html import plain, pretty
+from agentruns.admin.html import bare, plain, pretty
 from agentruns.admin.runs import page
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import mask_for
@@ -63,7 +63,7 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
         text = _unread(rows)
     # No browser takes it for anything else.
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
-    return HttpResponse(plain(text), content_type="text/plain; charset=utf-8", headers=headers)
+    return HttpResponse(bare(text), content_type="text/plain; charset=utf-8", headers=headers)
 
 
 def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:

@@ -12,13 +12,14 @@ from uuid import UUID
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.texts import Quote, brief, quote
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours, status_of
 from agentruns.admin.forms import CancelForm
-from agentruns.admin.html import Body, ago, arguments, as_text, body, exact, named, plain
+from agentruns.admin.html import Body, ago, arguments, as_text, body, cut, exact, named, plain
 from agentruns.admin.runs import actions, chat, verdicts
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import (
@@ -45,7 +46,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.services.control import resolve_orphan
 from agentruns.services.write import lock_session
-from agentruns.tools.card import MASK, one_line
+from agentruns.tools.card import MASK
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import redact
@@ -75,10 +76,10 @@ class CallHistory:
 
     @property
     def title(self) -> str:
-        """The call in people's words; not fit for a page yet."""
+        """The call in people's words."""
         call = self.call
         said = call.approval.title if call.approval else self.described
-        return said or sentence(call.tool, call.arguments)
+        return plain(said) if said else sentence(call.tool, call.arguments)
 
     @property
     def waits(self) -> bool:
@@ -366,7 +367,7 @@ def _call_page(
     return admin.render(
         request,
         run,
-        title=plain(found.title),
+        title=found.title,
         brief=brief(found.title, call.arguments),
         task=task_title(run),
         template="agentruns/admin/orphan.html",
@@ -394,10 +395,10 @@ def _call_page(
 
 def _told_if_unknown(found: CallHistory) -> list[Body]:
     """Return what the model reads if nobody can say what became of the call."""
-    text = in_doubt.UNKNOWN.format(tool=plain(found.call.tool))
+    text = in_doubt.UNKNOWN.format(tool=found.call.tool)
     reads = [body(_("Told to the model, as an error"), text)]
     if found.later:
-        reads.append(body(_("Not run"), "\n".join(found.later)))
+        reads.append(Body(_("Not run"), format_html("{}", "\n".join(found.later))))
         reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
     return reads
 
@@ -459,10 +460,10 @@ def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
 
 
 def sentence(tool: str, arguments: dict[str, Any]) -> str:
-    """Return a call in words, with those of its masked arguments that are short; not fit for a page yet."""
+    """Return a call in words, with those of its masked arguments that are short."""
     texts = [redact(named(name, value)[1]) for name, value in arguments.items() if value != MASK]
     beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
-    return one_line(": ".join(filter(None, (named(tool, "")[0], ", ".join(beside)))))
+    return cut(": ".join(filter(None, (plain(named(tool, "")[0]), ", ".join(map(plain, beside))))))
 
 
 def _open(call: Call) -> str:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -19,7 +20,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.approvals.around import Surroundings, tools_of
 from agentruns.admin.base import status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
-from agentruns.admin.html import Body, as_text, body, person, plain, visible
+from agentruns.admin.html import Body, as_text, body, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs.steps import (
     File,
@@ -45,7 +46,7 @@ from agentruns.journal.policy import is_narrowed, visible_approvals, visible_run
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
 from agentruns.services.transfer import MARK
-from agentruns.tools.card import in_time, one_line
+from agentruns.tools.card import in_time
 from agentruns.utils.bounds import TEXT_LENGTH
 
 if TYPE_CHECKING:
@@ -101,8 +102,10 @@ class Line:
         """The arguments that fit beside a title that does not speak of them."""
         if self.is_named:
             return ""
-        beside = ", ".join(text for text in self.texts.values() if not _is_long(text))
-        return visible(beside) if len(beside) <= 2 * SHORT else ""
+        beside = [text for text in self.texts.values() if not _is_long(text)]
+        if len(", ".join(beside)) > 2 * SHORT:
+            return ""
+        return format_html_join(", ", "{}", ((visible(text),) for text in beside))
 
     @property
     def bodies(self) -> list[tuple[int, Body]]:
@@ -172,7 +175,7 @@ class Talk:
         elif row.kind in NOTES:
             error = payload.get("error") or {}
             why = error.get("text") or payload.get("reason") or ""
-            note = f"{NOTES[row.kind]}: {one_line(plain(why))}" if why else str(NOTES[row.kind])
+            note = f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
             self.turns.append(Turn("", "bad" if error else "note", row.seq, note=note))
         elif line is None:
             return
@@ -200,7 +203,7 @@ class Talk:
         """Return "maria: it happened. Why"."""
         said = f"{actor(row)}{MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
-        return f"{said}. {one_line(plain(why))}" if why else said
+        return f"{said}. {plain_line(why)}" if why else said
 
     def _taken_over(self, row: Row) -> None:
         """Say it of the calls that were at work, else between the turns."""
@@ -233,7 +236,7 @@ class Talk:
         for call in row.payload["calls"]:
             key, tool = call["id"], call["tool"]
             described = self.mask.made(tool, self.described.get(key, ""))
-            title = visible(described or plain(tool).replace("_", " "))
+            title = visible(described or tool.replace("_", " "))
             line = Line(key, row.seq, title, bool(described), call["arguments"], self.not_run, limit=limit)
             self.lines[key] = line
             turn.lines.append(line)

@@ -334,7 +334,7 @@ def _block(block: dict[str, Any]) -> Body:
     if kind == "text":
         return body(_("Text"), block.get("text", ""), LONGEST)
     if kind == "tool_use":
-        label = _("Call of %(tool)s") % {"tool": plain(block.get("name"))}
+        label = _("Call of %(tool)s") % {"tool": block.get("name")}
         return body(label, pretty(block.get("input")), LONGEST)
     if kind == "tool_result":
         label = _("Result, an error") if block.get("is_error") else _("Result")

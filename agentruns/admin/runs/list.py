@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from agentruns.admin.html import ago, exact, plain, reason, run_badge, visible
+from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, run_badge, visible
 from agentruns.admin.html import words as time_words
 from agentruns.admin.markdown import unmarked
 from agentruns.admin.runs.steps import mask_for
@@ -21,7 +21,6 @@ from agentruns.journal.masking import Mask
 from agentruns.models import Review, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
-from agentruns.tools.card import one_line
 
 LINE = 110  # characters of a second line
 READ = 5 * LINE  # of an answer, whose markdown takes some
@@ -35,8 +34,8 @@ def task_title(run: Run) -> str:
 
     A list sets `run.mask` first, or each run's mask is read by itself.
     """
-    title = one_line(plain(mask_for(run).run(run).title), TITLE)
-    return title or _("%(agent)s in %(session)s") % {"agent": run.agent, "session": plain(run.session.key)}
+    names = {"agent": plain(run.agent), "session": plain(run.session.key)}
+    return plain_line(mask_for(run).run(run).title, TITLE) or _("%(agent)s in %(session)s") % names
 
 
 def second(run: Any) -> str:
@@ -54,19 +53,19 @@ def second(run: Any) -> str:
                 "time": time_words(run.lease_expires_at),
                 "text": text,
             }
-        return one_line(text, LINE)
+        return cut(text, LINE)
     if run.status == Run.Status.RUNNING:
         return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
             "count": run.step
         }
-    return one_line(plain(run.came), LINE)
+    return plain_line(run.came, LINE)
 
 
 def came(run: Any, mask: Mask) -> str:
     """Return what came of a run, its error or its answer, as it may be shown; "" for a very long one."""
     if run.status == Run.Status.FAILED:
         return reason(mask.text(run.error_text) or "")
-    return unmarked(plain(mask.text(run.answer) or "")[:READ], hide=mask.text)
+    return unmarked(bare(mask.text(run.answer) or "")[:READ], hide=mask.text)
 
 
 def words(wait: Wait) -> str:

@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from agentruns.admin.base import READING
@@ -143,9 +144,10 @@ def facts(run: Run) -> list[Fact]:
     """Return the facts of a run, the ones an operator asks for first at the top."""
     usage = ", ".join(f"{plain(name)} {amount}" for name, amount in run.usage.items() if name != "cost")
     imported = _("%(when)s: a record; its decisions were made in another database")
+    names = {"agent": plain(run.agent), "version": plain(run.version)}
     found = [
         (_("Run"), str(run.pk)),
-        (_("Agent"), _("%(agent)s, version %(version)s") % {"agent": run.agent, "version": run.version}),
+        (_("Agent"), _("%(agent)s, version %(version)s") % names),
         (_("Session"), visible(run.session.key)),
         (_("Scope"), visible(run.scope)),
         (_("Requester"), person(run.owner_name)),
@@ -267,7 +269,7 @@ def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[
     for card in cards:
         card.timing = times.get(int(card.seq))
         if run.session.imported_at:
-            card.who = visible(f"{card.who}{MARK}")
+            card.who = format_html("{}{}", card.who, MARK)
         card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
     return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import MomentField, TypedField, area
-from agentruns.admin.html import plain
+from agentruns.admin.html import bare, plain
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.steps import mask_for
 from agentruns.exceptions import AgentRunsError
@@ -49,13 +49,13 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     shown = {"review": found, "review_note": note}
     if not permissions.may(request.user, "review", run):
         return shown
-    initial: dict[str, Any] = {"note": plain(note), "rating": Review.Rating.NONE}
+    initial: dict[str, Any] = {"note": bare(note), "rating": Review.Rating.NONE}
     if found:
-        initial |= {"rating": found.rating, "assignee": plain(found.assignee_name)}
+        initial |= {"rating": found.rating, "assignee": bare(found.assignee_name)}
         initial |= {"seen": found.updated_at.isoformat()}
     form, thumbs = (ReviewForm(initial=initial, auto_id=auto_id) for auto_id in ("review_%s", ""))
     names = reviews.assignable(request.user, run)
-    people = [name for name in names if plain(name) == name]  # another is not to be sent back
+    people = [name for name in names if bare(name) == name]  # another is not to be sent back
     return {**shown, "review_form": form, "thumbs": thumbs, "people": people}
 
 
@@ -65,9 +65,9 @@ def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     if not form.is_valid():
         return _refused(admin, request, run, form, 400, _("Nothing was saved. Correct the review below."))
     given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
-    if given["note"] == plain(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
+    if given["note"] == bare(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
         given["note"] = before.note
-    if given["assignee"] == plain(before.assignee_name):
+    if given["assignee"] == bare(before.assignee_name):
         given["assignee"] = before.assignee_name
     try:
         reviews.review_run(run.pk, request.user, **given)

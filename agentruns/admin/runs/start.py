@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.filters import is_uuid
 from agentruns.admin.forms import KeyForm, TypedField, area
-from agentruns.admin.html import plain
+from agentruns.admin.html import bare, plain
 from agentruns.admin.runs.steps import mask_for
 from agentruns.agents.agent import Agent
 from agentruns.agents.content import Input, Text, of_upload
@@ -104,7 +104,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 def _task(admin: ReadOnlyAdmin, key: str, request: HttpRequest) -> str:
     """Return the task of a run to begin from, where nothing of it is hidden from this user."""
     run: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
-    return run.input if run is not None and plain(mask_for(run).run(run).input) == run.input else ""
+    return run.input if run is not None and bare(mask_for(run).run(run).input) == run.input else ""
 
 
 def _page(

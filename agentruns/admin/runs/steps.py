@@ -92,7 +92,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         call=row.call_id,
         attempt=row.attempt,
         who=visible(name or (_("worker") if row.epoch else _("the program"))),
-        payload=body(plain(row.kind), pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        payload=body(row.kind, pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
         files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
@@ -190,12 +190,13 @@ def _say(card: RowCard, label: str, text: object) -> None:
 
 def _in_brief(text: str) -> SafeString:
     found = body("", text, BRIEF)
-    return format_html("{}…", found.text) if found.left_out else found.text
+    return format_html("{}…", found.inline) if found.left_out else found.inline
 
 
 def _run_started(card: RowCard, payload: Payload) -> None:
     card.title = _("Run started")
-    _add(card, _("Agent"), f"{payload['agent']} {payload['version']}")
+    agent = format_html("{} {}", visible(payload["agent"]), visible(payload["version"]))
+    card.facts.append(Fact(_("Agent"), agent))
     _add(card, _("Session"), payload.get("session"))
     _add(card, _("Idempotency key"), payload.get("idempotency_key"))
     _add(card, _("Tools of this run"), ", ".join(payload.get("tools", [])))
@@ -224,7 +225,7 @@ def _assistant(card: RowCard, payload: Payload) -> None:
     _say(card, _("It said"), text_of(payload["content"]))
     for call in calls:
         verdict = _VERDICTS.get(call["verdict"], call["verdict"])
-        label = _("%(tool)s: %(verdict)s") % {"tool": plain(call["tool"]), "verdict": verdict}
+        label = _("%(tool)s: %(verdict)s") % {"tool": call["tool"], "verdict": verdict}
         _say(card, label, pretty(call["arguments"]))
     if payload.get("stop_reason") not in ("end_turn", "tool_use"):
         _add(card, _("Stopped because"), payload.get("stop_reason"))
@@ -297,7 +298,8 @@ def _late_result(card: RowCard, payload: Payload) -> None:
 
 def _orphan_found(card: RowCard, payload: Payload) -> None:
     card.title, card.tone = _("Call in doubt"), "bad"
-    _add(card, _("Evidence"), evidence(payload.get("evidence", "")))
+    if known := payload.get("evidence"):
+        card.facts.append(Fact(_("Evidence"), evidence(known)))
     _say(card, _("The tool raised"), payload.get("raised"))
     _add(card, _("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.forms import RESULT_LENGTH, VerdictForm
-from agentruns.admin.html import as_text, plain
+from agentruns.admin.html import as_text, bare, plain_line
 from agentruns.admin.runs.steps import mask_for, verdict_words
 from agentruns.conf import settings
 from agentruns.journal import events
@@ -17,7 +17,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import carries_mask
 from agentruns.journal.read import read_rows
 from agentruns.models import Message, Run
-from agentruns.tools.card import MASK, one_line
+from agentruns.tools.card import MASK
 
 EARLIER = 5  # results of the tool that are looked at
 
@@ -47,7 +47,7 @@ def example(found: CallHistory) -> str:
     results = rows.filter(kind=events.TOOL_RESULT, tool_name=found.call.tool).order_by("-seq")[:EARLIER]
     for row in map(mask_for(found.run).row, read_rows(results)):
         if row.payload.get("outcome") == "ok":
-            text = one_line(plain(as_text(row.payload.get("content"))))
+            text = plain_line(as_text(row.payload.get("content")))
             return _("An earlier call of it returned: %(result)s") % {"result": text}
     return _('For example: done by hand, or {"status": "sent"}')
 
@@ -57,7 +57,7 @@ def prefilled(found: CallHistory) -> str:
     late = found.returned
     if late is None:
         return ""
-    text = plain(as_text(late.payload.get("content"))).strip()
+    text = bare(as_text(late.payload.get("content"))).strip()
     return text if len(text) <= RESULT_LENGTH else ""
 
 
