@@ -16,7 +16,7 @@ let key = null; // of the message that is being sent: sent again it is the same
 const visible = (text) =>
   text.replace(/(?![\n\u200d])[\p{C}\p{Zl}\p{Zp}]/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
 const put = (element, text) => Object.assign(element, { textContent: visible(text) });
-const made = (tag, text, more) => Object.assign(put(document.createElement(tag), text), more);
+const made = (tag, text, more) => Object.assign(put(document.createElement(tag), text), { dir: "auto" }, more);
 const toEnd = () => find("#scroll").scrollTo(0, find("#scroll").scrollHeight);
 const note = (text) => [put(find("#status"), text), toEnd()] && text;
 const signed = () => ({ Authorization: `Bearer ${chat.token}` });
@@ -48,7 +48,7 @@ async function read() {
     const page = await ask(own(`/messages?after=${next}`));
     for (const { seq, role, text } of page.items) {
       const plain = text.replace(/^\[(?:image|document) ?(.*?): .*\]$/gm, "📎 $1"); // how the API describes a file
-      find("#log").append(made("p", plain, { className: role, dir: "auto" }));
+      find("#log").append(made("p", plain, { className: role }));
       said = seq;
     }
     said = Math.max(said, Number((next = page.next)));

@@ -18,7 +18,9 @@ async function ask(path, body) {
 // What a model wrote may hold characters that nobody sees, or that turn the line around.
 const visible = (text) =>
   text.replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
-const put = (element, selector, text) => (find(selector, element).textContent = visible(text));
+// And a name written from right to left would move what stands beside it: each part of a sentence stands apart.
+const part = (text) => Object.assign(document.createElement("bdi"), { textContent: visible(String(text)) });
+const put = (element, selector, ...parts) => find(selector, element).replaceChildren(...parts.map(part));
 
 function age(moment) {
   const minutes = Math.floor((Date.now() - Date.parse(moment)) / 60000);
@@ -29,19 +31,20 @@ function age(moment) {
 async function requester(approval) {
   if (!runs.has(approval.run)) runs.set(approval.run, await ask(`/runs/${approval.run}`));
   const { ok, data } = runs.get(approval.run); // a token may see an approval, but not its run
-  return ok ? `${data.owner_name || "the program"} (agent ${data.agent})` : "somebody else";
+  return ok ? [data.owner_name || "the program", " (agent ", data.agent, ")"] : ["somebody else"];
 }
 
 async function show(approval) {
   const card = cards.get(approval.id) ?? { element: find("template").content.cloneNode(true).firstElementChild };
   const { element } = card;
-  const by = `${approval.risk} risk, requested by ${await requester(approval)}, ${age(approval.requested_at)}`;
+  const by = await requester(approval);
   const agreed = approval.required > 1 ? `, ${approval.approved_count} of ${approval.required} agreed` : "";
-  put(element, ".about", by + agreed);
+  const since = `, ${age(approval.requested_at)}${agreed}`;
+  put(element, ".about", `${approval.risk} risk, requested by `, ...by, since);
   if (card.approval?.digest !== approval.digest) {
     const { title, tool_name, arguments: given } = approval.shown; // numbers as text: JSON.parse rounds large ones
     put(element, "h2", title || tool_name);
-    put(element, "pre", given.map(({ name, text }) => `${name}: ${text}`).join("\n"));
+    put(element, "pre", ...given.flatMap(({ name, text }) => [name, ": ", text, "\n"]).slice(0, -1));
     put(element, ".outcome", card.approval ? "Somebody changed the arguments: look again." : "");
     element.className = approval.risk;
   }
@@ -62,22 +65,23 @@ async function decide(event, card) {
     if (ok && data.status === "pending") await show(data);
     else if (ok) close(card, `You decided: ${data.status}. A worker does the rest.`);
     else if (status === 409 && (data.approval_status ?? "pending") !== "pending")
-      close(card, settled(data.approval_status, data));
+      close(card, ...settled(data.approval_status, data));
     else put(card.element, ".outcome", data.detail);
   } catch (error) {
     put(card.element, ".outcome", `Not sent: ${error.message}. Try again.`);
   }
 }
 
-const settled = (status, { decided_by_name, decided_at }) =>
-  `It is ${status}` +
-  (decided_by_name ? ` by ${decided_by_name}` : "") +
-  (decided_at ? `, ${new Date(decided_at).toLocaleString()}.` : ".");
+const settled = (status, { decided_by_name, decided_at }) => [
+  `It is ${status}`,
+  ...(decided_by_name ? [" by ", decided_by_name] : []),
+  decided_at ? `, ${new Date(decided_at).toLocaleString()}.` : ".",
+];
 
-function close(card, text) {
+function close(card, ...parts) {
   card.isOver = true;
   card.element.querySelectorAll("form").forEach((form) => form.remove());
-  put(card.element, ".outcome", text);
+  put(card.element, ".outcome", ...parts);
 }
 
 async function refresh() {
@@ -94,7 +98,7 @@ async function refresh() {
   for (const [id, card] of cards) {
     if (card.isOver || waiting.has(id)) continue;
     const { ok, data } = await ask(`/approvals/${id}`);
-    if (ok && data.status !== "pending") close(card, settled(data.status, data));
+    if (ok && data.status !== "pending") close(card, ...settled(data.status, data));
   }
   return waiting.size ? `${waiting.size} waiting` : "Nothing waits.";
 }
