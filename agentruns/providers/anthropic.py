@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 
 from agentruns.providers import window
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
-from agentruns.providers.blocks import for_claude
+from agentruns.providers.blocks import check_pieces, for_claude, unreadable, whole_object
 from agentruns.providers.caching import marked
 from agentruns.providers.failures import Answer, SDKModel, classify, of_status, plain, refuse
 from agentruns.providers.window import Compact
@@ -87,15 +87,21 @@ class AnthropicModel(SDKModel):
             return _reply(message, getattr(message, "_request_id", None))
         with messages.stream(**arguments) as stream:
             answer.begun, answer.request_id = True, stream.request_id or ""
-            delta: Any = None
+            delta, inputs = None, dict[int, str]()
             for event in stream:
                 if delta is not None and event.type not in _ADDED:
                     _not_added(delta, answer.raw)
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
                     answer.raw = stream.current_message_snapshot
+                elif event.type == "content_block_start" and event.index != len(answer.raw.content) - 1:
+                    raise unreadable()  # the SDK would give one block's pieces to another
+                elif delta is not None and delta.delta.type == "input_json_delta":
+                    inputs[event.index] = inputs.get(event.index, "") + event.delta.partial_json
                 self._wrote(request, event.text if event.type == "text" else "")
-            return _reply(stream.get_final_message(), stream.request_id)
+            message = stream.get_final_message()
+            _check_inputs(message, inputs, request)
+            return _reply(message, stream.request_id)
 
     def _messages(self, body: dict[str, Any]) -> Any:
         # Only the SDK's beta half knows a beta's blocks; the other half loses parts of them.
@@ -205,6 +211,19 @@ def _not_added(event: Any, message: Any) -> NoReturn:
     block = message.content[event.index].type
     text = UNKNOWN_DELTA.format(block=block, delta=event.delta.type)
     raise ProviderError(text, disposition="pause", type="unknown_delta")
+
+
+def _check_inputs(message: Any, inputs: dict[int, str], request: ModelRequest) -> None:
+    """Put the text of an input that is no whole object, of which the SDK makes an object with less in it."""
+    if message.stop_reason not in ("end_turn", "tool_use"):  # no call of another reply runs
+        return
+    calls = []
+    for index, block in enumerate(message.content):
+        if block.type == "tool_use":
+            text = inputs.get(index)
+            block.input = text if text and whole_object(text) is None else block.input
+            calls.append((block.name, text or block.input or ""))
+    check_pieces(calls, request.tools)
 
 
 def _reply(message: Any, request_id: str | None) -> ModelReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,10 @@ TEXT_EXTRAS = ("phase", "annotations")  # of a text from OpenAI, which takes the
 FOREIGN = (
     "The conversation holds a block that this model cannot be sent: {kind}. Continue with the model that "
     "wrote it, or in a new session."
+)
+UNREADABLE = (
+    "The reply cannot be read: its stream does not tell for certain which arguments belong to which call. "
+    "The model is asked again."
 )
 
 
@@ -144,6 +149,32 @@ def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
     with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def whole_object(arguments: Any) -> dict[str, Any] | None:
+    """Parse the arguments of a call; None for a text that is no JSON object, or not a whole one."""
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return arguments if isinstance(arguments, dict) else None
+
+
+def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bool = True) -> None:
+    """Refuse a streamed reply in which arguments may be another call's; raises ProviderError.
+
+    `calls`: the name and the arguments of each, None or "" where none arrived; `sure`: each piece of
+    arguments told its call. Broken arguments of a call alone are the gate's to refuse.
+    """
+    without = [tool["name"] for tool in tools if tool["input_schema"].get("properties") == {}]
+    empty = any(text in (None, "") and name not in without for name, text in calls)
+    said = [(name, whole_object(text)) for name, text in calls if text not in (None, "")]
+    broken = any(given is None or (given and name in without) for name, given in said)
+    if (empty and broken) or (not sure and (empty or broken)) or not all(name for name, _ in calls):
+        raise unreadable()
+
+
+def unreadable() -> ProviderError:
+    """Build the error for a stream whose calls cannot be put together for certain."""
+    return ProviderError(UNREADABLE, disposition="retry", type="incomplete_reply")
 
 
 def usage_of(raw: Any) -> dict[str, Any]:

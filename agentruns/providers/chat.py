@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from agentruns.providers import blocks
@@ -11,9 +12,10 @@ from agentruns.providers.blocks import ITEM, Block
 from agentruns.providers.failures import answered
 
 _STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "function_call": "tool_use", "length": "max_tokens"}
+_COMPLETE = {*_STOPS} - {"length"}
 # Texts that arrive in pieces; any other member of a delta is said once, or again.
 _GROWING = frozenset({
-    "content", "refusal", "arguments", "reasoning", "reasoning_content", "text", "summary", "data",
+    "content", "refusal", "reasoning", "reasoning_content", "text", "summary", "data",
 })  # fmt: skip
 _REASONING = ("reasoning_details", "reasoning", "reasoning_content")
 
@@ -103,11 +105,12 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply as its chunks arrive."""
+    """A reply as its chunks arrive. `tools`: those of the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {"choices": []}
         self._choice: dict[str, Any] = {"message": {}}
+        self._tools, self._is_sure = tools, True
 
     def add(self, chunk: dict[str, Any]) -> str:
         """Take a chunk; return the text that it brings."""
@@ -115,22 +118,90 @@ class Collected:
         text = ""
         for choice in chunk.get("choices") or []:
             self.raw["choices"] = [self._choice]
-            delta = choice.get("delta") or {}
+            delta = dict(choice.get("delta") or {})
+            for piece in delta.pop("tool_calls", None) or []:
+                self._join(piece)
             _merge(self._choice["message"], delta)
             self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
             said = delta.get("content")
             text += said if isinstance(said, str) else ""
         return text
 
+    def _join(self, piece: Block) -> None:
+        """Join a piece of a call to those that came before it, or begin another call with it."""
+        calls = self._choice["message"].setdefault("tool_calls", [])
+        said = dict(piece.get("function") or {})
+        name, text = said.pop("name", None), said.pop("arguments", None)
+        found = _fitting(calls, piece)
+        call = found[-1] if found else None
+        if call is not None and _begins_another(call, piece, name, text):
+            self._is_sure &= blocks.whole_object(call["function"]["arguments"]) is not None
+            call = None
+        elif call is not None and text:
+            self._is_sure &= len(found) == 1 and _shares(call, piece, "index", "id")
+        if call is None:
+            if not (name or text or piece.get("id")):
+                return
+            call = {"function": {"name": "", "arguments": None}}
+            calls.append(call)
+        known = call["function"]
+        _merge(call, {**piece, "function": said})
+        if name and name != known["name"]:  # in pieces: half of one is another tool's
+            self._is_sure &= not known["name"] or _shares(call, piece, "id")
+            known["name"] += name
+        if known["arguments"] and text:
+            known["arguments"] = _text(known["arguments"]) + _text(text)
+        elif text is not None:
+            known["arguments"] = known["arguments"] or text
+
     def whole(self) -> dict[str, Any]:
-        """Return the completion as one that was not streamed."""
+        """Return the completion as one that was not streamed; raises ProviderError if it cannot be read."""
+        calls = self._choice["message"].get("tool_calls") or []
+        if self._choice.get("finish_reason") in _COMPLETE:  # no call of another reply runs
+            ids = [call["id"] for call in calls if call.get("id")]
+            said = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            labels = {(call.get("index"), call.get("id") or None) for call in calls}
+            is_told = len(ids) == len({*ids}) and len(labels) == len(calls)  # which call a piece is of
+            is_sure = len(calls) == 1 or (self._is_sure and is_told)
+            blocks.check_pieces(said, self._tools, sure=is_sure)
         return self.raw
+
+
+def _fitting(calls: list[Block], piece: Block) -> list[Block]:
+    """Find the calls that a piece fits, by index, then by id, then by position; the last fits best."""
+    index, call_id = piece.get("index"), piece.get("id")
+    free = [call for call in calls if not call_id or call.get("id") in (None, "", call_id)]
+    if found := [call for call in free if _shares(call, piece, "index")]:
+        return found
+    free = [call for call in free if index is None or call.get("index") is None]
+    by_id = [call for call in free if _shares(call, piece, "id")]
+    return by_id or (calls if free[-1:] == calls[-1:] else [])
+
+
+def _shares(call: Block, piece: Block, *labels: str) -> bool:
+    return any(piece.get(each) not in (None, "") and call.get(each) == piece[each] for each in labels)
+
+
+def _begins_another(call: Block, piece: Block, name: Any, text: Any) -> bool:
+    """Tell whether a named piece begins a call, and is no more of the call that it fits best."""
+    known = call["function"]
+    if not (name and known["name"]) or (_shares(call, piece, "index") and _shares(call, piece, "id")):
+        return False
+    if name != known["name"] and not _shares(call, piece, "index", "id"):
+        return True
+    is_new = name != known["name"] or (blocks.whole_object(text) is not None and text != known["arguments"])
+    return is_new and blocks.whole_object(known["arguments"]) is not None
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
     for name, value in new.items():
         known = old.get(name)
-        if isinstance(value, list) and isinstance(known, list):
+        if isinstance(value, list) and (isinstance(known, list) or not known):
+            known = old[name] = known or []  # one chunk may hold two pieces of one part
             for each in value:
                 same = next((one for one in reversed(known) if _is_same(one, each)), None)
                 if same is None:
@@ -141,10 +212,6 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
             _merge(known, value)
         elif isinstance(value, str) and isinstance(known, str) and name in _GROWING:
             old[name] = known + value
-        elif (
-            name == "name" and known and value and known != value
-        ):  # in pieces: half of one is another tool's
-            old[name] = f"{known}{value}"
         elif value not in (None, "") or name not in old:
             old[name] = value
 

@@ -85,7 +85,7 @@ class OpenAIModel(SDKModel):
         body = canonical.legal(chat.body(request, params, self.identity, quirks))
         if self.streaming:
             body["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
-        raw = self._send(client.chat.completions, body, request, answer, chat.Collected())
+        raw = self._send(client.chat.completions, body, request, answer, chat.Collected(request.tools))
         return replace(chat.reply(raw, self.identity), request_id=answer.request_id)
 
     def _respond(
@@ -97,13 +97,13 @@ class OpenAIModel(SDKModel):
         if not self._include:
             body = responses.without_reasoning(body, include=False)
         try:
-            return self._send(api, body, request, answer, responses.Collected())
+            return self._send(api, body, request, answer, responses.Collected(request.tools))
         except openai.BadRequestError as error:  # after a failover, for one, to another account
             if not _ENCRYPTED.search(f"{error.code} {error.message}"):
                 raise
             self._include = self._include and "not supported" not in error.message
         body = responses.without_reasoning(body, include=self._include)
-        return self._send(api, body, request, answer, responses.Collected())
+        return self._send(api, body, request, answer, responses.Collected(request.tools))
 
     def _send(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer, collected: Collected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from agentruns.providers import blocks
@@ -11,6 +12,8 @@ from agentruns.providers.blocks import ITEM, TEXT_EXTRAS, Block
 from agentruns.providers.failures import answered
 
 ENCRYPTED = "reasoning.encrypted_content"
+_ITEMS = ("response.output_item.added", "response.output_item.done")
+_ARGUMENTS = ("response.function_call_arguments.delta", "response.function_call_arguments.done")
 _STOPS = {"max_output_tokens": "max_tokens", "max_messages": "max_tokens"}
 
 
@@ -84,27 +87,61 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply as its events arrive."""
+    """A reply as its events arrive. `tools`: those of the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {}
+        self._tools = tools
         self._items: dict[int, Block] = {}
+        self._begun: set[Any] = set()  # calls, by kind of event, place and id
+        # The place or the id of a call -> its arguments: joined pieces, and the text of the event at the end.
+        self._written: dict[Any, list[str]] = {}
 
     def add(self, event: dict[str, Any]) -> str:
         """Take an event; return the text that it brings. Raises ProviderError for an error."""
-        kind = event.get("type", "")
+        kind, place = event.get("type", ""), event.get("output_index")
         if kind == "error":
             raise answered(event)
+        if kind in _ITEMS and event["item"].get("type") == "function_call":
+            self._begun.add((kind, place, event["item"].get("call_id")))
         if kind == "response.output_item.done":
             self._items[event["output_index"]] = event["item"]
+        for key in {place, event.get("item_id") or place} if kind in _ARGUMENTS else ():
+            written = self._written.setdefault(key, ["", ""])
+            written[0] += event.get("delta") or ""
+            written[1] = event.get("arguments") or written[1]
         if isinstance(event.get("response"), dict):
             self.raw = event["response"]
         return str(event["delta"]) if kind == "response.output_text.delta" else ""
 
     def whole(self) -> dict[str, Any]:
-        """Return the response. Its items are those of their own events, which are always complete."""
-        items = [self._items[place] for place in sorted(self._items)]
-        return {**self.raw, "output": items or self.raw.get("output")}
+        """Return the response; raises ProviderError if its calls cannot be read.
+
+        Its items are those of their own events, unless the last event lists more.
+        """
+        listed = self.raw.get("output") or []
+        items = self._items if len(listed) <= len(self._items) else dict(enumerate(listed))
+        found = {place: items[place] for place in sorted(items)}
+        calls = [place for place in found if found[place].get("type") == "function_call"]
+        for place in calls:
+            same = listed[[*found].index(place)] if len(listed) == len(found) else {}
+            found[place] = {**found[place], "arguments": self._arguments(place, found[place], same)}
+        if self.raw.get("status") == "completed":  # no call of another reply runs
+            lost = any(sum(each[0] == kind for each in self._begun) > len(calls) for kind in _ITEMS)
+            strays = [key for key, said in self._written.items() if any(said) and not isinstance(key, str)]
+            told = [(found[place].get("name"), found[place]["arguments"]) for place in calls]
+            blocks.check_pieces(told + [("", "")] * lost, self._tools, sure={*strays} <= {*calls})
+        return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
+
+    def _arguments(self, place: int, item: Block, listed: Block) -> Any:
+        """Find the arguments of a call; raises ProviderError where the events differ about them."""
+        written = self._written.get(item.get("id")) or self._written.get(place, [])
+        said = (item.get("arguments"), listed.get("arguments"), *reversed(written))
+        texts = [text for text in said if text]
+        wholes = [each for each in map(blocks.whole_object, texts) if each is not None]
+        if any(each != wholes[0] for each in wholes):
+            raise blocks.unreadable()
+        return next(iter(texts), item.get("arguments"))
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
@@ -43,7 +43,9 @@ class FakeAnthropic:
         *,
         faults: Mapping[int, int | str] | None = None,
         api_key: str = "sk-ant-fake-key",
+        bend: Callable[[list[Any]], list[Any]] = list,
     ) -> None:
+        self.bend = bend
         self.api_key = api_key
         self.cache = PromptCache()
         self._author = Author(script, self.cache)
@@ -158,7 +160,7 @@ class FakeAnthropic:
             return plain(200, {"input_tokens": count_request(body)}, None, headers)
         message = self._author.message(body)
         if body.get("stream"):
-            return streamed(list(events(message)), fault, headers, request_id)
+            return streamed(self.bend(list(events(message))), fault, headers, request_id)
         if fault and fault.kind == "error":
             raise fault.error()
         return plain(200, whole(message), fault, headers)

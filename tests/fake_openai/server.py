@@ -43,6 +43,7 @@ class FakeOpenAI:
     `script`: turns as ScriptedModel has them; the n-th reply of a conversation is the n-th turn. Or a
     function of the request's body that returns a turn. In raw content `{"type": "reasoning"}` and
     `{"type": "refusal", "refusal": ...}` are as OpenAI has them. `models`: the names it knows, or all.
+    `bend`: changes the events of a stream, as other servers do.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class FakeOpenAI:
         api_key: str = "sk-fake-0123456789abcdef",
         models: Iterable[str] = (),
         takes_files: bool = True,
+        bend: Callable[[list[Any]], list[Any]] = list,
     ) -> None:
         self.api_key, self.models, self.takes_files = api_key, [*models], takes_files
+        self.bend = bend
         self.encrypted: set[str] = set()
         self.calls: list[Call] = []
         self._script = script if callable(script) else ScriptedModel(script)
@@ -156,7 +159,7 @@ class FakeOpenAI:
             raise _refused(fault)
         if not body.get("stream"):
             return plain(200, whole, fault, named)
-        return _streamed([*events], fault, named, is_chat)
+        return _streamed(self.bend([*events]), fault, named, is_chat)
 
     def _turn(self, body: Any, depth: int) -> tuple[list[Any], str | None, tuple[int, int, int]]:
         script, step = self._script, depth

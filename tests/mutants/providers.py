@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants import Edit, Mutant
 
 LOOP, OPENAI, RESPONSES = "engine/loop.py", "providers/openai.py", "providers/responses.py"
-BLOCKS = "providers/blocks.py"
+BLOCKS, CHAT, CLAUDE = "providers/blocks.py", "providers/chat.py", "providers/anthropic.py"
 
 MUTANTS = [
     Mutant(
@@ -49,5 +49,40 @@ MUTANTS = [
         "providers: what Claude cannot read is not sent to it",
         (Edit(BLOCKS, "                raise foreign(others[0])\n", "                pass\n"),),
         ("providers/test_openai.py::test_items_that_only_openai_understands_go_back_to_it",),
+    ),
+    Mutant(
+        "providers: the pieces of a call are joined, also in one chunk",
+        (Edit(CHAT, "found = _fitting(calls, piece)\n", "found = []\n"),),
+        ("providers/test_streams.py::test_a_call_and_the_first_piece_of_its_arguments_in_one_event",),
+    ),
+    Mutant(
+        "providers: a stream that leaves a doubt is asked for again",
+        (Edit(BLOCKS, "(not sure and (empty or broken))", "False"),),
+        (
+            "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again",
+            "providers/test_streams.py::test_the_arguments_that_were_written_or_none",
+        ),
+    ),
+    Mutant(
+        "providers: a call without a name is never left out",
+        (Edit(BLOCKS, " or not all(name for name, _ in calls):", ":"),),
+        (
+            "providers/test_streams.py::test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile",
+        ),
+    ),
+    Mutant(
+        "providers: the arguments of a response that differ are asked for again",
+        (Edit(RESPONSES, "any(each != wholes[0] for each in wholes)", "False"),),
+        ("providers/test_streams.py::test_a_response_that_leaves_a_doubt_is_asked_again",),
+    ),
+    Mutant(
+        "providers: half an input of Claude's does not run",
+        (Edit(CLAUDE, "text if text and whole_object(text) is None else block.input", "block.input"),),
+        ("providers/test_streams.py::test_an_input_that_lacks_its_end_is_for_the_gate_to_refuse",),
+    ),
+    Mutant(
+        "providers: blocks that begin in another order are asked for again",
+        (Edit(CLAUDE, "event.index != len(answer.raw.content) - 1", "event.index < 0"),),
+        ("providers/test_streams.py::test_blocks_that_begin_in_another_order_are_asked_for_again",),
     ),
 ]

@@ -1,0 +1,496 @@
+"""Calls whose arguments arrive in pieces, as servers number and order them: they run as written, or not."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentruns import Agent, run_agent, tool
+from agentruns.models import Run
+from agentruns.providers import chat, responses
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ModelReply, ProviderError, call_model
+from agentruns.providers.openai import OpenAIModel
+from agentruns.tools.base import InvalidArguments
+from tests.db.helpers import forget_backoff, outcomes, the_run
+from tests.effects import Effects
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_openai import FakeOpenAI
+from tests.providers.contract import request
+from tests.registry import isolated_registry
+
+Piece = dict[str, Any]
+Events = list[Any]
+
+WRITTEN = {"days": 365, "dry_run": True}
+
+
+@tool
+def purge(days: int = 30, dry_run: bool = False) -> str:
+    """Delete old records."""
+    Effects.from_environment().record("purge", days=days, dry_run=dry_run)
+    return "purged"
+
+
+@tool
+def sync() -> str:
+    """Fetch what is new."""
+    Effects.from_environment().record("sync")
+    return "synced"
+
+
+TOOLS = [purge, sync]
+BY_NAME = {each.name: each for each in TOOLS}
+SCHEMAS = [each.provider_schema() for each in TOOLS]
+
+
+def turns(*calls: dict[str, Any]) -> Callable[[Any], Any]:
+    """Act once, then say so."""
+
+    def turn(body: Any) -> dict[str, Any]:
+        text = repr(body)
+        acted = "'tool'" in text or "function_call_output" in text or "tool_result" in text
+        return {"text": "all done"} if acted else {"tools": [*calls]}
+
+    return turn
+
+
+def run_over(model: Any, text: str = "do it") -> Run:
+    with isolated_registry():
+        agent = Agent("keeper", instructions="Tidy up.", model=model, tools=TOOLS)
+        return the_run(run_agent(agent, text, "s1", idempotency_key="k"))
+
+
+def facts(effects: Effects) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name != "key"} for line in effects.lines()]
+
+
+# Chat Completions, whole runs
+
+
+def with_first_piece(events: Events) -> Events:
+    """Put a call and the first piece of its arguments into one list of one event."""
+    found: Events = []
+    for event in events:
+        calls = [each["delta"].get("tool_calls") for each in event["choices"]]
+        before = found[-1]["choices"] if found else []
+        begun = [each["delta"].get("tool_calls", [{}])[0].get("id") for each in before]
+        if any(calls) and "id" not in calls[0][0] and any(begun):
+            found[-1]["choices"][0]["delta"]["tool_calls"] += calls[0]
+        else:
+            found.append(copy.deepcopy(event))
+    return found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_and_the_first_piece_of_its_arguments_in_one_event(effects: Effects) -> None:
+    """As vLLM with speculative decoding and Kimi say it: once it ran with the defaults."""
+    script = turns({"name": "purge", "input": WRITTEN})
+    with FakeOpenAI(script, bend=with_first_piece) as fake:
+        run = run_over(OpenAIModel("qwen3", provider="vllm", client=fake.client()))
+    assert (run.status, outcomes(run), facts(effects)) == ("completed", ["ok"], [WRITTEN])
+
+
+def without_names_of_arguments(events: Events) -> Events:
+    """Number every piece of arguments 7, of which no call ever begins."""
+    for event in events:
+        for choice in event["choices"]:
+            for piece in choice["delta"].get("tool_calls", []):
+                piece["index"] = piece["index"] if "id" in piece else 7
+    return events
+
+
+@pytest.mark.django_db(transaction=True)
+def test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile(effects: Effects) -> None:
+    script = turns({"name": "purge", "input": WRITTEN})
+    with FakeOpenAI(script, bend=without_names_of_arguments) as fake:
+        model = OpenAIModel("qwen3", provider="vllm", client=fake.client())
+        with isolated_registry():
+            agent = Agent("keeper", instructions="Tidy up.", model=model, tools=TOOLS)
+            run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+            assert (run.status, effects.count()) == ("queued", 0)
+            failed = run.messages.get(kind="model_failed").payload
+            assert failed["error"]["type"] == "incomplete_reply" and failed["usage"]
+            fake.bend = list
+            forget_backoff(run)
+            assert the_run(run_agent(agent, "do it", "s1", idempotency_key="k")).status == "completed"
+    assert facts(effects) == [WRITTEN]
+
+
+# Chat Completions, every form
+
+
+def collected(chunks: Events) -> ModelReply:
+    """Return the reply of chunks, each a list of pieces of calls."""
+    whole = chat.Collected(SCHEMAS)
+    for pieces in chunks:
+        whole.add({"choices": [{"delta": {"tool_calls": copy.deepcopy(pieces)}}]})
+    whole.add({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    return chat.reply(whole.whole(), "vllm:qwen3")
+
+
+def calls_of(reply: ModelReply) -> list[tuple[Any, Any]]:
+    return [(block["name"], block["input"]) for block in reply.content if block["type"] == "tool_use"]
+
+
+def piece(text: Any = None, name: str | None = None, **labels: Any) -> Piece:
+    said = {"name": name, "arguments": text}
+    return {**labels, "function": {each: value for each, value in said.items() if value is not None}}
+
+
+ONE, TWO = '{"days": 1}', '{"days": 2}'
+BOTH = [("purge", {"days": 1}), ("purge", {"days": 2})]
+RIGHT: dict[str, tuple[Events, Events]] = {
+    "a name before, and again in each piece": (
+        [[piece("", "purge", index=0, id="a")], [piece('{"days"', "purge", index=0, id="a")],
+         [piece(": 1}", "purge", index=0, id="a")]],
+        BOTH[:1],
+    ),
+    "a name in pieces": (
+        [[piece("", "pur", index=0, id="a")], [piece("", "ge", index=0, id="a")], [piece(ONE, index=0)]],
+        BOTH[:1],
+    ),
+    "pieces before the name": (
+        [[piece('{"days"', index=0)], [piece(": 1}", "purge", index=0, id="a")]],
+        BOTH[:1],
+    ),
+    "no numbers at all": (
+        [[piece('{"days"', "purge", id="a")], [piece(": 1}")]],
+        BOTH[:1],
+    ),
+    "no numbers and no ids": (
+        [[piece(ONE, "purge"), piece(TWO, "purge")]],
+        BOTH,
+    ),
+    "interleaved by number": (
+        [[piece("", "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
+         [piece('{"days"', index=1), piece('{"days"', index=0)],
+         [piece(": 1}", index=0), piece(": 2}", index=1)]],
+        BOTH,
+    ),
+    "interleaved by id": (
+        [[piece("", "purge", id="a"), piece("", "purge", id="b")],
+         [piece('{"days"', id="b"), piece('{"days"', id="a")],
+         [piece(": 1}", id="a"), piece(": 2}", id="b")]],
+        BOTH,
+    ),
+    "each number 0": (
+        [[piece("", "sync", index=0, id="a")], [piece("", "purge", index=0, id="b")],
+         [piece('{"days"', index=0)], [piece(": 1}", index=0)],
+         [piece("", "purge", index=0, id="c")], [piece(TWO, index=0)]],
+        [("sync", {}), *BOTH],
+    ),
+    "each number 0, ids null": (
+        [[piece(ONE, "purge", index=0, id=None)], [piece(TWO, "purge", index=0, id=None)]],
+        BOTH,
+    ),
+    "one id for all": (
+        [[piece("", "purge", index=0, id="x")], [piece(ONE, index=0)],
+         [piece("", "purge", index=1, id="x")], [piece(TWO, index=1)]],
+        BOTH,
+    ),
+    "objects": (
+        [[piece({"days": 1}, "purge", index=0, id="a")], [piece({"days": 2}, "purge", index=1, id="b")]],
+        BOTH,
+    ),
+    "no arguments": (
+        [[piece("", "purge", index=0, id="a")], [piece("{}", "sync", index=1, id="b")]],
+        [("purge", {}), ("sync", {})],
+    ),
+    "an empty piece at the end": (
+        [[piece(ONE, "purge", index=0, id="a")], [piece("", index=0), {"index": 1, "function": {}}]],
+        BOTH[:1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", RIGHT)
+def test_forms_that_are_right(form: str) -> None:
+    chunks, expected = RIGHT[form]
+    assert calls_of(collected(chunks)) == expected
+    assert calls_of(collected([[*itertools.chain(*chunks)]])) == expected, "all in one event"
+
+
+UNREADABLE: dict[str, Events] = {
+    "no name": [[piece("", "purge", index=0, id="a")], [piece(ONE, index=1)]],
+    "the number of another": [
+        [piece("", "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
+        [piece(ONE, index=0), piece(TWO, index=0)],
+    ],
+    "two that wait, and no number": [
+        [piece("", "purge", id="a"), piece("", "purge", id="b")], [piece(ONE)],
+    ],
+    "two that wait, with one number": [
+        [piece("", "purge", index=0, id="a"), piece("", "purge", index=0, id="b")], [piece(ONE, index=0)],
+    ],
+    "an id that no call has": [[piece("", "purge", id="a")], [piece(ONE, id="b")]],
+    "a number that moves": [[piece("", "purge", index=0, id="a")], [piece(ONE, "purge", index=1, id="a")]],
+    "in the middle of another's": [
+        [piece('{"days"', "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
+        [piece(ONE, index=0), piece(": 1}", index=0)],
+    ],
+    "before its call": [
+        [piece("", "purge", index=0, id="a")], [piece(ONE)], [piece("", "purge", index=1, id="b")],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", UNREADABLE)
+def test_forms_that_leave_a_doubt_are_asked_again(form: str) -> None:
+    with pytest.raises(ProviderError, match="which arguments belong to which call") as caught:
+        collected(UNREADABLE[form])
+    assert (caught.value.disposition, caught.value.type) == ("retry", "incomplete_reply")
+
+
+@pytest.mark.parametrize("again", [WRITTEN, {"days": 1}, json.dumps(WRITTEN), "{}"])
+def test_an_object_that_is_said_again_is_for_the_gate_to_refuse(again: Any) -> None:
+    chunks = [[piece(WRITTEN, "purge", index=0, id="a")], [piece(again, index=0, id="a")]]
+    assert not isinstance(calls_of(collected(chunks))[0][1], dict)
+
+
+def test_a_reply_that_was_cut_is_not_asked_again() -> None:
+    whole = chat.Collected(SCHEMAS)
+    whole.add({"choices": [{"delta": {"tool_calls": [piece('{"da', index=3)]}, "finish_reason": "length"}]})
+    assert chat.reply(whole.whole(), "x:y").stop_reason == "max_tokens"
+
+
+def test_two_pieces_of_a_thought_in_one_event() -> None:
+    whole = chat.Collected()
+    for texts in (["Let ", "me "], ["see."]):
+        details = [{"type": "reasoning.text", "text": each, "index": 0} for each in texts]
+        whole.add({"choices": [{"delta": {"reasoning_details": details}, "finish_reason": "stop"}]})
+    (kept,) = chat.reply(whole.whole(), "x:y").content[0]["item"]["reasoning_details"]
+    assert kept["text"] == "Let me see."
+
+
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("sync"), st.sampled_from(["", "{}"])),
+        st.tuples(
+            st.just("purge"),
+            st.sampled_from(["", "{}", ONE, TWO, '{"dry_run": true}', '{"days": 1, "dry_run": true}']),
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@st.composite
+def chunkings(draw: st.DrawFn) -> tuple[list[tuple[str, str]], Events]:
+    """Draw calls, and chunks in which a server might say them."""
+    calls = draw(CALLS)
+    numbers = draw(st.sampled_from(["own", "zero", "none", "first"]))
+    ids = draw(st.sampled_from(["first", "each", "none", "same", "same in each", "null"]))
+    names = draw(st.sampled_from(["first", "each", "split", "late"]))
+    streams: list[list[Piece]] = []
+    for at, (name, text) in enumerate(calls):
+        cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=3)))
+        texts = ["", *(text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)]))]
+        if draw(st.booleans()):
+            texts = texts[1:]
+        said = []
+        for number, each in enumerate(texts):
+            first = number == 0
+            labels: Piece = {}
+            if numbers in ("own", "zero") or (numbers == "first" and first):
+                labels["index"] = 0 if numbers == "zero" else at
+            if (first and ids != "none") or ids in ("each", "same in each"):
+                labels["id"] = {"null": None, "same": "x", "same in each": "x"}.get(ids, f"id{at}")
+            named = {"first": name, "each": name, "split": name[:2], "late": None}[names] if first else None
+            named = name if names == "each" else named
+            if names == "split" and number == 1:
+                named = name[2:]
+            if names == "late" and number == len(texts) - 1:
+                named = name
+            said.append(piece(each, named, **labels))
+        if names == "split" and len(said) == 1:
+            said.append(
+                piece("", name[2:], **{each: said[0][each] for each in ("index",) if each in said[0]})
+            )
+        streams.append(said)
+    # Texts that are mixed without any label could make another text that is right: no server does that.
+    if (numbers == "own" or ids == "each") and draw(st.booleans()):
+        order = draw(st.permutations([at for at, said in enumerate(streams) for _ in said]))
+        pieces = [streams[at].pop(0) for at in order]
+    else:
+        pieces = [*itertools.chain(*streams)]
+    chunks: Events = []
+    while pieces:
+        size = draw(st.integers(1, 3))
+        chunks.append(pieces[:size])
+        pieces = pieces[size:]
+    return calls, chunks
+
+
+@settings(max_examples=300)
+@given(chunkings())
+def test_the_arguments_that_were_written_or_none(drawn: Any) -> None:
+    """However a reply is cut, numbered and ordered, no call runs with arguments of another."""
+    calls, chunks = drawn
+    written = [(name, json.loads(text or "{}")) for name, text in calls]
+    wanted = [(name, BY_NAME[name].effective(input)) for name, input in written]
+    try:
+        said = calls_of(collected(chunks))
+    except ProviderError as error:
+        assert error.disposition == "retry"
+        return
+    for name, input in said:
+        with suppress(KeyError, InvalidArguments):  # as at the gate
+            call = name, BY_NAME[name].effective(input)
+            assert call in wanted, (said, chunks)
+            wanted.remove(call)
+
+
+# The Responses API
+
+
+def event(kind: str, place: int = 0, **members: Any) -> Piece:
+    return {"type": f"response.{kind}", "output_index": place, **members}
+
+
+def item(arguments: Any, at: str = "a") -> Piece:
+    return {"type": "function_call", "id": f"fc_{at}", "call_id": at, "name": "purge", "arguments": arguments}
+
+
+def responded(events: Events, *output: Piece) -> ModelReply:
+    whole = responses.Collected(SCHEMAS)
+    for each in [*events, event("completed", response={"status": "completed", "output": [*output]})]:
+        whole.add(copy.deepcopy(each))
+    return responses.reply(whole.whole(), "openai:x")
+
+
+DELTA, DONE = "function_call_arguments.delta", "function_call_arguments.done"
+ADDED, ITEM_DONE = "output_item.added", "output_item.done"
+DELTAS = [event(DELTA, delta='{"days"', item_id="fc_a"), event(DELTA, delta=": 1}", item_id="fc_a")]
+RESPONDED: dict[str, tuple[Events, Events, int]] = {
+    "only in pieces": ([event(ADDED, item=item("")), *DELTAS, event(ITEM_DONE, item=item(""))], [], 1),
+    "pieces before their item": (
+        [*DELTAS, event(ADDED, item=item("")), event(ITEM_DONE, item=item(""))], [], 1,
+    ),
+    "only in the event at their end": (
+        [event(DONE, arguments=ONE, item_id="fc_a"), event(ITEM_DONE, item=item(None))], [], 1,
+    ),
+    "only in the last event": ([event(ITEM_DONE, item=item(""))], [item(ONE)], 1),
+    "pieces, and items in the last event only": ([event(ADDED, item=item("")), *DELTAS], [item("")], 1),
+    "another id in the pieces": (
+        [event(DELTA, delta=ONE, item_id="fc_z"), event(ITEM_DONE, item=item(""))], [], 1,
+    ),
+    "one place for two": (
+        [event(ITEM_DONE, item=item(ONE)), event(ITEM_DONE, item=item(TWO, "b"))],
+        [item(ONE), item(TWO, "b")],
+        2,
+    ),
+    "one item without its event": (
+        [event(ITEM_DONE, item=item(ONE))], [item(ONE), item(TWO, "b")], 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", RESPONDED)
+def test_arguments_of_a_response_wherever_they_are(form: str) -> None:
+    events, output, count = RESPONDED[form]
+    assert calls_of(responded(events, *output)) == BOTH[:count]
+
+
+NOT_TOLD: dict[str, tuple[Events, Events]] = {
+    "pieces of another place": ([event(DELTA, 5, delta=ONE), event(ITEM_DONE, item=item(""))], []),
+    "an item that differs": ([*DELTAS, event(ITEM_DONE, item=item("{}"))], []),
+    "two ends that differ": ([event(ITEM_DONE, item=item(ONE))], [item("{}")]),
+    "a call that never ends": ([event(ADDED, item=item("")), *DELTAS], []),
+    "one place for two": ([event(ITEM_DONE, item=item(ONE)), event(ITEM_DONE, item=item("", "b"))], []),
+    "pieces of another's": (
+        [
+            event(DELTA, delta='{"days"'), event(DELTA, delta=TWO), event(DELTA, delta=": 1}"),
+            event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b")),
+        ],
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NOT_TOLD)
+def test_a_response_that_leaves_a_doubt_is_asked_again(form: str) -> None:
+    events, output = NOT_TOLD[form]
+    with pytest.raises(ProviderError, match="which arguments belong to which call") as caught:
+        responded(events, *output)
+    assert caught.value.disposition == "retry"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_response_with_empty_items(effects: Effects) -> None:
+    """Their arguments came in pieces alone."""
+
+    def emptied(events: Events) -> Events:
+        for each in events:
+            for one in [each.get("item"), *(each.get("response") or {}).get("output", [])]:
+                if one and "arguments" in one:
+                    one["arguments"] = ""
+        return [each for each in copy.deepcopy(events) if not each["type"].endswith("arguments.done")]
+
+    with FakeOpenAI(turns({"name": "purge", "input": WRITTEN}), bend=emptied) as fake:
+        run = run_over(OpenAIModel("gpt-5.4", api="responses", client=fake.client()))
+    assert (run.status, facts(effects)) == ("completed", [WRITTEN])
+
+
+# Messages of Claude, as gateways pass them on
+
+
+def claude(script: Any, bend: Callable[[Events], Events]) -> ModelReply:
+    with FakeAnthropic(script, bend=bend) as fake:
+        return call_model(AnthropicModel("claude-sonnet-5-5", fake.client()), request(tools=SCHEMAS))
+
+
+def is_piece(event: Piece) -> bool:
+    return event["type"] == "content_block_delta" and bool(event["delta"].get("partial_json"))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_input_that_lacks_its_end_is_for_the_gate_to_refuse(effects: Effects) -> None:
+    """The SDK reads half of an object as an object with less in it."""
+
+    def cut(events: Events) -> Events:
+        last = (
+            max(at for at, each in enumerate(events) if is_piece(each)) if any(map(is_piece, events)) else -1
+        )
+        return [each for at, each in enumerate(events) if at != last]
+
+    with FakeAnthropic(turns({"name": "purge", "input": WRITTEN}), bend=cut) as fake:
+        run = run_over(AnthropicModel("claude-sonnet-5-5", fake.client()))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+
+
+def test_blocks_that_begin_in_another_order_are_asked_for_again() -> None:
+    """The SDK numbers blocks by their order: it would give one's input to the other."""
+
+    def swapped(events: Events) -> Events:
+        places = [at for at, each in enumerate(events) if each["type"] == "content_block_start"]
+        one, two = places
+        events[one], events[two] = events[two], events[one]
+        return [each for each in events if each["type"] != "content_block_stop"]
+
+    calls = [{"name": "purge", "input": WRITTEN}, {"name": "purge", "input": {"days": 1}}]
+    with pytest.raises(ProviderError, match="which arguments belong") as caught:
+        claude([{"tools": calls}], swapped)
+    assert (caught.value.disposition, caught.value.request_id != "") == ("retry", True)
+
+
+def test_pieces_of_an_input_in_anothers_are_asked_for_again() -> None:
+    def moved(events: Events) -> Events:
+        begun = [each for each in events if each["type"] == "content_block_start"]
+        for each in events:
+            if is_piece(each):
+                each["index"] = 0
+        return [*events[:1], *begun, *(each for each in events[1:] if each not in begun)]
+
+    calls = [{"name": "purge", "input": WRITTEN}, {"name": "purge", "input": {"days": 1}}]
+    with pytest.raises(ProviderError, match="which arguments belong"):
+        claude([{"tools": calls}], moved)
