@@ -27,6 +27,7 @@ from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
 from agentruns.utils.coroutines import in_thread
+from agentruns.utils.forks import renewed
 
 if TYPE_CHECKING:
     from agentruns import RunResult
@@ -37,7 +38,7 @@ _MAX_NAME = 100
 _SECRETS = ("authorization_token", "authorization", "headers", "api_key", "access_token")
 _NUMBER = re.compile("([0-9]+)")
 _DOTTED = re.compile(r"[0-9]+(\.[0-9]+)*")
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 _registry: dict[tuple[str, str], Agent] = {}
 
 

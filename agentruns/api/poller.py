@@ -7,7 +7,7 @@ run, and nothing is asked while nobody listens.
 from __future__ import annotations
 
 import time
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from threading import BoundedSemaphore, Lock
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.read import read_rows
 from agentruns.models import Message, Run
 from agentruns.services.drafts import AT_WORK, watch
+from agentruns.utils.forks import in_child
 
 CONNECTIONS = 8  # of all listeners, at once
 FORGOTTEN = 10.0  # seconds after which nobody listens to a run any more
@@ -145,3 +146,5 @@ class Poller:
 
 
 poller = Poller()
+in_child(poller.__init__)  # type: ignore[misc]
+in_child(partial(turns.__init__, CONNECTIONS))  # type: ignore[misc]

@@ -7,7 +7,6 @@ who is asked to pause or to cancel: that reply is stopped.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +23,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.models import Draft, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.utils.db import in_transaction, uptime
+from agentruns.utils.forks import in_child
 from agentruns.utils.redaction import bound, get_logger, is_on, redact
 
 logger = get_logger("agentruns.drafts")
@@ -203,5 +203,4 @@ def shown(text: str, mask: Mask) -> str:
 
 
 writer = Writer()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=writer.__init__)  # type: ignore[misc]
+in_child(writer.__init__)  # type: ignore[misc]

@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.utils.forks import renewed
 from agentruns.utils.redaction import bound, driven, get_logger, secrets
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ EVENT_ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 _made: dict[str, Listener | None] = {}  # by dotted path
-_making = threading.Lock()
+_making = renewed(threading.Lock())
 _complained: set[str] = set()
 
 

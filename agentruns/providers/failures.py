@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError
 from agentruns.signals import text_streamed
+from agentruns.utils.forks import keep, without_connections
 
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"\bsk-[\w-]{16,}|sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
@@ -44,9 +46,11 @@ class SDKModel:
     package: ClassVar[str]
     identity: Any
     _client: Any = None
+    _pid = 0  # the process of the client
 
     def __init__(self, name: str, client: Any, timeout: float | None, streaming: bool) -> None:
         self.name, self.timeout, self.streaming, self._given = name, timeout, streaming, client
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"
@@ -80,10 +84,15 @@ class SDKModel:
         raise NotImplementedError
 
     def _ready(self) -> Any:
-        """Return the client, whose own retries are off: the run's back-off occupies no worker."""
-        if self._client is None:
+        """Return this process's client, whose own retries are off: the run's back-off occupies no worker."""
+        is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
+        if self._client is None or is_forked:
+            keep(self._client)
             given = self._made() if self._given is None else self._given
-            self._client = given.with_options(max_retries=0)
+            http = getattr(given, "_client", None) if is_forked and self._given is not None else None
+            own = {} if http is None else {"http_client": without_connections(http)}
+            self._client = given.with_options(max_retries=0, **own)
+            self._pid = os.getpid()
         return self._client
 
     def _arguments(self, body: dict[str, Any], *named: str) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import threading
 import time
 import uuid
 
-_lock = threading.Lock()
+from agentruns.utils.forks import renewed
+
+_lock = renewed(threading.Lock())
 _last = (0, 0)  # milliseconds, counter
 
 

@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from django.db import connections
+
+from agentruns.utils.forks import in_child
 
 T = TypeVar("T")
 
@@ -19,6 +22,7 @@ class Lane:
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
         self._free = threading.BoundedSemaphore(threads)
+        in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
         """Return what `work` returns; a thread in which it takes longer than `seconds` is left behind.

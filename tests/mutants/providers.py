@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         "providers: the SDK of OpenAI does not retry",
-        (Edit("providers/failures.py", "given.with_options(max_retries=0)", "given"),),
+        (Edit("providers/failures.py", "with_options(max_retries=0, **own)", "with_options(**own)"),),
         ("providers/test_openai.py::test_a_code_beside_a_status",),
     ),
     Mutant(
@@ -84,5 +84,20 @@ MUTANTS = [
         "providers: blocks that begin in another order are asked for again",
         (Edit(CLAUDE, "event.index != len(answer.raw.content) - 1", "event.index < 0"),),
         ("providers/test_streams.py::test_blocks_that_begin_in_another_order_are_asked_for_again",),
+    ),
+    Mutant(
+        "providers: a forked process asks over connections of its own",
+        (Edit("providers/failures.py", "is_forked = self._pid != os.getpid()", "is_forked = False"),),
+        ("providers/test_forks.py::test_forked_workers_store_the_replies_to_their_own_requests",),
+    ),
+    Mutant(
+        "providers: a client that was given is copied without its connections",
+        (Edit("utils/forks.py", 'members |= {"_connections": [], "_requests": []}', "pass"),),
+        ("providers/test_forks.py::test_a_client_of_a_projects_own_keeps_its_transports_and_no_connection",),
+    ),
+    Mutant(
+        "forks: what a thread of the parent holds is free in a fork",
+        (Edit("utils/forks.py", "        os.register_at_fork(after_in_child=renew)\n", "        pass\n"),),
+        ("providers/test_forks.py::test_what_a_thread_of_the_parent_holds_is_free_in_a_fork",),
     ),
 ]

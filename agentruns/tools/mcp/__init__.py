@@ -25,6 +25,7 @@ from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.coroutines import call
+from agentruns.utils.forks import renewed
 
 __all__ = ["LOCKED", "McpChanged", "McpError", "Server", "mcp_tools", "servers"]
 
@@ -128,7 +129,7 @@ class Server:
 
 
 _servers: dict[str, Server] = {}
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 
 
 def servers() -> list[Server]:

@@ -21,6 +21,7 @@ from agentruns.exceptions import ToolDurabilityError, ToolRefused
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import ANSWER_BYTES
 from agentruns.utils.db import uptime
+from agentruns.utils.forks import in_child, keep, renewed
 from agentruns.utils.redaction import Secrets, get_logger
 
 if TYPE_CHECKING:
@@ -198,19 +199,17 @@ class Loop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 _loop: Loop | None = None
-_inherited: list[Loop | None] = []  # by a fork; collecting what is in them would end the parent's children
 
 
 def _after_fork() -> None:
-    global _lock, _loop
-    _lock = threading.Lock()
-    _inherited.append(_loop)
+    global _loop
+    keep(_loop)  # collecting it would end the parent's children
     _loop = None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)
 
 
 def _use(target: Target, headers: dict[str, str], work: Work[T]) -> T:

@@ -1,0 +1,42 @@
+"""Help for forked processes, which must not share a lock, a thread or a connection with their parent."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+_inherited: list[Any] = []
+
+
+def in_child(renew: Callable[[], object]) -> None:
+    """Call `renew` in every process that is forked from this one, before other code runs there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+
+
+def renewed(lock: Any) -> Any:
+    """Free a lock in every forked process, whose parent may have held it in another thread; return it."""
+    in_child(lock._at_fork_reinit)
+    return lock
+
+
+def keep(inherited: Any) -> None:
+    """Keep an object of the parent unused: collecting it in this process could end what the parent uses."""
+    _inherited.append(inherited)
+
+
+def without_connections(part: Any) -> Any:
+    """Copy an HTTP client of httpx, or a transport in it, without its open connections."""
+    made = copy.copy(part)
+    members = getattr(made, "__dict__", {})
+    if "_connections" in members:  # a pool of httpcore; a thread of the parent may have held its lock
+        members |= {"_connections": [], "_requests": []}
+        made._optional_thread_lock = type(part._optional_thread_lock)()
+    for name, value in [*members.items()]:
+        if hasattr(value, "handle_request"):
+            members[name] = without_connections(value)
+    if "_mounts" in members:
+        members["_mounts"] = {key: each and without_connections(each) for key, each in part._mounts.items()}
+    return made
