@@ -295,6 +295,12 @@ GATED = [
     ),
 ]
 
+# A lease is compared by its owner as well as by its epoch.
+ANY_OWNER = (
+    Edit(LEASES, 'owner = {"lease_owner": self.owner} if self.owner else {}', "owner = {}"),
+    Edit(STATEMENTS, "for each in (batch.epoch, batch.owner) if each", "for each in (batch.epoch,) if each"),
+)
+
 LEASED = [
     Mutant(
         "leases: a live one is not claimed",
@@ -304,11 +310,7 @@ LEASED = [
                 "        runs.runnable()\n        .filter(pk=run_id)",
                 "        runs\n        .filter(pk=run_id)",
             ),
-            Edit(
-                LEASES,
-                "            runs.runnable()\n            .filter(~Exists(drain",
-                "            runs\n            .filter(~Exists(drain",
-            ),
+            Edit(LEASES, "using(alias).runnable().filter(*free)", "using(alias).filter(*free)"),
         ),
         ("db/test_leases.py::test_a_live_run_is_not_claimed",),
     ),
@@ -320,13 +322,7 @@ LEASED = [
     ),
     Mutant(
         "leases: a live one is not claimed by one statement",
-        (
-            Edit(
-                LEASES,
-                "runs = Run.objects.using(alias).runnable().filter(~Exists",
-                "runs = Run.objects.using(alias).filter(~Exists",
-            ),
-        ),
+        (Edit(LEASES, "using(alias).runnable().filter(*free)", "using(alias).filter(*free)"),),
         ("db/test_leases.py::test_a_live_run_is_not_claimed",),
         POSTGRESQL,
     ),
@@ -338,25 +334,20 @@ LEASED = [
     ),
     Mutant(
         "leases: each claim by one statement has an epoch of its own",
-        (Edit(STATEMENTS, " lease_epoch = run.lease_epoch + 1,", ""),),
+        (*ANY_OWNER, Edit(STATEMENTS, " lease_epoch = run.lease_epoch + 1,", "")),
         ("db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing",),
         POSTGRESQL,
     ),
     Mutant(
         "leases: who is to drain claims nothing",
-        (
-            Edit(
-                LEASES,
-                ".runnable().filter(~Exists(drain_requests(alias)), pk=run_id)",
-                ".runnable().filter(pk=run_id)",
-            ),
-        ),
+        (Edit(LEASES, "free = ~Exists(drain_requests(alias)), ~Exists(", "free = ~Exists("),),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
         POSTGRESQL,
     ),
     Mutant(
         "leases: each claim has an epoch of its own",
         (
+            *ANY_OWNER,
             Edit(
                 LEASES,
                 "lease_owner=owner,\n                lease_epoch=epoch + 1,",
@@ -367,24 +358,12 @@ LEASED = [
     ),
     Mutant(
         "leases: one is given back by its owner only",
-        (
-            Edit(
-                LEASES,
-                'mine = run.filter(lease_epoch=self.epoch, status="running")',
-                'mine = run.filter(status="running")',
-            ),
-        ),
+        (Edit(LEASES, "mine = self.held(alias)", "mine = Run.objects.using(alias).filter(pk=self.run_id)"),),
         ("db/test_leases.py::test_who_was_overtaken_gives_nothing_back",),
     ),
     Mutant(
         "leases: one is extended by its owner only",
-        (
-            Edit(
-                LEASES,
-                "filter(pk=self.run_id, lease_epoch=self.epoch, status",
-                "filter(pk=self.run_id, status",
-            ),
-        ),
+        (Edit(LEASES, "rows = self.held(alias)", "rows = Run.objects.using(alias).filter(pk=self.run_id)"),),
         ("db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing",),
     ),
     Mutant(
@@ -395,10 +374,11 @@ LEASED = [
     Mutant(
         "leases: one that a service takes has an epoch of its own",
         (
+            *ANY_OWNER,
             Edit(
                 LEASES,
-                'lease_owner="service",\n        lease_epoch=F("lease_epoch") + 1,',
-                'lease_owner="service",',
+                'lease_owner=SERVICE,\n        lease_epoch=F("lease_epoch") + 1,',
+                "lease_owner=SERVICE,",
             ),
         ),
         ("db/test_sweep.py::test_pause_and_cancel_without_a_worker_act_at_once",),
@@ -428,7 +408,7 @@ LEASED = [
     ),
     Mutant(
         "leases: a draining process claims nothing",
-        (Edit(LEASES, "~Exists(drain_requests(alias)), pk=run_id, lease_epoch", "pk=run_id, lease_epoch"),),
+        (Edit(LEASES, "free = ~Exists(drain_requests(alias)), ~Exists(", "free = ~Exists("),),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),
     ),
     Mutant(
@@ -462,7 +442,7 @@ LEASED = [
 RECOVERY = [
     Mutant(
         "recovery: a tool that declares nothing is held",
-        (Edit(DOUBT, '.get(call.declares, "held")', '.get(call.declares, "retry")'),),
+        (Edit(DOUBT, '.get(call.declares or declared, "held")', '.get("", "retry")'),),
         ("db/test_doubt.py::test_a_handler_that_does_not_know_is_held_for_staff",),
     ),
     Mutant(
@@ -593,4 +573,80 @@ TRANSACTIONAL = [
     ),
 ]
 
-MUTANTS = [*EXECUTOR, *GATED, *LEASED, *RECOVERY, *TRANSACTIONAL]
+REWOUND = [
+    Mutant(
+        "rewound: a row that was seen committed is looked for",
+        (
+            Edit(
+                "journal/store.py",
+                "state.is_rewound = len(rows) < known.seq or",
+                "state.is_rewound = False and",
+            ),
+        ),
+        (
+            "db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss",
+            "db/test_rewound.py::test_a_result_is_not_built_onto_what_is_left",
+        ),
+    ),
+    Mutant(
+        "rewound: a drive builds nothing on what is left",
+        (Edit(DRIVER, "        if self.state.is_rewound:\n            self._rewound(lease)\n", ""),),
+        ("db/test_rewound.py::test_a_result_is_not_built_onto_what_is_left",),
+    ),
+    Mutant(
+        "rewound: nor does one that begins",
+        (Edit(LOOP, "    if state.is_rewound:\n        rewound.hold(lease)\n        return None\n", ""),),
+        ("db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss",),
+    ),
+    Mutant(
+        "rewound: an epoch that was given twice holds for one owner",
+        ANY_OWNER,
+        ("db/test_rewound.py::test_an_epoch_that_was_given_twice_holds_for_one_owner",),
+    ),
+    Mutant(
+        "rewound: a call that may have been made is asked about first",
+        (Edit(CALLS, "    if declared := _doubted_since(driver, call):", "    if declared := '':"),),
+        (
+            "db/test_rewound.py::test_what_was_not_charged_is_charged_after_reconcile_has_said_so",
+            "db/test_rewound.py::test_an_approval_from_before_the_loss_starts_nothing",
+        ),
+    ),
+    Mutant(
+        "rewound: also where it would travel with the result before it",
+        (Edit(CALLS, 'and call.orphan != "reconcile" and not _doubted_since(driver, call)', "and True"),),
+        ("db/test_rewound.py::test_reconcile_is_asked_before_a_first_attempt",),
+    ),
+    Mutant(
+        "rewound: what declares nothing asks a person",
+        (Edit(GATE, "    if driver.run.restored_at and tool", "    if False and tool"),),
+        (
+            "db/test_rewound.py::test_a_result_is_not_built_onto_what_is_left",
+            "db/test_rewound.py::test_hold_all_marks_what_was_paused_too",
+        ),
+    ),
+    Mutant(
+        "rewound: a promoted server lends no run",
+        (Edit(LEASES, ", ~Exists(timeline.moved(alias))", ","),),
+        ("db/test_rewound.py::test_a_promoted_server_lends_no_run_before_all_are_held",),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "rewound: a task asked for again keeps the keys of its calls",
+        (
+            Edit(
+                "services/submit.py",
+                'derived(request, "secret")} if request.key else {}',
+                "secret()} if 0 else {}",
+            ),
+        ),
+        ("db/test_rewound.py::test_the_same_task_asked_again_has_the_same_keys",),
+    ),
+    Mutant(
+        "rewound: a first commit asks for the time as often as it takes",
+        (Edit("utils/clock.py", "            close_stale(alias)  # for whoever tries again\n", ""),),
+        ("db/test_rewound.py::test_a_first_commit_is_patient_where_the_time_is_asked",),
+        POSTGRESQL,
+    ),
+]
+
+MUTANTS = [*EXECUTOR, *GATED, *LEASED, *RECOVERY, *TRANSACTIONAL, *REWOUND]
