@@ -58,10 +58,7 @@ MUTANTS = [
     Mutant(
         "providers: a stream that leaves a doubt is asked for again",
         (Edit(BLOCKS, "(not sure and (empty or broken))", "False"),),
-        (
-            "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again",
-            "providers/test_streams.py::test_the_arguments_that_were_written_or_none",
-        ),
+        ("providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again",),
     ),
     Mutant(
         "providers: a call without a name is never left out",
