@@ -44,7 +44,7 @@ from agentruns.services.sweep import hold_all, sweep
 from agentruns.services.write import write
 from agentruns.tools import ToolContext
 from agentruns.utils import clock
-from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
+from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import act, call, charge, post, refund, shop_agent
 
@@ -100,7 +100,8 @@ def asked(ctx: ToolContext, args: dict[str, object]) -> Any:
 acting = during("acting", {})
 gated = during("gated", {"requires_approval": True})
 charging = during("charging", {"reconcile": asked})
-TOOLS = [acting, gated, charging, post, charge, refund]
+looking = during("looking", {"safe_to_retry": True})
+TOOLS = [acting, gated, charging, looking, post, charge, refund]
 
 
 def calls_of(run_id: UUID) -> list[Call]:
@@ -204,6 +205,20 @@ def test_reconcile_is_asked_before_a_first_attempt(effects: Effects) -> None:
     run = get_run(run.pk)
     assert outcomes(run) == ["ok", "ok"]
     assert [payload.get("reconciled") for payload in payloads(run, "tool_result")] == [True, True]
+    assert problems(run.session_id) == []
+
+
+def test_reconcile_is_asked_of_a_call_that_follows_a_result(effects: Effects) -> None:
+    """The start of a charge travels with the result before it: not after a loss."""
+    copies: list[Copy] = []
+    At.todo = lambda: copies.append(Copy())
+    turn = {"tools": [call("looking", number=1), call("charging", number=2)]}
+    run = start_run(shop_agent("looks", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
+    second_handler(lambda: copies[0].restore())
+    sweep()
+    assert get_run(run.pk).status == "paused"
+    assert resume_run(run.pk).status == "completed"
+    assert names(effects) == ["looking", "charging", "looking"]
     assert problems(run.session_id) == []
 
 
@@ -362,12 +377,11 @@ def test_hold_all_marks_what_was_paused_too(effects: Effects) -> None:
     assert effects.count() == 0
 
 
-def test_a_first_commit_is_patient_where_the_time_is_asked(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_commit_is_patient_where_the_time_is_asked(effects: Effects, settings: Any) -> None:
     """The server ends the thread's connection while the model writes: its reply is stored all the same."""
     if connection.vendor == "sqlite":
         pytest.skip("SQLite is asked for no time: its clock is this machine's")
+    settings.AGENTRUNS_LEASE_SECONDS = 20
     asked: list[Any] = []
 
     class Breaking:
