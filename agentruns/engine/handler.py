@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 import threading
@@ -17,17 +18,18 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
 from agentruns.journal import events, masking, telemetry
-from agentruns.journal.connection import mend_connection, own_alias, own_connection
+from agentruns.journal.connection import journal_alias, mend_connection, own_alias, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Batch
 from agentruns.models import CommitFence, Message
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.db import is_read_only, read_committed, uptime
+from agentruns.utils.db import cannot_pass, is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
 
@@ -36,7 +38,7 @@ logger = get_logger("agentruns.executor")
 ENDED_BY_HANDLER = (
     "The handler ended its transaction by itself; what it wrote may or may not have been committed."
 )
-LATE_TRIES = 20
+LONGEST_PAUSE = 5.0  # seconds between two tries to store a late result
 MARK = "agentruns_handler"  # a savepoint: where it is gone, so is the transaction
 NOWHERE = -1
 _ENDS_TRANSACTION = re.compile(
@@ -45,6 +47,7 @@ _ENDS_TRANSACTION = re.compile(
 )
 
 T = TypeVar("T")
+Record = Callable[["Observation"], None]
 
 
 class Interrupted(Exception):
@@ -159,7 +162,7 @@ def _is_time_limit(error: BaseException) -> bool:
     return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
 
 
-def in_thread(alias: str, tool: Tool, work: Callable[[], T]) -> Future[T]:
+def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
     """Do `work` in a thread of its own, which closes its database connections."""
     future: Future[T] = Future()
     carried = telemetry.carried()
@@ -167,11 +170,9 @@ def in_thread(alias: str, tool: Tool, work: Callable[[], T]) -> Future[T]:
     def target() -> None:
         with carried:
             try:
-                done = work()
+                future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(done)
             finally:
                 connections.close_all()
 
@@ -181,7 +182,7 @@ def in_thread(alias: str, tool: Tool, work: Callable[[], T]) -> Future[T]:
         except Exception as error:
             future.set_exception(error)
     else:
-        threading.Thread(target=target, name=f"agentruns-{tool.name}", daemon=True).start()
+        threading.Thread(target=target, name=f"agentruns-{name}", daemon=True).start()
     return future
 
 
@@ -196,47 +197,40 @@ def reconcile(
         finally:
             mend_connection(alias)
     try:
-        return in_thread(alias, tool, ask).result(timeout=tool.timeout)
+        return in_thread(alias, tool.name, ask).result(timeout=tool.timeout)
     except TimeoutError:
         return Unknown(f"reconcile did not return within {tool.timeout} s")
 
 
 class _RollBack(Exception):
-    """Leaves the block without its writes."""
-
-    def __init__(self, observation: Observation) -> None:
-        super().__init__()
-        self.observation = observation
+    """Leaves the block without its writes; its argument is the Observation."""
 
 
 def run_transactional(
-    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Callable[[Observation], None]
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
 ) -> Observation | None:
     """Run the handler and `record` its result in one transaction; return the error if all was rolled back."""
-    entered: list[bool] = []
-    committed: list[bool] = []
-
-    def attempt() -> None:
-        _run_transactional(driver, tool, context, call, record, entered, committed)
-
+    done: set[str] = set()
+    attempt = partial(_run_transactional, driver, tool, context, call, record, done)
     try:
         try:
             attempt()
         except (DatabaseError, InterfaceError):
             shared = connections[driver.alias]
-            if entered or shared.in_atomic_block:
+            if "entered" in done or shared.in_atomic_block:
                 raise
             shared.close()  # an earlier handler may have left it read-only
             attempt()
         finally:
             mend_connection(driver.alias)
     except _RollBack as rolled_back:
-        return rolled_back.observation
+        observation: Observation = rolled_back.args[0]
+        return observation
     except (LeaseLostError, Interrupted):
         raise
     except Exception as error:
         # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
-        if committed or _is_stored(driver, call):
+        if "committed" in done or _is_stored(driver, call):
             logger.exception("After the commit of run=%s call=%s", context.run_id, call.id)
             return None
         stateless_commit_failed = driver.lease is None and not call.is_open
@@ -248,24 +242,18 @@ def run_transactional(
 
 
 def _run_transactional(
-    driver: Driver,
-    tool: Tool,
-    context: ToolContext,
-    call: Call,
-    record: Callable[[Observation], None],
-    entered: list[bool],
-    committed: list[bool],
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record, done: set[str]
 ) -> None:
     alias = driver.alias
     with transaction.atomic(using=alias, durable=True):
         # First, so that it runs before any hook of the handler's can raise.
-        transaction.on_commit(lambda: committed.append(True), using=alias)
+        transaction.on_commit(lambda: done.add("committed"), using=alias)
         connection = connections[alias]
         read_committed(alias)
         blocks = list(connection.atomic_blocks)
         with fenced(alias):
             with contained(alias):
-                entered.append(True)
+                done.add("entered")
                 try:
                     observation = enter(tool, context, call.arguments)
                 except Interrupted as interruption:
@@ -356,41 +344,47 @@ class contained:
 
 
 def store_late_result(
-    driver: Driver, call: Call, facts: dict[str, Any], offload: Offload | None = None
+    driver: Driver, calls: list[Call], facts: dict[str, Any], offload: Offload | None = None, until: float = 0
 ) -> None:
-    """Append a `late_result` service row, also to a run that has ended; log it where even that fails.
+    """Append a `late_result` service row for each call, also to a run that has ended.
 
-    `offload` is the one that the result was to be put away with, if it got so far.
+    Try for the time of a lease; then log the facts, and try in a thread for as long as this process lives.
+    Without the row a person may say of an effect that it did not happen. `offload` is the one that the result
+    was to be put away with, if it got so far.
     """
-    lease = driver.lease
-    if lease is None:
+    lease, pause, tried = driver.lease, 0.02, list[str]()
+    if lease is None or not calls:
         return
-    offload = offload or driver.offload(call)
+    offload, until = offload or driver.offload(calls[0]), until or uptime() + settings.LEASE_SECONDS
     driver.mend()
-    for _ in range(LATE_TRIES):
+    while True:
         try:
             with own_connection(lease.alias):
-                state = driver.store.load(lease.session_id, lease.run_id)
-                rows = Message.objects.using(own_alias(lease.alias)).filter(run_id=lease.run_id)
-                if call.id not in state.run.calls and not rows.filter(call_id=call.id).exists():
-                    facts = {**facts, "lost": True}
-                batch = Batch(state)
+                rows = Message.objects.using(journal_alias(lease.alias)).filter(session_id=lease.session_id)
+                if rows.filter(hash__in=tried).exists():  # only the acknowledgement was lost
+                    return
+                batch = Batch(driver.store.load(lease.session_id, lease.run_id))
                 batch.closed = True
-                batch.add(
-                    events.LATE_RESULT,
-                    {**facts, "worker_epoch": lease.epoch},
-                    call_id=call.id,
-                    tool_name=call.tool,
-                    attempt=call.attempt,
-                    offload=offload,
-                )
+                payload = {**facts, "worker_epoch": lease.epoch}
+                for call in calls:
+                    about = {"call_id": call.id, "tool_name": call.tool, "attempt": call.attempt}
+                    is_known = call.id in batch.state.run.calls or rows.filter(call_id=call.id).exists()
+                    told = payload if is_known else {**payload, "lost": True}
+                    batch.add(events.LATE_RESULT, told, offload=offload, **about)  # type: ignore[arg-type]
+                tried.append(batch.rows[0].hash)
                 driver.store.append(batch, durable=True)
             return
-        except (JournalConflictError, OperationalError):  # others were quicker, or the database is busy
-            time.sleep(random.uniform(0, 0.05))  # noqa: S311 - spreads load
-        except (DatabaseError, InterfaceError):
-            break
-    logger.error(
-        "Late result not stored run=%s call=%s tool=%s: %r",
-        lease.run_id, call.id, call.tool, facts, exc_info=True,
-    )  # fmt: skip
+        except Exception as error:
+            passes = isinstance(error, JournalConflictError | DatabaseError | InterfaceError)
+            passes = passes and not cannot_pass(error) and not connections[lease.alias].in_atomic_block
+            if not passes or uptime() >= until:
+                about = {"run": str(lease.run_id), "calls": [(call.id, call.tool) for call in calls]}
+                again = partial(store_late_result, driver, calls, facts, offload, math.inf)
+                more = "It is tried again." if passes and in_thread(lease.alias, "late", again) else ""
+                logger.critical("Late result not stored %s: %r. %s", about, facts, more, exc_info=True)
+                return
+            if not isinstance(error, JournalConflictError):  # it is broken, or its server is read-only by now
+                for alias in {lease.alias, own_alias(lease.alias)}:
+                    connections[alias].close()
+        time.sleep(random.uniform(0, pause))  # noqa: S311 - spreads load
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -252,8 +252,8 @@ def _run_one(driver: Driver, call: Call) -> None:
     reached("before_tool")
     try:
         driver.hold_lease()
-    except LeaseLostError:
-        store_late_result(driver, call, {"never_entered": True})
+    except Exception:
+        store_late_result(driver, [call], {"never_entered": True})
         raise
     driver.started.discard((call.id, call.attempt))
     if _stopped(driver, call):
@@ -274,10 +274,7 @@ def _run_one(driver: Driver, call: Call) -> None:
         reached("after_result")
         return
     reached("after_tool")
-    if observation.in_doubt and tool.recovery == "reconcile":
-        _raised(driver, call, observation)
-    else:
-        _record(driver, call, observation)
+    _record(driver, call, observation, asks=observation.in_doubt and tool.recovery == "reconcile")
 
 
 def _stopped(driver: Driver, call: Call) -> bool:
@@ -291,25 +288,21 @@ def _stopped(driver: Driver, call: Call) -> bool:
     return True
 
 
-def _raised(driver: Driver, call: Call, observation: Observation) -> None:
-    """Store the error of a handler that may have acted: whoever drives on then asks the outside world."""
-    text = str(observation.content)
-    reached("before_result_commit")
-    try:
-        driver.commit(lambda batch: in_doubt.raised(batch, batch.state.run.calls[call.id], text))
-    except Exception:  # as in `_record`
-        store_late_result(driver, call, observation.facts())
-        raise
-    reached("after_result")
+def _record(
+    driver: Driver, call: Call, observation: Observation, *, joined: bool = False, asks: bool = False
+) -> None:
+    """Store a result; if the run was taken over, store it as a `late_result` instead.
 
-
-def _record(driver: Driver, call: Call, observation: Observation, *, joined: bool = False) -> None:
-    """Store a result; if the run was taken over, store it as a `late_result` instead."""
+    `asks`: it is the error of a handler that may have acted, and whoever drives on asks the outside world.
+    """
     offload = driver.offload(call)
     if not driver.store.durable:  # the model is told, and nothing is promised for what it does then
         observation.in_doubt = False
 
     def build(batch: Batch) -> None:
+        if asks:
+            in_doubt.raised(batch, batch.state.run.calls[call.id], str(observation.content))
+            return
         observation.write(batch, call.id, offload)
         if observation.in_doubt:
             in_doubt.stop_tool(batch, call)
@@ -323,7 +316,7 @@ def _record(driver: Driver, call: Call, observation: Observation, *, joined: boo
     try:
         driver.commit(build)
     except Exception:  # the lease is lost, or the database refuses for good: keep what is known
-        store_late_result(driver, call, observation.facts(), offload)
+        store_late_result(driver, [call], observation.facts(), offload)
         raise
     reached("after_result")
 
@@ -336,7 +329,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
         finally:
             driver.mend()
     enter = partial(handler.enter, tool, context, call.arguments)
-    future = handler.in_thread(driver.alias, tool, enter)
+    future = handler.in_thread(driver.alias, tool.name, enter)
     try:
         wait([future], timeout=tool.timeout)
     except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
@@ -351,12 +344,12 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
     """Stop waiting for a handler; its later return is kept as evidence."""
     driver.abandoned[call.id, call.attempt] = future
-    future.add_done_callback(lambda done: _late(driver, call, done))
 
+    def late(done: Future[Observation]) -> None:
+        if done.exception() is None:
+            store_late_result(driver, [call], done.result().facts())
 
-def _late(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    if future.exception() is None:
-        store_late_result(driver, call, future.result().facts())
+    future.add_done_callback(late)
 
 
 def _run_parallel(driver: Driver, group: list[Call]) -> None:
@@ -368,8 +361,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
         for future, (call, _) in running.items():
             _abandon(driver, call, future)
         if isinstance(error, LeaseLostError):
-            for call in queue:
-                store_late_result(driver, call, {"never_entered": True})
+            store_late_result(driver, list(queue), {"never_entered": True})
         raise
 
 
@@ -384,27 +376,21 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
             tool = driver.agent.tools[call.tool]
             driver.allow(tool)
             enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
-            future = handler.in_thread(driver.alias, tool, enter)
+            future = handler.in_thread(driver.alias, tool.name, enter)
             running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
         ends = [end for _, end in running.values() if end is not None]
         wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
         for future, (call, end) in list(running.items()):
             if future.done():
                 del running[future]
-                _settle(driver, call, future)
+                try:
+                    _record(driver, call, future.result())
+                except Interrupted as interruption:
+                    _orphan(driver, call, str(interruption))
             elif end is not None and uptime() >= end:
                 del running[future]
                 _abandon(driver, call, future)
                 _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
-
-
-def _settle(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    try:
-        observation = future.result()
-    except Interrupted as interruption:
-        _orphan(driver, call, str(interruption))
-    else:
-        _record(driver, call, observation)
 
 
 def _orphan(

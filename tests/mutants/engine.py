@@ -151,8 +151,32 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: a result that comes late is kept as evidence",
-        (Edit(CALLS, "        store_late_result(driver, call, observation.facts(), offload)\n", ""),),
+        (Edit(CALLS, "        store_late_result(driver, [call], observation.facts(), offload)\n", ""),),
         ("db/test_zombies.py::test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence",),
+    ),
+    Mutant(
+        "executor: what comes late is stored on a new connection after an error",
+        (
+            Edit(
+                HANDLER,
+                "                    connections[alias].close()\n        time",
+                "                    pass\n        time",
+            ),
+        ),
+        (
+            "crash/test_stalls.py::test_a_frozen_worker_whose_connections_were_ended_meanwhile_still_leaves_its_evidence",
+        ),
+        POSTGRESQL,
+    ),
+    Mutant(
+        "executor: what comes late is tried again as long as its process lives",
+        (Edit(HANDLER, 'if passes and in_thread(lease.alias, "late", again) else', "if passes else"),),
+        ("db/test_late_evidence.py::test_what_cannot_be_stored_within_a_lease_is_stored_when_it_can_be",),
+    ),
+    Mutant(
+        "executor: what comes late is stored once",
+        (Edit(HANDLER, "if rows.filter(hash__in=tried).exists():", "if False:"),),
+        ("db/test_late_evidence.py::test_evidence_whose_acknowledgement_was_lost_is_stored_once",),
     ),
     Mutant(
         "executor: a handler that does not know",
@@ -495,7 +519,7 @@ RECOVERY = [
     ),
     Mutant(
         "recovery: a reconcile tool that raises is asked about",
-        (Edit(CALLS, 'if observation.in_doubt and tool.recovery == "reconcile":', "if False:"),),
+        (Edit(CALLS, 'asks=observation.in_doubt and tool.recovery == "reconcile"', "asks=False"),),
         ("db/test_hard_cases.py::test_a_reconcile_tool_that_raises_is_asked_about",),
     ),
     Mutant(
