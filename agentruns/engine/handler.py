@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -28,9 +28,11 @@ from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Batch
 from agentruns.models import CommitFence, Message
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
+from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.db import cannot_pass, is_read_only, read_committed, uptime
+from agentruns.utils.db import cannot_pass, is_in_test_case, is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
+from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import conceal, driven, get_logger
 
 logger = get_logger("agentruns.executor")
@@ -48,6 +50,7 @@ _ENDS_TRANSACTION = re.compile(
 
 T = TypeVar("T")
 Record = Callable[["Observation"], None]
+extending = Lane("agentruns-lease", threads=8)
 
 
 class Interrupted(Exception):
@@ -104,6 +107,8 @@ def _invoke(
     began = time.perf_counter()
     try:
         output = tool.invoke(context, arguments)
+    except NotEntered:
+        raise
     except ToolDurabilityError as error:
         raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
     except KeyboardInterrupt:
@@ -226,7 +231,7 @@ def run_transactional(
     except _RollBack as rolled_back:
         observation: Observation = rolled_back.args[0]
         return observation
-    except (LeaseLostError, Interrupted):
+    except (LeaseLostError, Interrupted, NotEntered):
         raise
     except Exception as error:
         # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
@@ -341,6 +346,23 @@ class contained:
             f"A transactional tool may write only to the journal's database, not to "
             f"{context['connection'].alias!r}: that write would outlive a rollback."
         )
+
+
+def covers(driver: Driver, call: Call, *, extend: bool = False) -> bool:
+    """Tell whether the lease covers the call at this moment, by memory: a round trip may outlast a lease.
+
+    `extend` first asks the database for more time where less than half of the lease is left. A transactional
+    tool needs none: its transaction is rolled back without the lease.
+    """
+    lease = driver.lease
+    if extend and lease is not None and driver.agent.tools[call.tool].transactional:
+        return not lease.lost.is_set()
+    if extend and lease is not None and uptime() >= lease.deadline - settings.LEASE_SECONDS / 2:
+        # In another thread: a handler may be async, or have a transaction open on its connection.
+        with suppress(LeaseLostError, TimeoutError, DatabaseError, InterfaceError):
+            lease.extend() if is_in_test_case() else extending(lease.extend, settings.LEASE_SECONDS)
+    given_up = driver.released or (call.id, call.attempt) in driver.abandoned
+    return not given_up and (lease is None or (not lease.lost.is_set() and uptime() < lease.deadline))
 
 
 def store_late_result(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -18,6 +20,7 @@ from agentruns.journal.fold import Call
 from agentruns.journal.store import Batch
 from agentruns.models import Approval
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
+from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
@@ -250,26 +253,30 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
 def _run_one(driver: Driver, call: Call) -> None:
     tool, context = driver.agent.tools[call.tool], _context(driver, call)
     reached("before_tool")
-    try:
-        driver.hold_lease()
-    except Exception:
-        store_late_result(driver, [call], {"never_entered": True})
-        raise
-    driver.started.discard((call.id, call.attempt))
-    if _stopped(driver, call):
-        return
-    replace_broken(driver.alias)
-    driver.allow(tool)
-    try:
-        if tool.transactional:
-            record = partial(_record, driver, call, joined=True)
-            observation = handler.run_transactional(driver, tool, context, call, record)
-        else:
-            observation = _observe(driver, tool, context, call)
-    except Interrupted as interruption:
-        # A transactional handler whose outcome is unknown has ended its transaction by itself.
-        _orphan(driver, call, str(interruption), recovery_failed=tool.transactional)
-        return
+    while True:
+        try:
+            driver.hold_lease()
+        except Exception:
+            store_late_result(driver, [call], {"never_entered": True})
+            raise
+        driver.started.discard((call.id, call.attempt))
+        if _stopped(driver, call):
+            return
+        replace_broken(driver.alias)
+        driver.allow(tool)
+        try:
+            if tool.transactional:
+                record = partial(_record, driver, call, joined=True)
+                observation = handler.run_transactional(driver, tool, context, call, record)
+            else:
+                observation = _observe(driver, tool, context, call)
+            break
+        except NotEntered:  # something blocked since the lease was held: extend it, or find it lost
+            continue
+        except Interrupted as interruption:
+            # A transactional handler whose outcome is unknown has ended its transaction by itself.
+            _orphan(driver, call, str(interruption), recovery_failed=tool.transactional)
+            return
     if observation is None:  # the result was committed together with what the handler wrote
         reached("after_result")
         return
@@ -346,7 +353,9 @@ def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
     driver.abandoned[call.id, call.attempt] = future
 
     def late(done: Future[Observation]) -> None:
-        if done.exception() is None:
+        if isinstance(error := done.exception(), NotEntered):
+            store_late_result(driver, [call], {"never_entered": True})
+        elif error is None:
             store_late_result(driver, [call], done.result().facts())
 
     future.add_done_callback(late)
@@ -385,6 +394,8 @@ def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
                 del running[future]
                 try:
                     _record(driver, call, future.result())
+                except NotEntered:  # as in `_run_one`
+                    queue.appendleft(call)
                 except Interrupted as interruption:
                     _orphan(driver, call, str(interruption))
             elif end is not None and uptime() >= end:
@@ -424,7 +435,11 @@ def _orphan(
 def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the outside world, by idempotency key, whether the call happened."""
     tool = driver.agent.tools[call.tool]
-    verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
+    while True:
+        driver.hold_lease()
+        with suppress(NotEntered):  # as in `_run_one`
+            verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
+            break
     actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
         before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
@@ -456,13 +471,14 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
 
 def _context(driver: Driver, call: Call) -> ToolContext:
-    return driver.context(
+    context = driver.context(
         call.id,
         call.tool,
         attempt=call.attempt,
         key=call.idempotency_key(driver.run.task),
         approved_by=tuple(call.approval.names) if call.approval else (),
     )
+    return replace(context, _covers=partial(handler.covers, driver, call))
 
 
 def _decided(batch: Batch, call_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
@@ -153,8 +154,8 @@ class Tool(Options, Generic[P, R]):
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
         """Enter the handler once, with effective arguments, and return its output.
 
-        Raises InvalidArguments before entering the handler if the arguments are not effective ones; the
-        handler's own exceptions pass through unchanged. Nothing raises after the handler has returned.
+        Raises InvalidArguments before entering the handler if the arguments are not effective, NotEntered
+        if the lease is over. The handler's own exceptions pass through. Nothing raises after it has returned.
         """
         conceal(self._hidden(arguments))
         model, again = self._read(arguments)
@@ -163,7 +164,13 @@ class Tool(Options, Generic[P, R]):
         values = {name: getattr(model, field) for name, field in self.signature.parameters.items()}
         if self.signature.context is not None:
             values[self.signature.context] = ctx
-        result = call(self.fn, **values)
+
+        async def enter() -> Any:
+            ctx._look()  # here too, because an event loop takes a while to start
+            return await self.fn(**values)  # type: ignore[call-arg, misc]
+
+        ctx._look()
+        result = call(enter) if inspect.iscoroutinefunction(self.fn) else call(self.fn, **values)
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code that has yet to run
         return self.output(result)
@@ -223,6 +230,7 @@ class Tool(Options, Generic[P, R]):
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")
         conceal(self._hidden(arguments))
+        ctx._look()
         try:
             verdict = call(self.reconcile, ctx, copy.deepcopy(arguments))
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentruns.exceptions import LeaseLostError
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
@@ -53,6 +54,7 @@ class ToolContext(OfRun):
     _is_cancelled: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
     _heartbeat: Callable[[], object] | None = field(default=None, repr=False, compare=False)
     _progress: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
+    _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
     def is_cancelled(self) -> bool:
         """Return whether the run was cancelled or taken over, so that a long handler can stop early."""
@@ -63,12 +65,26 @@ class ToolContext(OfRun):
         if self._heartbeat is not None:
             self._heartbeat()
 
+    def require_lease(self) -> None:
+        """Raise LeaseLostError if another worker may have the run: for right before a late effect."""
+        if not self._covers(extend=True):
+            text = "the lease is over, and another worker may have the run. Stop before you act."
+            raise LeaseLostError(f"Call {self.call_id} of run {self.run_id}: {text}")
+
+    def _look(self) -> None:
+        if not self._covers():
+            raise NotEntered(self.call_id)
+
     def progress(self, text: str) -> None:
         """Report how far a long handler has got."""
         if self._progress is not None:
             self._progress(text)
         else:
             logger.info("%s %s: %s", self.tool_name, self.call_id, text)
+
+
+class NotEntered(Exception):
+    """The lease was over, or nobody waited any more, right before the handler's first instruction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A PostgreSQL proxy that loses the answer to one commit, as a network does that breaks just then.
+"""A PostgreSQL proxy that loses the answer to one commit, as a network does that breaks just then; or stalls.
 
 A commit is a COMMIT, or an append or a claim outside any transaction, which is one of its own: sent as a
 simple query, or as Parse (the first time), Bind and Execute up to a Sync.
@@ -98,6 +98,8 @@ class Proxy:
         self.listener.listen()
         self.cut, self.over, self.release = threading.Event(), threading.Event(), threading.Event()
         self.how = ""
+        self.flowing, self.is_stuck = threading.Event(), threading.Event()
+        self.flowing.set()
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def close(self) -> None:
@@ -115,6 +117,11 @@ class Proxy:
         for event in (self.cut, self.over, self.release):
             event.clear()
         self.how = how
+
+    def stall(self) -> None:
+        """Hold back what clients ask until `flowing` is set; `is_stuck` says that there is something."""
+        self.is_stuck.clear()
+        self.flowing.clear()
 
     def _accept(self) -> None:
         while True:
@@ -150,6 +157,9 @@ class Proxy:
             client.sendall(answer)
             return bool(answer)
         asked = client.recv(65536)
+        if not self.flowing.is_set():
+            self.is_stuck.set()
+            self.flowing.wait(HOLD)
         for group in dialogue.groups(asked):
             if dialogue.commits(group) and self.how:
                 if dialogue.is_idle:  # so that it can be held open, or undone

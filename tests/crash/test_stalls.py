@@ -1,24 +1,28 @@
-"""The network to the database breaks while a worker has a call: another worker takes over."""
+"""The network to the database stalls, or breaks, while a worker has a call: another worker takes over."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from agentruns import ToolContext, resolve_orphan, start_run, tool
+from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, start_run, tool
 from agentruns.exceptions import RunStateError
+from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash import child
 from tests.crash.child import Orders
 from tests.crash.processes import LIMIT, Forked, expire_lease, wait_for
+from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
 from tests.settings import DATABASE
 from tests.shop.agents import call, shop_agent
@@ -44,9 +48,44 @@ def perform(orders: Orders, pipe: Connection) -> None:
     child.perform(orders, pipe)
 
 
+def paid(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+    happened = Effects.from_environment().count(ctx.idempotency_key)
+    return Occurred("paid, says the bank") if happened else NotOccurred()
+
+
 def act(ctx: ToolContext) -> str:
     Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt)
     return f"attempt {ctx.attempt}"
+
+
+@tool(reconcile=paid)
+def pay(ctx: ToolContext) -> str:
+    """Pay."""
+    return act(ctx)
+
+
+@tool(reconcile=paid, timeout=LIMIT / 100)
+def pay_soon(ctx: ToolContext) -> str:
+    """Pay in time."""
+    return act(ctx)
+
+
+@tool(reconcile=paid)
+async def pay_async(ctx: ToolContext) -> str:
+    """Pay, in an event loop."""
+    return act(ctx)
+
+
+@tool
+def announce(ctx: ToolContext) -> str:
+    """Announce: declares nothing."""
+    return act(ctx)
+
+
+@tool(transactional=True)
+def write_down(ctx: ToolContext) -> str:
+    """Write something down, and tell the outside of it."""
+    return act(ctx)
 
 
 @tool
@@ -57,16 +96,86 @@ def announce_and_wait(ctx: ToolContext) -> str:
     return done
 
 
-shop_agent("stalls-announce_and_wait", {"tools": [call("announce_and_wait")]}, tools=[announce_and_wait])
+TOOLS = [pay, pay_soon, pay_async, announce, write_down, announce_and_wait]
+for _tool in TOOLS:
+    shop_agent(f"stalls-{_tool.name}", {"tools": [call(_tool.name)]}, tools=TOOLS)
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    proxy = Proxy(os.environ["AGENTRUNS_TEST_PG_HOST"], os.environ["AGENTRUNS_TEST_PG_PORT"])
+    yield proxy
+    proxy.flowing.set()
+    proxy.close()
 
 
 def worker(run: Run, effects: Effects, **options: Any) -> Forked:
     """Start a worker that drives a run with a lease of a second."""
     database = {name: connection.settings_dict[name] for name in ("NAME", "HOST", "PORT")}
     of_children = {**connection.settings_dict["OPTIONS"], "application_name": "child"}
-    options["database"] = {**database, "OPTIONS": of_children}
+    options["database"] = {**database, "OPTIONS": of_children, **options.get("database", {})}
     orders = Orders([("advance", str(run.pk))], environment={VARIABLE: str(effects.path)}, **options)
     return Forked(perform, orders)
+
+
+def others_go_on(run: Run) -> None:
+    """Let another worker end the run, with a verdict where it waits for one."""
+
+    def is_completed() -> bool:
+        sweep()
+        now = Run.objects.get(pk=run.pk)
+        if now.status == "orphaned":
+            resolve_orphan(run.pk, result_of(run.pk).orphans[0], "not_occurred", None)
+        return now.status == "completed"
+
+    expire_lease(run)
+    wait_for(is_completed, "the other worker")
+
+
+def stalled_before_its_handler(name: str, effects: Effects, proxy: Proxy) -> tuple[Run, Forked]:
+    """Start a worker whose network stalls when it has looked at its lease and is to enter the handler."""
+    run = start_run(f"stalls-{name}", "do it", "s1")
+    behind = {"HOST": proxy.folder, "PORT": PORT}
+    first = worker(run, effects, point="before_tool", beats=False, database=behind)
+    first.hear()
+    proxy.stall()
+    first.go()
+    assert proxy.is_stuck.wait(LIMIT)
+    return run, first
+
+
+@pytest.mark.parametrize("name", ["pay", "pay_soon", "pay_async", "announce", "write_down"])
+def test_no_handler_is_entered_after_a_stall_that_outlasts_the_lease(
+    name: str, effects: Effects, proxy: Proxy
+) -> None:
+    run, first = stalled_before_its_handler(name, effects, proxy)
+    try:
+        others_go_on(run)
+        proxy.flowing.set()
+        assert first.hear() == []
+        assert first.ended() == 0
+    finally:
+        first.close()
+    assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
+    late = Message.objects.get(kind="late_result")
+    assert (late.payload["never_entered"], late.attempt, problems(run.session_id)) == (True, 1, [])
+
+
+@pytest.mark.parametrize("name", ["pay", "pay_soon", "announce", "write_down"])
+def test_where_nobody_took_over_the_lease_is_extended_and_the_handler_entered(
+    name: str, effects: Effects, proxy: Proxy
+) -> None:
+    run, first = stalled_before_its_handler(name, effects, proxy)
+    try:
+        expire_lease(run)
+        proxy.flowing.set()
+        assert first.hear() == []
+        assert first.ended() == 0
+    finally:
+        first.close()
+    assert [line["attempt"] for line in effects.lines()] == [1]
+    assert Run.objects.get(pk=run.pk).status == "completed"
+    assert not Message.objects.filter(kind__in=["late_result", "orphan_found"]).exists()
 
 
 def test_a_frozen_worker_whose_connections_were_ended_meanwhile_still_leaves_its_evidence(

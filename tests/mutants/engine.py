@@ -179,6 +179,44 @@ EXECUTOR = [
         ("db/test_late_evidence.py::test_evidence_whose_acknowledgement_was_lost_is_stored_once",),
     ),
     Mutant(
+        "executor: the last thing before a handler is a look at the lease",
+        (Edit(TOOL, "        ctx._look()\n        result = call", "        result = call"),),
+        ("db/test_last_look.py::test_no_handler_is_entered_after_a_wait_that_outlasted_the_lease[nothing]",),
+    ),
+    Mutant(
+        "executor: who is given up enters no handler",
+        (Edit(HANDLER, "return not given_up and (lease", "return (lease"),),
+        ("db/test_last_look.py::test_a_thread_that_nobody_waits_for_any_more_enters_no_handler",),
+    ),
+    Mutant(
+        "executor: a parallel call that was not entered has its turn again",
+        (Edit(CALLS, "                    queue.appendleft(call)\n", "                    pass\n"),),
+        ("db/test_last_look.py::test_nothing_of_a_parallel_group_is_entered_then",),
+    ),
+    Mutant(
+        "executor: a late look of the handler's own",
+        (Edit("tools/context.py", "if not self._covers(extend=True):", "if False:"),),
+        ("db/test_last_look.py::test_a_handler_that_prepares_for_long_looks_before_it_acts",),
+    ),
+    Mutant(
+        "executor: such a look extends the lease",
+        (Edit(HANDLER, "if extend and lease is not None and uptime()", "if False and lease and uptime()"),),
+        ("db/test_last_look.py::test_a_handler_that_prepares_for_long_looks_before_it_acts",),
+    ),
+    # `reconcile` is asked by the same look as a handler is entered, after the lease was held.
+    Mutant(
+        "executor: the outside world is asked under a lease (both guards)",
+        (
+            Edit(
+                CALLS,
+                "        driver.hold_lease()\n        with suppress(NotEntered)",
+                "        with suppress(NotEntered)",
+            ),
+            Edit(TOOL, "        ctx._look()\n        try:", "        try:"),
+        ),
+        ("db/test_last_look.py::test_the_outside_world_is_asked_under_a_lease_only",),
+    ),
+    Mutant(
         "executor: a handler that does not know",
         (
             Edit(
