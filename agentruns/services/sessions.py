@@ -12,6 +12,7 @@ from agentruns.exceptions import AmbiguousSessionError, PermissionDeniedError, S
 from agentruns.journal import events
 from agentruns.journal.policy import current
 from agentruns.models import Run, Session
+from agentruns.tools import finite
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, check_name, is_deeper, is_name
 
@@ -133,6 +134,8 @@ def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
         text = canonical.dumps(context)
     except (TypeError, ValueError) as error:
         raise TypeError(f"The context must be a dict of JSON values: {error}") from error
+    if found := next(finite.places(context), None):  # a gate may compare with it
+        raise TypeError(f"The context must be a dict of JSON values: {'.'.join(found[0])} is not finite.")
     if (size := len(text.encode())) > CONTEXT_LENGTH:
         raise ValueError(f"The context is {size} bytes of JSON; it may have {CONTEXT_LENGTH}.")
     return dict(canonical.loads(text))

@@ -15,6 +15,7 @@ from typing_extensions import ParamSpec, TypeVar
 
 from agentruns.agents import content
 from agentruns.exceptions import ToolRefused
+from agentruns.tools import finite
 from agentruns.tools.card import call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options
@@ -184,15 +185,21 @@ class Tool(Options, Generic[P, R]):
         return [arguments.get(name) for name in self.sensitive]
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
-        """Return arguments validated, and as JSON again; raises InvalidArguments."""
+        """Validate arguments, and write them as JSON again; raises InvalidArguments, also for NaN."""
         validated = _validate(self.signature.model, raw)
         try:
-            return validated, validated.model_dump(
-                mode="json", by_alias=True, round_trip=True, warnings=False
-            )
+            plain = validated.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+            found = [*finite.places(validated)]
+            inside = {place[0] for place, _allowed in found}
+            # A type of the project may hide a number from the walk and write it.
+            found += [each for each in finite.places(plain) if each[0][0] not in inside]
         except Exception as error:
             text = f"The arguments cannot be stored as JSON: {type(error).__name__}."
             raise InvalidArguments(text) from error
+        if refused := [place for place, allowed in found if not allowed][:_MAX_ERRORS]:
+            lines = [f"- {_line(place, finite.MESSAGE, 'input')}" for place in refused]
+            raise InvalidArguments("Invalid arguments:\n" + "\n".join(lines))
+        return validated, plain
 
     def output(self, result: Any) -> ToolOutput:
         """Return a handler's result as JSON; never raises."""

@@ -15,7 +15,10 @@ from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin,
 
 from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typing_extensions import is_typeddict
 
+from agentruns.tools import finite
 from agentruns.tools.context import ToolContext
 from agentruns.tools.results import result_adapter
 
@@ -23,6 +26,7 @@ _ARGUMENTS = ConfigDict(
     extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
 )
 _UNSTABLE = (set, frozenset, collections.abc.Set)
+_READ_ONCE = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator)
 _SECRET = (SecretStr, SecretBytes, Secret)
 _MAPS = ("properties", "$defs", "patternProperties", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -118,17 +122,24 @@ def _is_context(annotation: Any) -> bool:
 
 def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> None:
     default = parameter.default
-    if default is parameter.empty or isinstance(default, FieldInfo):
+    if isinstance(default, FieldInfo):
+        annotation, default = Annotated[annotation, default], default.get_default()
+    if default is parameter.empty or default is PydanticUndefined:
         return
     try:
-        TypeAdapter(annotation).validate_python(default)
+        fitting = TypeAdapter(annotation).validate_python(default)
     except ValueError:
         raise TypeError(
             f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, does not fit its "
             "annotation (write `| None` if None is allowed)."
         ) from None
-    except Exception:  # noqa: S110  # not a type pydantic can validate: create_model explains why
-        pass
+    except Exception:  # not a type pydantic can validate: create_model explains why
+        return
+    if not all(allowed for _place, allowed in finite.places(fitting, annotation)):
+        raise TypeError(
+            f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, is not a finite "
+            "number. Use another one, or annotate it Annotated[float, Field(allow_inf_nan=True)]."
+        )
 
 
 def _refuse_aliases(model: type[BaseModel], parameters: dict[str, str], name: str) -> None:
@@ -153,6 +164,11 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
             raise TypeError(
                 f"{where} contains {kind.__name__}: its order differs between processes, and so would the "
                 "digest a person approved. Use list."
+            )
+        if kind in _READ_ONCE:
+            raise TypeError(
+                f"{where} contains {kind.__name__}: it is read once, to be stored, so the handler would "
+                "receive nothing. Use list."
             )
 
 
@@ -186,7 +202,7 @@ def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
 def _members(kind: type) -> list[Any]:
     if issubclass(kind, BaseModel):
         return [field.annotation for field in kind.model_fields.values()]
-    if not (is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields")):
+    if not (is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields")):
         return []
     try:
         return list(get_type_hints(kind, include_extras=True).values())
@@ -208,6 +224,8 @@ def _untitled(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = {key: value for key, value in schema.items() if key != "title"}
+    if any(finite.places(result.get("default"))):
+        del result["default"]  # JSON has no such number
     for key, value in result.items():
         if key in _MAPS and isinstance(value, dict):
             result[key] = {name: _untitled(part) for name, part in value.items()}

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from agentruns import approve, cancel_run, deny
 from agentruns.agents.agent import Agent
@@ -189,7 +190,7 @@ def test_odd_arguments_are_legal_json(staff: Api) -> None:
     from agentruns import ToolContext, tool
 
     @tool(requires_approval=True)
-    def say(ctx: ToolContext, text: str, weight: float) -> str:
+    def say(ctx: ToolContext, text: str, weight: Annotated[float, Field(allow_inf_nan=True)]) -> str:
         """Say."""
         return "said"
 

@@ -319,6 +319,52 @@ GATED = [
         ("db/test_bounds.py::test_a_tool_name_is_matched_exactly",),
     ),
     Mutant(
+        "gate: no number that is not finite",
+        (
+            Edit(
+                TOOL,
+                "if refused := [place for place, allowed in found if not allowed][:_MAX_ERRORS]:",
+                "if refused := []:",
+            ),
+        ),
+        (
+            "properties/test_numbers.py::test_no_card_and_no_effect",
+            "properties/test_numbers.py::test_an_edit_to_it_is_refused_and_costs_nothing",
+            "properties/test_numbers.py::test_one_that_was_approved_before_does_not_run",
+        ),
+    ),
+    Mutant(
+        "gate: no number that a type of the project hides",
+        (
+            Edit(
+                TOOL,
+                "            found += [each for each in finite.places(plain) if each[0][0] not in inside]\n",
+                "",
+            ),
+        ),
+        ("properties/test_numbers.py::test_one_that_is_only_written",),
+    ),
+    Mutant(
+        "gate: what one number may be, the one beside it may not",
+        (
+            Edit(
+                "tools/finite.py",
+                "            yield annotation, allows\n",
+                "            yield annotation, True\n",
+            ),
+        ),
+        ("properties/test_numbers.py::test_a_tool_may_allow_it_number_by_number",),
+    ),
+    Mutant(
+        "gate: a context has finite numbers",
+        (
+            Edit(
+                "services/sessions.py", "if found := next(finite.places(context), None):", "if found := None:"
+            ),
+        ),
+        ("properties/test_numbers.py::test_a_context_is_finite",),
+    ),
+    Mutant(
         "gate: a predicate that raises means ask",
         (
             Edit(

@@ -584,7 +584,7 @@ def test_a_validator_that_breaks_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), float("inf"), 1e16, 1e-7, -0.0, 10**30, "\x00", "\ud800", "\x10", "é", True, None],
+    [1e16, 1e-7, -0.0, 10**30, "\x00", "\ud800", "\x10", "é", True, None],
 )
 def test_odd_values_survive(value: Any) -> None:
     seen = []
@@ -600,7 +600,11 @@ def test_odd_values_survive(value: Any) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )

@@ -1,0 +1,124 @@
+"""Arguments hold finite numbers: a gate such as `amount > 50` lets NaN pass, and minus infinity.
+
+A parameter or field allows others in pydantic's words, `Annotated[float, Field(allow_inf_nan=True)]`. The
+walk reads validated values: a text such as "NaN" is a text there, and a number only where pydantic made one.
+"""
+
+from __future__ import annotations
+
+import cmath
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from decimal import Decimal
+from enum import Enum
+from itertools import chain
+from numbers import Number, Rational
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, RootModel
+from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
+
+MESSAGE = "Input should be a finite number; NaN and infinity are not accepted"
+
+Step = tuple[Any, Any]  # a holder of values, and the name, key or index of one of them; None: a key itself
+Path = tuple[Step, ...]
+
+
+def places(value: Any, annotation: Any = Any) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield the place of each NaN and infinity in a value, and whether its annotation allows it."""
+    for path in _non_finite(value, (), {}):
+        guides = [annotation]
+        for holder, name in path:
+            guides = [each for guide in guides for each in _inner(guide, holder, name)]
+        # JSON has no level for a root model.
+        place = tuple(_shown(*step) for step in path if not isinstance(step[0], RootModel))
+        yield place, any(allows for _plain, allows in _opened(guides))
+
+
+def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
+    if value is None or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
+        return
+    if isinstance(value, Number):
+        if not _is_finite(value):
+            yield path
+        return
+    seen[id(value)] = value  # kept, so that its id stays its own
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _non_finite(key, (*path, (value, None)), seen)
+    for name, member in _members(value):
+        yield from _non_finite(member, (*path, (value, name)), seen)
+
+
+def _is_finite(number: Any) -> bool:
+    if isinstance(number, Decimal):
+        return number.is_finite()
+    return isinstance(number, Rational) or cmath.isfinite(number)  # a large integer has no float
+
+
+def _members(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Find the values that a value holds, with the name, key or index of each."""
+    if isinstance(value, Enum):
+        return [("value", value.value)]
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", ())):
+        return zip(names, value, strict=True)
+    if isinstance(value, list | tuple | AbstractSet) or hasattr(value, "appendleft"):
+        return enumerate(value)
+    slots = chain.from_iterable(_names(kind) for kind in type(value).__mro__)
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {}), **(getattr(value, "model_extra", None) or {})}.items()
+
+
+def _names(kind: type) -> Iterable[str]:
+    slots: Any = vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
+def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
+    """Yield the annotations of one member of a holder; none where the annotation does not say."""
+    kinds = [kind for kind, _allows in _opened([annotation])]
+    if isinstance(holder, Mapping):
+        typed = [_fields(kind).get(name) for kind in kinds if is_typeddict(kind)]
+        yield from [*typed, *(get_args(kind)[-1] for kind in kinds if get_args(kind) and name is not None)]
+    elif hasattr(holder, "_fields") or not isinstance(holder, list | tuple | AbstractSet):
+        yield from [_fields(type(holder)).get(name)]
+    else:
+        for parts in map(get_args, kinds):
+            is_fixed = isinstance(holder, tuple) and Ellipsis not in parts
+            yield from parts[name : name + 1] if is_fixed else parts[:1]
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    try:
+        return getattr(kind, "__pydantic_fields__", None) or get_type_hints(kind, include_extras=True)
+    except Exception:
+        return {}  # nothing is allowed there
+
+
+def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yield the types that annotations stand for, and whether each allows every number."""
+    for given in annotations:
+        annotation = getattr(given, "__value__", given)  # a `type` alias
+        if isinstance(annotation, FieldInfo):
+            yield from _opened([annotation.annotation], allows or _allows(annotation.metadata))
+        elif get_origin(annotation) is Annotated:
+            yield from _opened(get_args(annotation)[:1], allows or _allows(get_args(annotation)[1:]))
+        elif get_origin(annotation) in (Union, types.UnionType):
+            yield from _opened(get_args(annotation), allows)
+        else:
+            yield annotation, allows
+
+
+def _allows(metadata: Iterable[Any]) -> bool:
+    inner = (each.metadata if isinstance(each, FieldInfo) else [each] for each in metadata)
+    return any(getattr(each, "allow_inf_nan", None) is True for each in chain.from_iterable(inner))
+
+
+def _shown(holder: Any, name: Any) -> str:
+    """Write one step of a place as the model has it."""
+    field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
+    return str((field and field.alias) or ("[key]" if name is None else name))
