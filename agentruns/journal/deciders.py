@@ -45,10 +45,9 @@ def why_not_decide(
     """Return the reason why a user cannot let a call run with `arguments`, or "" if they can.
 
     `arguments` are those of the approval unless given; `groups` the names of the user's groups where the
-    caller has them; `verb` matters for calls that the requester confirms. The program itself, None, may
-    decide everything.
+    caller has them; `verb` matters for calls that the requester confirms. The program may decide everything.
     """
-    if actor is None:
+    if events.is_program(actor):
         return ""
     if approval.approvers == REQUESTER:
         return _why_not_confirm(actor, approval, verb)

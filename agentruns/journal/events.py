@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
+
+from django.contrib.auth import get_user_model
+from django.db.models import Model
 
 from agentruns.models.token import SessionBearer
 from agentruns.utils import json as canonical
@@ -408,12 +411,35 @@ def leaves_doubt(payload: ToolResult) -> bool:
     return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
 
 
+class Program(NamedTuple):
+    """A part of the program that acts by itself, such as `resume_runs`; a text is never one."""
+
+    name: str
+
+
+def is_program(actor: Any) -> bool:
+    """Tell the program (None) and its parts from a user or visitor; raise TypeError for anything else."""
+    if actor is None or isinstance(actor, Program):
+        return True
+    if isinstance(actor, Model):  # the key of another model's row may be that of a user
+        is_user = isinstance(actor, get_user_model())
+    else:
+        is_user = not isinstance(actor, type) and all(hasattr(actor, each) for each in _OF_A_USER)
+    if not is_user:
+        raise TypeError(
+            f"An actor or owner must be a user object, such as request.user, or None for the program itself, "
+            f"not {'a class' if isinstance(actor, type) else type(actor).__name__}."
+        )
+    return False
+
+
+_OF_A_USER = ("pk", "is_active", "is_authenticated", "get_username")
+
+
 def actor_ref(actor: Any) -> Actor | None:
     """Return the journal's record of a user, who may be deleted later; None for the program itself."""
-    if actor is None or isinstance(actor, dict):
-        return cast("Actor | None", actor)
-    if isinstance(actor, str):  # a named part of the program, such as `resume_runs`
-        return {"id": "", "name": actor}
+    if is_program(actor):
+        return None if actor is None else {"id": "", "name": actor.name}
     if isinstance(actor, SessionBearer):
         return {"id": actor.actor_id, "name": actor.get_username()}
     return {"id": str(actor.pk), "name": actor.get_username()}

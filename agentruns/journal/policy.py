@@ -1,7 +1,7 @@
 """The policy: who may see, decide, start and reveal. Services, engine, admin, API and commands ask only here.
 
-`None` is the program itself and a text a part of it, such as a command: both may do everything, and no door
-passes either for a person. A project changes the answers with a subclass named by AGENTRUNS_POLICY.
+`None` is the program itself and a `Program` a part of it, such as a command: both may do everything, and no
+door passes either for a person. A project changes the answers with a subclass named by AGENTRUNS_POLICY.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
+from agentruns.journal.events import is_program
 from agentruns.models import Approval, Run, Session, SessionBearer
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.redaction import get_logger
@@ -202,7 +203,7 @@ def limits_of(user: Any, agent: Agent | None) -> Quota:
 
 def is_somebody(user: Any) -> bool:
     """Tell whether a user is signed in and active; no policy is asked about others."""
-    is_user = user is not None and not isinstance(user, SessionBearer)
+    is_user = not is_program(user) and not isinstance(user, SessionBearer)
     return bool(is_user and user.is_authenticated and user.is_active)
 
 

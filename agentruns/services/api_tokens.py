@@ -25,6 +25,7 @@ from agentruns.exceptions import NotFoundError, PermissionDeniedError, RunStateE
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Session, SessionBearer
 from agentruns.services import permissions
+from agentruns.services.sessions import Owner
 from agentruns.services.write import require_no_record
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
@@ -52,7 +53,7 @@ def create_token(
     It ends after AGENTRUNS_TOKEN_DAYS, or `expires_in`, or with the owner's password. Raises ValueError for
     an unknown scope or none, a name that is no name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
     """
-    known = ApiToken.Scope.values
+    known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
     if not asked or not asked <= set(known):
         raise ValueError(f"A token needs scopes, each one of: {', '.join(known)}.")
@@ -67,7 +68,7 @@ def create_token(
         lifetime,
         name=name,
         scopes=[scope for scope in known if scope in asked],
-        owner_id=owner.pk,
+        owner_id=whose.id,
         credential=_credential(text, _passwords(owner)[0]),
     )
     logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))

@@ -31,6 +31,7 @@ from agentruns.models import Approval, ContextValue, Message, Review, Run, Sessi
 from agentruns.models.parts import ERASED, split
 from agentruns.services import permissions
 from agentruns.services.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
+from agentruns.services.sessions import Owner
 from agentruns.services.write import find_run, lock_session
 from agentruns.utils import json as canonical
 from agentruns.utils.db import TRIES, in_transaction
@@ -124,8 +125,9 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
 
     Each session is one transaction. One with an unfinished run is refused and named; the others are erased.
     """
-    found = Erased()
-    sessions = Session.objects.using(settings.DATABASE).filter(owner_id=user.pk).order_by("pk")
+    found, whose = Erased(), Owner.of_user(user)
+    events.is_program(actor)  # raises for what is no actor: there may be no session to erase
+    sessions = Session.objects.using(settings.DATABASE).filter(owner_id=whose.id).order_by("pk")
     for session in list(sessions.only("pk", "key")):
         try:
             found.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
@@ -167,6 +169,7 @@ def _erase(
     session_id: UUID, chosen: Chosen, actor: Any, reason: str, run: Run | None, *, dry_run: bool = False
 ) -> Erased:
     """Erase the chosen rows of a session, of one `run` if that is given."""
+    events.is_program(actor)  # raises for what is no actor, before the journal is read
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
     alias = settings.DATABASE

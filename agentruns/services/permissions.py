@@ -1,6 +1,7 @@
 """Permissions. Every service asks here, and the policy behind it, so admin, API and commands cannot differ.
 
-`None` is the program itself, which may do everything; admin and API never pass it. The rule "may decide"
+`None` is the program itself, which may do everything, as may a `Program`, a part of it; admin and API pass
+neither. The rule "may decide"
 stands in two forms: `why_not_decide` for one approval, `decidable_by` as a query for very many.
 """
 
@@ -28,6 +29,7 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events, masking
 from agentruns.journal.deciders import why_not_decide
+from agentruns.journal.events import is_program
 from agentruns.journal.policy import (
     ACTIONS,
     Policy,
@@ -55,11 +57,6 @@ KEY_UNSEEN = gettext_lazy(
 )
 FAILED = gettext_lazy("The project's own rule failed, so nobody is let through. The log says why.")
 MOST = 1000  # approvals, given by somebody already, that the query form looks at
-
-
-def is_program(actor: Any) -> bool:
-    """Tell whether the actor is the program itself; a text names a part of it."""
-    return actor is None or isinstance(actor, str)
 
 
 def may(actor: Any, action: str, obj: Any = None) -> bool:
@@ -139,7 +136,7 @@ def narrows(method: str) -> bool:
 def require_somebody(actor: Any) -> None:
     """Raise PermissionDeniedError for a visitor who is not signed in, or a user who is not active."""
     # A visitor has no id, and without this would pass for the owner of what belongs to nobody.
-    if actor is None or isinstance(actor, str | SessionBearer):
+    if is_program(actor) or isinstance(actor, SessionBearer):
         return
     if actor.pk is None or not actor.is_active:
         raise PermissionDeniedError(_("Nobody is signed in, or the user is not active. Sign in first."))
@@ -181,7 +178,7 @@ def require_decide(
     `verb` is what they want to do: calls that the requester confirms are nobody else's to approve.
     An approval that the project's policy hides from them is not there: NotFoundError.
     """
-    hides = actor is not None and (narrows("visible") or narrows("visible_approvals"))
+    hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
     why = why_not_decide(actor, approval, arguments, verb=verb)

@@ -175,7 +175,7 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
         runs = runs.filter(status=status)
     if agent is not None:
         runs = runs.filter(agent=agent)
-    if owner is not None:
+    if not events.is_program(owner):
         # A visitor has no id, and nobody's runs are not theirs.
         runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
     return runs

@@ -28,12 +28,19 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, user: Any) -> Owner:
-        """Return a user as an owner; nobody for the program, and for a part of it that has a name."""
-        if user is None or isinstance(user, str):
+        """Describe a user as an owner, the program as nobody; TypeError for what is neither."""
+        if events.is_program(user):
             return cls()
         if user.pk is None:  # a visitor would pass for the owner of what belongs to nobody
             raise PermissionDeniedError(_("A run cannot belong to a visitor who is not signed in."))
         return cls(user.pk, user.get_username())
+
+    @classmethod
+    def of_user(cls, user: Any) -> Owner:
+        """Describe a user as an owner; TypeError for the program, whose sessions have none."""
+        if events.is_program(user):
+            raise TypeError("A user object is needed here, not the program.")
+        return cls.of(user)
 
     @classmethod
     def of_row(cls, row: Session | Run | str) -> Owner:
@@ -63,7 +70,7 @@ def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, st
             raise ValueError(f"Session {session.key!r} is in scope {session.scope!r}, not in {scope!r}.")
         return session.key, session.scope
     if scope is None:
-        scope = current().scope(None if isinstance(user, str) else user)
+        scope = current().scope(None if events.is_program(user) else user)
     for what, name in (("session", session), ("scope", scope)):
         check_name(what, name)
     return session, scope
@@ -102,7 +109,7 @@ def require_writable(session: Session, owner: Owner, actor: Any) -> None:
     """
     if session.owner_id == owner.id:
         return
-    if actor is not None and not isinstance(actor, str):
+    if not events.is_program(actor):
         raise SessionAccessDeniedError(no_session(session.key))
     facts = {"session": session.key, "scope": session.scope, "owner": session.owner_name, "name": owner.name}
     if session.owner_id is None:

@@ -73,6 +73,9 @@ class RunRequest:
     # Of a message: asked with its session locked, returns the run that has it already or takes it.
     join: Callable[[Session, RunRequest], Run | None] | None = None
 
+    def __post_init__(self) -> None:
+        events.is_program(self.actor)  # raises for what is no actor
+
     def is_for(self, run: Run) -> bool:
         """Tell whether `run` has the same agent, input and context, and repeats the same run, if any."""
         if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):

@@ -23,6 +23,7 @@ from agentruns.engine.worker import advance, block
 from agentruns.exceptions import AgentRunsError, JournalLockedError, RunStateError, SessionBusyError
 from agentruns.journal import telemetry, timeline
 from agentruns.journal.connection import own_connection, require_no_transaction
+from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
 from agentruns.models.querysets import RunQuerySet
@@ -207,7 +208,7 @@ def hold_all(reason: str = HELD) -> int:
     unfinished = Run.objects.using(alias).unfinished().order_by("created_at")
     for run_id in list(unfinished.values_list("pk", flat=True)):
         try:
-            hold_run(run_id, "resume_runs", reason=reason)
+            hold_run(run_id, Program("resume_runs"), reason=reason)
             held += 1
         except RunStateError:  # held already, or it ended in between
             continue
@@ -228,7 +229,7 @@ def _surface(alias: str, name: str, run_id: UUID | str | None, swept: Swept) -> 
     held = held if run_id is None else held.filter(pk=run_id)
     for held_id in list(held.values_list("pk", flat=True)[:BATCH]):
         try:
-            surface_orphans(held_id, name)
+            surface_orphans(held_id, Program(name))
             swept.surfaced += 1
         except (RunStateError, SessionBusyError):  # somebody else was faster
             continue

@@ -54,7 +54,7 @@ PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
 # Of a line, as the row has them.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
-ACTOR = "import_run"
+ACTOR = events.Program("import_run")
 MARK = " (imported)"  # after the name of who decided elsewhere
 SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
 # No browser may open what a model or a tool wrote.

@@ -131,7 +131,7 @@ class Narrow(Policy):
 def test_a_new_run_begins_from_the_task_of_one_that_was_cancelled(settings: Any) -> None:
     settings.AGENTRUNS_POLICY = f"{__name__}.Narrow"
     run = start_run("helper", "Mend the lamp of order 4107", "s1", actor=user("superuser"))
-    cancel_run(run.pk, "no need")
+    cancel_run(run.pk, reason="no need")
     assert f"task={run.pk}" in " ".join(read(browser("superuser").get(url(run))).links)
     assert form(task=str(run.pk))["text"].strip() == run.input
     assert form("viewer", task=str(run.pk))["text"].strip() == ""

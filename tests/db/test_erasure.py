@@ -331,7 +331,7 @@ settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.db.test_er
 settings.DATABASES.pop("other")
 if sys.argv[2] == "rows":
     erasure.clear_admin_log = lambda *about: os.kill(os.getpid(), signal.SIGKILL)
-erase_payload(sys.argv[3], int(sys.argv[4]), "dying", "asked for")
+erase_payload(sys.argv[3], int(sys.argv[4]), None, "asked for")
 """
 
 

@@ -124,7 +124,7 @@ def test_an_added_approval_starts_nothing(effects: Effects) -> None:
 ACTS: dict[str, Callable[[Run], object]] = {
     "resume": lambda run: resume_run(run.pk),
     "resume later": lambda run: resume_run(run.pk, drive=False),
-    "surface": lambda run: surface_orphans(run.pk, "somebody"),
+    "surface": lambda run: surface_orphans(run.pk, None),
     "cancel": lambda run: cancel_run(run.pk),
     "pause": lambda run: pause_run(run.pk),
     "hold": lambda run: hold_run(run.pk),

@@ -24,6 +24,7 @@ from agentruns.exceptions import (
     SessionAccessDeniedError,
     SessionBusyError,
 )
+from agentruns.journal.events import Program
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import (
@@ -90,7 +91,7 @@ def test_the_program_does_not_write_into_the_session_of_whoever_came_first(ann: 
     """The demonstrated attack: a user guesses the key that the program is about to use."""
     agent = shop_agent("shop")
     run_agent(agent, "Do as I say in all that follows.", "order-4711", actor=ann)
-    for actor in (None, "nightly"):
+    for actor in (None, Program("nightly")):
         with pytest.raises(SessionAccessDeniedError, match=r"belongs to ann\. Pass owner= that user"):
             start_run(agent, "card 4000 0000", "order-4711", actor=actor)
     assert not Run.objects.exclude(owner=ann).exists()
@@ -110,7 +111,7 @@ def test_with_its_owner_the_program_goes_on_with_a_users_session(ann: Any, bob: 
     assert started(run)["owner"] == {"id": str(ann.pk), "name": "ann"}
     with pytest.raises(SessionAccessDeniedError, match="belongs to ann, not to bob"):
         start_run(agent, "x", "s1", owner=bob)
-    made = start_run(agent, "x", "s2", owner=bob, actor="nightly")
+    made = start_run(agent, "x", "s2", owner=bob, actor=Program("nightly"))
     assert (made.owner_id, made.owner_name, made.session.owner_id) == (bob.pk, "bob", bob.pk)
     assert started(made)["actor"] == {"id": "", "name": "nightly"}
     start_run(agent, "x", "own")

@@ -11,6 +11,41 @@ DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
 DECISIONS = [
     Mutant(
+        "permissions: a text is not the program",
+        (
+            Edit(
+                "journal/events.py",
+                "    if actor is None or isinstance(actor, Program):",
+                "    if actor is None or isinstance(actor, Program | str):",
+            ),
+        ),
+        ("db/test_actors.py::test_nobody_else_acts[agentruns.cancel_run(actor=)]",),
+    ),
+    Mutant(
+        "permissions: a row of another model is no user",
+        (Edit("journal/events.py", "isinstance(actor, get_user_model())", "True"),),
+        ("db/test_actors.py::test_nobody_else_acts[agentruns.start_run(actor=)]",),
+    ),
+    Mutant(
+        "permissions: with an owner, the actor is looked at too",
+        (
+            Edit(
+                SUBMIT,
+                "        events.is_program(self.actor)  # raises for what is no actor\n",
+                "        pass\n",
+            ),
+        ),
+        ("db/test_actors.py::test_with_an_owner_the_actor_is_looked_at_too",),
+    ),
+    Mutant(
+        "erasure: what belongs to nobody is not a deleted user's",
+        (
+            Edit("services/erasure.py", "filter(owner_id=whose.id)", "filter(owner_id=user.pk)"),
+            Edit("services/erasure.py", "Owner.of_user(user)", "user"),
+        ),
+        ("db/test_actors.py::test_what_belongs_to_nobody_is_no_users",),
+    ),
+    Mutant(
         "erasure: no run that reads the value goes on",
         (Edit("services/erasure.py", "        if hindrance is not None:", "        if False:"),),
         ("db/test_erasure.py::test_erased_in_a_fork_it_is_gone_from_the_origin",),

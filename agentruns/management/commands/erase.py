@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentruns.journal.events import Program
 from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, flag, usage, user_named
 from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
 from agentruns.utils.redaction import redacted
 
-ACTOR = "erase"
+ACTOR = Program("erase")
 
 
 class Command(AgentRunsCommand):
