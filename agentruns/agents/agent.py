@@ -26,6 +26,7 @@ from agentruns.providers.names import model_identity
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.coroutines import in_thread
 from agentruns.utils.forks import renewed
 
@@ -359,6 +360,8 @@ def _require_model(where: str, what: str, model: Any) -> None:
     is_object = callable(getattr(model, "propose", None)) and not isinstance(model, type)
     if not is_object and not (isinstance(model, str) and model):
         raise TypeError(f"{where}: {what} must be a model name or an object with propose(), not {model!r}.")
+    if is_object and (wrong := arity_mistake(model.propose, "request")):
+        raise TypeError(f"{where}: propose() of {what} {wrong}.")
 
 
 def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
@@ -368,6 +371,8 @@ def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
         raise TypeError(f"{kind}.")
     if inspect.iscoroutinefunction(value):
         raise TypeError(f"{kind}: it is called before the run starts, without an event loop.")
+    if wrong := arity_mistake(value, "run"):
+        raise TypeError(f"{where}: {what} {wrong}.")
     if not getattr(value, "__module__", None) or "<" in _path(value):
         raise TypeError(f"{kind}: lambdas and local functions have no path to compare definitions by.")
 

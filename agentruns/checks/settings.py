@@ -15,6 +15,7 @@ from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
 from agentruns.providers.names import make, options_of
 from agentruns.tools.refusals import mistake
+from agentruns.utils.arity import arity_mistake
 
 
 @check()
@@ -113,19 +114,25 @@ def check_values() -> Iterator[CheckMessage]:
     path = settings.TELEMETRY
     yield from unusable("TELEMETRY", lambda: path and import_string(path), hint, id="agentruns.E016")
     hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
-    yield from unusable("SCANNER", lambda: _uncalled("SCANNER"), hint, id="agentruns.E020")
+    yield from unusable(
+        "SCANNER", lambda: _uncalled("SCANNER", "name", "media_type", "data"), hint, id="agentruns.E020"
+    )
     yield from _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
     yield from _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
 
 
-def _uncalled(name: str) -> str:
+def _uncalled(name: str, *parameters: str) -> str:
     named = getattr(settings, name.lower())
-    return "" if named is None or callable(named) else "it cannot be called"
+    if named is not None and not callable(named):
+        return "it cannot be called"
+    return f"it {wrong}" if (wrong := arity_mistake(named, *parameters)) else ""
 
 
 def _wrong_anchor() -> str:
     lacks_file = settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE
-    return "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else _uncalled("ANCHOR")
+    return (
+        "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else _uncalled("ANCHOR", "session_id", "seq", "head")
+    )
 
 
 def _wrong_refusal() -> str:

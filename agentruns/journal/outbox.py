@@ -28,6 +28,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, redact
 
@@ -252,6 +253,8 @@ def load_notifier(path: str) -> Callable[[Notice], object]:
     notifier: Callable[[Notice], object] = found() if isinstance(found, type) else found
     if not callable(notifier):
         raise TypeError(f"{path} cannot be called.")
+    if wrong := arity_mistake(notifier, "notice"):
+        raise TypeError(f"{path} {wrong}.")
     return notifier
 
 

@@ -6,6 +6,7 @@ door passes either for a person. A project changes the answers with a subclass n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from agentruns.journal import masking
 from agentruns.journal.events import is_program
 from agentruns.models import Approval, Run, Session, SessionBearer
 from agentruns.tools.options import REQUESTER
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.policy")
@@ -68,6 +70,17 @@ class Policy:
     A user is active and signed in, or sees nothing and may do nothing: the callers see to that before they
     ask. A method that raises lets nobody through, and the log says why.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raise TypeError for a method that does not take what it will be asked with."""
+        super().__init_subclass__(**kwargs)
+        for name, rule in vars(Policy).items():
+            if name.startswith("_"):
+                continue
+            parameters = list(inspect.signature(rule).parameters)
+            is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+            if wrong := arity_mistake(getattr(cls, name), *parameters[is_bound:]):
+                raise TypeError(f"{cls.__qualname__}.{name} {wrong}.")
 
     def visible(self, user: Any, runs: QuerySet[Run]) -> QuerySet[Run]:
         """Return those of the runs that a user may see: their own, all with the permission to view runs."""

@@ -8,7 +8,9 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any, Literal, TypedDict
 
-from agentruns.tools.refusals import Refusal, mistake
+from agentruns.tools.refusals import Refusal
+from agentruns.tools.refusals import mistake as misnamed
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.bounds import MAX_APPROVALS, NAME_LENGTH
 
 Risk = Literal["low", "normal", "high"]
@@ -17,6 +19,12 @@ Gate = bool | Callable[[dict[str, Any], Any], Any]
 
 REQUESTER = "requester"  # `approvers` of a call that the user confirms whose run it is
 
+_HOOKS = {  # option -> what it is called with
+    "requires_approval": ("arguments", "ctx"),
+    "describe": ("arguments",),
+    "preview": ("arguments",),
+    "reconcile": ("ctx", "arguments"),
+}
 _LONGEST = timedelta(days=3650)
 
 
@@ -85,12 +93,16 @@ class Options:
         for flag in ("safe_to_retry", "transactional", "parallel"):
             if not isinstance(getattr(self, flag), bool):
                 yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
-        for hook in ("describe", "preview", "reconcile"):
+        for hook, parameters in _HOOKS.items():
             value = getattr(self, hook)
+            if isinstance(value, bool) and hook == "requires_approval":
+                continue
             if value is not None and not callable(value):
                 yield f"{hook} must be a function, not {value!r}."
+            if mistake := arity_mistake(value, *parameters):
+                yield f"{hook} {mistake}."
         for refusal in self.refuses:
-            if wrong := mistake(refusal):
+            if wrong := misnamed(refusal):
                 yield f"refuses names what it cannot: {wrong}."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
@@ -119,6 +131,18 @@ class Options:
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
 
     def _contradictions(self, is_async: bool) -> Iterator[str]:
+        of_a_card = {
+            "approvers": self.approvers is not None,
+            "approvals": self.approvals != 1,
+            "expires_in": self.expires_in is not None,
+            "risk='high'": self.risk == "high",
+        }
+        for option in (name for name, declared in of_a_card.items() if declared):
+            if self.requires_approval is False:
+                yield (
+                    f"{option} and requires_approval=False contradict each other: nobody would be asked. "
+                    "Declare requires_approval=True, or a function of (arguments, ctx)."
+                )
         forbidden = {
             "an async function": is_async,
             "parallel": self.parallel,

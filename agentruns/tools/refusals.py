@@ -8,6 +8,7 @@ from typing import Any
 
 from agentruns.conf import settings
 from agentruns.exceptions import ToolRefused
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
@@ -65,7 +66,10 @@ def mistake(refusal: object) -> str:
     if inspect.iscoroutinefunction(refusal):
         return f"{refusal!r} is a coroutine function"
     if not isinstance(refusal, type):
-        return "" if callable(refusal) else f"{refusal!r} is neither an exception nor a function"
+        if not callable(refusal):
+            return f"{refusal!r} is neither an exception nor a function"
+        wrong = arity_mistake(refusal, "error")
+        return f"{refusal!r} {wrong}" if wrong else ""
     if not issubclass(refusal, Exception):
         return f"{refusal.__name__} is no Exception"
     if refusal is Exception:

@@ -36,7 +36,7 @@ REFUND = {"tools": [call("refund", cents=5000)]}
 DRIFTS: dict[str, dict[str, Any]] = {
     "the limits": {"max_steps": 7},
     "no such tool any more": {"tools": UNGATED},
-    "the tool asks nobody any more": {"tools": [*UNGATED, tool(refund.fn, name="refund", risk="high")]},
+    "the tool asks nobody any more": {"tools": [*UNGATED, tool(refund.fn, name="refund")]},
 }
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 REFUND = {"tools": [call("refund", cents=5000)]}
 UNGATED: list[Any] = [
     *(one for one in TOOLS if one.name != "refund"),
-    tool(refund.fn, name="refund", risk="high"),
+    tool(refund.fn, name="refund"),
 ]
 
 

@@ -319,6 +319,25 @@ GATED = [
         ("db/test_bounds.py::test_a_tool_name_is_matched_exactly",),
     ),
     Mutant(
+        "declarations: no option of a card without a card",
+        (
+            Edit(
+                "tools/options.py",
+                "            if self.requires_approval is False:\n",
+                "            if False:\n",
+            ),
+        ),
+        ("unit/test_arity.py::test_an_option_of_a_card_without_one_is_refused",),
+    ),
+    Mutant(
+        "declarations: a function takes what it is called with",
+        (Edit("utils/arity.py", "        signature.bind(*parameters)\n", "        pass\n"),),
+        (
+            "unit/test_arity.py::test_a_function_of_another_arity_is_refused",
+            "unit/test_arity.py::test_a_policy_takes_what_it_is_asked_with",
+        ),
+    ),
+    Mutant(
         "gate: no number that is not finite",
         (
             Edit(

@@ -268,7 +268,7 @@ def test_model_params_are_copied() -> None:
 
 
 def test_differences_are_named_part_by_part() -> None:
-    other = tool(refund.fn, risk="high", description="Other.")
+    other = tool(refund.fn, risk="low", description="Other.")
     old = make(tools=[refund, ship]).definition()
     new = make(
         tools=[other, tool(ship.fn, name="send")],

@@ -230,7 +230,7 @@ def test_types_local_to_a_function_are_found() -> None:
     class Local(BaseModel):
         a: int
 
-    @tool(risk="high")
+    @tool(risk="low")
     def use(local: Local) -> int:
         return local.a
 
@@ -358,7 +358,12 @@ def test_contradictions_are_type_errors_that_name_both(fn: Any, options: Any, wo
 @pytest.mark.parametrize(
     "options",
     [
-        {"approvers": "shop.refund", "approvals": 2, "expires_in": timedelta(hours=1)},
+        {
+            "requires_approval": True,
+            "approvers": "shop.refund",
+            "approvals": 2,
+            "expires_in": timedelta(hours=1),
+        },
         {"parallel": True, "safe_to_retry": True, "requires_approval": True},
         {"transactional": True, "requires_approval": always, "risk": "high"},
         {"reconcile": always, "timeout": timedelta(minutes=1)},
@@ -673,7 +678,7 @@ def broken(args: Any, ctx: Any) -> Any:
     raise KeyError("x")
 
 
-@pytest.mark.parametrize("gate", [broken, lambda args, ctx: Undecided(), lambda args: False])
+@pytest.mark.parametrize("gate", [broken, lambda args, ctx: Undecided()])
 def test_a_gate_that_fails_asks(gate: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentruns.tools"):
         assert tool(function, requires_approval=gate).asks({}, context()) is True
@@ -713,7 +718,7 @@ def test_titles() -> None:
     def pay(a: Any, b: str = "") -> None: ...
 
     assert pay.title({"a": 5}) == r"Refund 5 now\u202e\x00"
-    for wrong in (broken, lambda args: 3, lambda args: "  ", lambda args: 1 / 0):
+    for wrong in (lambda args: args["no"], lambda args: 3, lambda args: "  ", lambda args: 1 / 0):
         other = tool(pay.fn, describe=wrong, sensitive=["b"])
         assert other.title({"a": "x", "b": "4242"}) == "pay(a='x', b=***)"
     assert len(pay.title({"a": "y" * 10_000})) == 200

@@ -24,6 +24,7 @@ from agentruns.tools.mcp.results import result_of
 from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
+from agentruns.utils.arity import arity_mistake
 from agentruns.utils.coroutines import call
 from agentruns.utils.forks import renewed
 
@@ -53,6 +54,10 @@ class Server:
     file: Path
     taken: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if callable(self.headers) and (wrong := arity_mistake(self.headers, "ctx")):
+            raise TypeError(f"MCP server {self.name!r}: headers {wrong}.")
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
@@ -214,8 +219,6 @@ def _tool(
     }
     schema |= {"properties": properties} if properties else {}
     given = {"timeout": TIMEOUT, "requires_approval": True, **given}
-    if reads:
-        given["requires_approval"] = False
     if (reads or (trust_hints and hints.get("idempotentHint") is True)) and "reconcile" not in given:
         given["safe_to_retry"] = True
     if not given.get("safe_to_retry") and given.get("parallel") is True:  # it is meant for the others
@@ -228,6 +231,8 @@ def _tool(
     options = Options(**given, origin=origin, ready=server.ready)
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
+    if reads:  # what was given about cards is meant for the others
+        options.requires_approval = False
     about = declared.get("description") or declared.get("title") or ""
     arguments = arguments_model(name, schema, quotes=not given["sensitive"])
     signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
