@@ -27,6 +27,7 @@ from agentruns.journal.policy import is_somebody
 from agentruns.models import ApiToken, Message, Run, Session
 from agentruns.services import api_tokens, control, erasure
 from agentruns.services.messages import send_message
+from agentruns.services.submit import RunRequest
 from tests.api.http import make_user
 from tests.db.helpers import payloads
 from tests.shop.agents import call, shop_agent
@@ -130,6 +131,8 @@ def test_with_an_owner_the_actor_is_looked_at_too(given: dict[str, Any]) -> None
         send_message("ended", "say", actor="mallory", owner=given["user"])
     with pytest.raises(TypeError, match="must be a user object"):
         run_agent("shop", "say", actor="mallory")  # nor where nothing is stored
+    with pytest.raises(TypeError, match="must be a user object"):  # before its files are stored
+        RunRequest(agent=given["agent"], text="say", session="s3", actor="mallory")
 
 
 class Silent(Policy):
