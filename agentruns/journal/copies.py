@@ -18,6 +18,8 @@ from agentruns.models import Message, Run, Session
 from agentruns.models.parts import split
 from agentruns.utils import json as canonical
 
+TITLE_LENGTH = 200
+
 
 class Copy(NamedTuple):
     """A copied row, and the run, number and hash of the row it claims to copy."""
@@ -56,6 +58,12 @@ def task_of(rows: Iterable[Row]) -> str:
     if asked is None:
         return ""
     return payloads.said_in(asked.run_id, asked.seq, asked.payload)
+
+
+def title_of(text: str) -> str:
+    """Return the first line of a task that is not blank, cut."""
+    lines = (line.strip() for line in text[: 10 * TITLE_LENGTH].splitlines())
+    return next((line for line in lines if line), "")[:TITLE_LENGTH]
 
 
 def last_task(rows: Iterable[Row]) -> Row | None:

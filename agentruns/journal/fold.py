@@ -30,6 +30,8 @@ class CallApproval:
     id: UUID
     digest: str
     title: str
+    why: str = ""
+    requested_at: datetime | None = None
     required: int = 1
     approvers: str = ""
     risk: str = "normal"
@@ -127,7 +129,10 @@ class RunState:
     definition: str = ""
     actor: Actor | None = None
     owner: Actor | None = None
+    session: str = ""  # key
     scope: str = ""
+    key: str = ""  # idempotency key
+    origin: dict[str, Any] = field(default_factory=dict)  # events.Origin, or empty
     context: dict[str, Any] = field(default_factory=dict)
     requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
     tools: list[str] | None = None  # those chosen for it, where its agent chooses
@@ -149,7 +154,6 @@ class RunState:
     pause_requested: bool = False
     paused: str = ""  # the reason
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
-    task: str = ""  # names the task in the keys of its calls, also for a run that replaces a lost one
     ended: str = ""
     output: str | None = None
     error: str = ""
@@ -189,6 +193,14 @@ class RunState:
         return max(timedelta(), now - self.started_at - self.waited - waiting)
 
     @property
+    def task(self) -> str:
+        """Name the task in the keys of its calls: a run that replaces a lost one has the caller's key."""
+        if not self.key:
+            return str(self.run_id)
+        owner = (self.owner or events.PROGRAM)["id"]
+        return canonical.digest([self.scope, owner, self.session, self.key])
+
+    @property
     def tokens(self) -> int:
         """Return the tokens read and written, of all kinds that a budget counts."""
         return sum(self.usage.get(kind, 0) for kind in TOKENS)
@@ -217,9 +229,16 @@ class RunState:
             "error": self.error,
         }
 
-    def given(self) -> dict[str, Any]:
-        """Return the columns of Run that its first row says once for all."""
-        return {"scope": self.scope, "context": self.context}
+    def given(self, imported_into: str | None = None) -> dict[str, Any]:
+        """Fold the columns of Run that its first row determines once for all.
+
+        `imported_into` is the scope of an imported session, whose runs are no user's of this database.
+        """
+        owner, origin = self.owner or {"id": None, "name": ""}, self.origin
+        whose, scope = (owner["id"], self.scope) if imported_into is None else (None, imported_into)
+        found = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
+        found |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
+        return {**found, "agent": self.agent, "idempotency_key": self.key}
 
     def _judge(self, now: datetime) -> None:
         self.status = self._status()
@@ -271,15 +290,12 @@ def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
     state.actor, state.owner = payload.get("actor"), payload.get("owner")
     state.requesters = payload.get("requesters", [])
-    state.task = str(row.run_id)
-    if key := payload["idempotency_key"]:  # unique per owner and scope, and outlives the run
-        owner = payload["owner"] or events.PROGRAM
-        state.task = canonical.digest([payload["scope"], owner["id"], payload["session"], key])
+    state.session, state.key = payload.get("session", ""), payload.get("idempotency_key", "")
     state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
     due = events.moment(payload.get("not_before"))
     state.started_at = max(row.created_at, due) if due else row.created_at
-    origin = payload.get("origin")
-    state.inherited = origin.get("steps", 0) if origin else 0
+    state.origin = payload.get("origin") or {}  # type: ignore[assignment]
+    state.inherited = state.origin.get("steps", 0)
     _rendered(state, row, payload)
 
 
@@ -325,6 +341,8 @@ def _approval_requested(state: RunState, row: Row, payload: events.ApprovalReque
         id=UUID(payload["approval"]),
         digest=payload["digest"],
         title=payload["title"],
+        why=payload["why"],
+        requested_at=row.created_at,
         required=payload["required"],
         approvers=payload["approvers"],
         risk=payload["risk"],

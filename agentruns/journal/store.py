@@ -6,7 +6,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from secrets import token_hex
@@ -136,25 +137,33 @@ class SessionState:
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
     known = committed.last_row(session_id)
-    try:
-        rows, secret = rows_with_secret(alias, session_id)
+    with reading_journal(session_id):
+        try:
+            rows, secret = rows_with_secret(alias, session_id)
+        except Session.DoesNotExist:
+            if not committed.is_lost(alias, session_id):
+                raise
+            rows, secret = [], ""
         state = SessionState(session_id, run_id, secret)
         for row in rows:
             state.apply(row)
         if known is not None and not (state.restored_at and state.restored_at > known.at):  # else it is told
             state.is_rewound = len(rows) < known.seq or rows[known.seq - 1].created_at != known.at
-    except (DatabaseError, InterfaceError):
+    return state
+
+
+@contextmanager
+def reading_journal(session_id: UUID) -> Iterator[None]:
+    """Raise JournalUnreadableError for whatever a damaged row raises."""
+    try:
+        yield
+    except (DatabaseError, InterfaceError, JournalUnreadableError):
         raise
     except Exception as error:  # an altered row can be wrong in any way
-        if isinstance(error, Session.DoesNotExist) and committed.is_lost(alias, session_id):
-            state = SessionState(session_id, run_id)
-            state.is_rewound = True
-            return state
         raise JournalUnreadableError(
             f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
             "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
         ) from error
-    return state
 
 
 class Batch:
@@ -381,45 +390,42 @@ def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
 
 def project(alias: str, batch: Batch) -> None:
     """Write the approvals that a batch requests or changes; JournalConflictError if one is not as it was."""
-    requested = {row.call_id: row for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
+    requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
-            new_approval(call, approval, requested[call.id]).save(force_insert=True, using=alias)
+            new_approval(call, approval, batch.state.run.run_id).save(force_insert=True, using=alias)
             continue
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
         if batch.guard is not None and before == "pending":
             rows = rows.filter(batch.guard)
-        if rows.update(**_columns(call, approval)) != 1:
+        columns = card_columns(call, approval)
+        if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
 
 
-def new_approval(call: Call, approval: CallApproval, request: Row) -> Approval:
-    """Return the Approval row for an `approval_requested` row, with what was folded since."""
-    payload: events.ApprovalRequested = request.payload
-    return Approval(
-        id=approval.id,
-        run_id=request.run_id,
-        call_id=call.id,
-        tool_name=call.tool,
-        risk=approval.risk,
-        why=payload["why"],
-        approvers=approval.approvers,
-        required=approval.required,
-        requested_at=request.created_at,
-        **_columns(call, approval),
-    )
+def new_approval(call: Call, approval: CallApproval, run_id: UUID) -> Approval:
+    """Build the Approval of a call as its rows add up."""
+    same = same_call(call.tool, call.arguments)
+    return Approval(id=approval.id, run_id=run_id, same_call=same, **card_columns(call, approval))
 
 
-def _columns(call: Call, approval: CallApproval) -> dict[str, Any]:
+def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
+    """Fold the columns of Approval that the rows of its call determine."""
     actor = approval.actor or {"id": "", "name": ""}
     user_id = None if actor["id"].startswith(VISITOR) else actor["id"] or None  # a visitor is no user
     is_decided = approval.status != "pending"
     return {
+        "call_id": call.id,
+        "tool_name": call.tool,
         "status": approval.status,
         "title": approval.title,
+        "why": approval.why,
+        "risk": approval.risk,
+        "approvers": approval.approvers,
+        "required": approval.required,
+        "requested_at": approval.requested_at,
         "arguments": call.arguments,
         "digest": approval.digest,
-        "same_call": same_call(call.tool, call.arguments),
         "approved_count": len(approval.given),
         "expires_at": approval.expires_at,
         "decided_at": approval.decided_at if is_decided else None,

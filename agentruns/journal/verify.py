@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Exists, Model, OuterRef, QuerySet, TextField
+from django.core.exceptions import ValidationError
+from django.db.models import (
+    DateTimeField,
+    Exists,
+    ForeignKey,
+    Model,
+    OuterRef,
+    QuerySet,
+    TextField,
+)
 from django.db.models.functions import Cast
 
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
 from agentruns.journal import events, payloads
-from agentruns.journal.copies import Copy, altered, copy_of
+from agentruns.journal.copies import Copy, altered, copy_of, is_task, title_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, Call, RunState
 from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
+from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.models.parts import commitment
 from agentruns.models.tombstone import NAMED, forgotten
 from agentruns.utils import json as canonical
-from agentruns.utils.bounds import MAX_ROW_DEPTH, is_deeper
+from agentruns.utils.bounds import MAX_ROW_DEPTH, NAME_LENGTH, is_deeper
 from agentruns.utils.redaction import redacted
 
-# Approval columns that are folded from the journal; those of a run are in RunState.columns.
-APPROVAL_COLUMNS = (
-    "status", "title", "digest", "arguments", "approved_count", "required", "approvers", "risk", "expires_at",
-)  # fmt: skip
-
+MARK = " (imported)"  # after the name of a person who decided in another database
 TRIES = 10
 PAGE = 200
 _SHOWN = 100
@@ -41,7 +48,8 @@ class Problem:
     """One thing that is wrong with a row of the journal (`seq`), or with a column folded from it.
 
     A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`; `status` is
-    that of its row as read. `file` is the name of a damaged file that an intact row points at.
+    that of its row as read. Without an approval and a run it is a column of the session. `file` is the
+    name of a damaged file that an intact row points at.
     """
 
     session: str
@@ -58,6 +66,11 @@ class Problem:
 
     def __str__(self) -> str:
         return f"Session {self.session}: {self.what}"
+
+    @property
+    def model(self) -> type[Model]:
+        """The model of the column."""
+        return Approval if self.approval else Run if self.run else Session
 
 
 def problems(session_id: UUID, alias: str | None = None) -> list[str]:
@@ -108,7 +121,8 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
         return [problem]
     found = list(_files(history)) if files else []
     found += _definitions(alias, history)
-    return [*found, *_copies(alias, history), *_runs(alias, history), *_approvals(alias, history)]
+    found += [*_copies(alias, history), *_runs(alias, history), *_session(history)]
+    return [*found, *_approvals(alias, history)]
 
 
 def _files(history: History) -> Iterator[Problem]:
@@ -148,6 +162,8 @@ class History:
         self.seq = 0
         self.head = canonical.GENESIS
         self.states: dict[UUID, RunState] = {}
+        self.tasks: dict[UUID, Row] = {}
+        self.home: dict[str, Any] = {}  # columns of the session, by its first run
         self.calls: dict[UUID, dict[str, Call]] = {}  # of every reply, not only of the last
         self.approvals: set[UUID] = set()
         self.copies: list[Copy] = []
@@ -186,7 +202,9 @@ class History:
         if what:
             return self._problem(row.seq, row.kind, what)
         calls.update(state.calls)
-        if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
+        if is_task(row):
+            self.tasks[row.run_id] = row
+        elif row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
             self.unread.append(row.seq)
         elif row.kind == events.ASSISTANT:
             self.unread = [seq for seq in self.unread if seq > row.payload.get("read", row.seq)]
@@ -200,6 +218,11 @@ class History:
             self.erased.pop(row.payload["seq"], None)
         self.seq, self.head = row.seq, row.hash
         return None
+
+    @property
+    def first(self) -> RunState:
+        """The first run of the session itself, whose row says whose the session is."""
+        return next((state for state in self.states.values() if state.started_at), RunState(self.session.pk))
 
     def _problem(self, seq: int, kind: str, what: str) -> Problem:
         return _of_row(self.session.key, seq, kind, what)
@@ -377,11 +400,10 @@ _PAIRED = {*_CHECKS, events.APPROVAL_REQUESTED, events.ORPHAN_RESOLVED, events.L
 
 def _runs(alias: str, history: History) -> Iterator[Problem]:
     session, unseen = history.session, dict(history.states)
-    key = session.key
+    key, first = session.key, history.first
+    imported_into = session.scope if session.imported_at else None
     runs = Run.objects.using(alias).filter(session_id=history.session.pk).order_by("created_at", "pk")
-    empty = RunState(session.pk)
-    columns = (*empty.columns(), *empty.given())
-    for pk, stored in _stored(runs, columns):
+    for pk, stored in _stored(runs):
         state = unseen.pop(pk, None)
         if state is None:
             yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
@@ -390,14 +412,34 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
         if status in (Run.Status.QUEUED, Run.Status.RUNNING):
             stored["status"] = ACTIVE
         about = Problem(key, f"run {pk}", run=pk, status=status)
-        # An import may have put it into another scope than its journal says.
-        given = {**state.given(), "scope": session.scope} if session.imported_at else state.given()
-        yield from _differences(about, Run, stored, {**state.columns(), **given})
-        if stored["scope"] == given["scope"] != session.scope:
-            what = f"its scope is {session.scope!r}, its journal says {given['scope']!r}."
-            yield Problem(key, what, run=pk)
+        asked = _asked(history.tasks.get(pk), stored["input"])
+        folded = {**state.columns(), **state.given(imported_into), **asked}
+        folded["owner_name"] = first.given()["owner_name"]  # at the time of the session's first run
+        yield from _differences(about, Run, stored, folded)
+        if state is first:
+            shared = ("scope", "owner_id", "owner_name", *(["title"] if asked.get("title") else []))
+            history.home = {"key": first.session} | {name: folded[name] for name in shared}
     for pk in unseen:
         yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
+
+
+def _session(history: History) -> Iterator[Problem]:
+    stored = {name: stored_form(Session, name, getattr(history.session, name)) for name in history.home}
+    yield from _differences(Problem(history.session.key, ""), Session, stored, history.home)
+
+
+def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
+    """Fold the columns of a run's task; nothing for one with files, whose text is keyed by SECRET_KEY."""
+    if task is None or payloads.has_blocks(task.payload):
+        return {}
+    text = canonical.unescape_text(stored or "")
+    try:
+        file = payloads.of(task.run_id, task.seq, task.payload)
+        if file is None or file.sha256 != canonical.sha256(text if file.is_text else canonical.dumps(text)):
+            text = payloads.said_in(task.run_id, task.seq, task.payload)
+    except PayloadError:  # which is reported by itself
+        return {}
+    return {"input": text, "title": title_of(text)}
 
 
 def _approvals(alias: str, history: History) -> Iterator[Problem]:
@@ -409,30 +451,39 @@ def _approvals(alias: str, history: History) -> Iterator[Problem]:
         if call.approval is not None
     }
     approvals = Approval.objects.using(alias).filter(run__session_id=history.session.pk).order_by("pk")
-    for pk, stored in _stored(approvals, (*APPROVAL_COLUMNS, "call_id", "run_id")):
+    for pk, stored in _stored(approvals):
         run_id, call, approval = unseen.pop(pk, (None, None, None))
-        place = (UUID(stored.pop("run_id") or ""), stored.pop("call_id"))
-        if call is None or approval is None or place != (run_id, call.id):
+        place = (stored["run_id"], stored["call_id"])
+        if call is None or approval is None or place != (str(run_id), call.id):
             yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
             continue
-        who = (approval.required, approval.approvers, approval.risk, approval.expires_at)
-        folded = (approval.status, approval.title, approval.digest, call.arguments, len(approval.given), *who)
+        folded = card_columns(call, approval)
+        if history.session.imported_at and folded["decided_at"]:
+            name = folded["decided_by_name"][: NAME_LENGTH - len(MARK)] + MARK
+            folded |= {"decided_by_id": None, "decided_by_name": name.strip()}
         about = Problem(key, f"approval {pk}", run=run_id, approval=pk, status=str(stored["status"]))
-        yield from _differences(about, Approval, stored, dict(zip(APPROVAL_COLUMNS, folded, strict=True)))
+        yield from _differences(about, Approval, stored, folded)
     for pk, (run_id, _, _) in unseen.items():
         yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
 
 
-def _stored(rows: QuerySet[Any], names: tuple[str, ...]) -> Iterator[tuple[UUID, dict[str, str | None]]]:
+def _stored(rows: QuerySet[Any]) -> Iterator[tuple[UUID, dict[str, str | None]]]:
     """Yield columns as stored texts: one that was tampered with may not even parse."""
+    names = [field.attname for field in rows.model._meta.concrete_fields]
     texts = {f"stored_{name}": Cast(name, TextField()) for name in names}
     for pk, *values in rows.annotate(**texts).values_list("pk", *texts):
-        stored = dict(zip(names, values, strict=True))
-        if stored.get("expires_at"):
-            stored["expires_at"] = _time_text(stored["expires_at"])
-        if stored.get("cost"):
-            stored["cost"] = _amount_text(stored["cost"])
-        yield pk, stored
+        yield pk, {name: _text(rows.model, name, text) for name, text in zip(names, values, strict=True)}
+
+
+def _text(model: type[Model], name: str, text: str | None) -> str | None:
+    """Return a stored text in the form that it has on every database."""
+    field = model._meta.get_field(name)
+    if text is not None and isinstance(field, DateTimeField):
+        return _time_text(text)
+    if text is not None and isinstance(field, ForeignKey):
+        with suppress(ValidationError):
+            return str(field.to_python(text))
+    return _amount_text(text) if name == "cost" else text
 
 
 def _time_text(text: str) -> str:
@@ -465,15 +516,15 @@ def _differences(
         what = f"{name} is {was}, the journal says {says}."
         if name == "arguments":  # they may be sensitive
             what = "arguments differ from the journal's."
-        yield replace(about, what=f"{about.what}: {what}", column=name, stored=stored[name], folded=value)
+        what = f"{about.what}: {what}" if about.what else what
+        yield replace(about, what=what, column=name, stored=stored[name], folded=value)
 
 
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:
     """Return a column's value as the text it is stored as."""
-    prepared = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
-    if name == "cost":
-        return _amount_text(None if prepared is None else str(prepared))
-    return None if prepared is None else str(prepared)
+    with suppress(TypeError, ValueError, ValidationError):  # the id of a user under another user model
+        value = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
+    return _text(model, name, None if value is None else str(value))
 
 
 def shown(text: str | None) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import IntegrityError
 from django.db.models import Model
 
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal.fold import ACTIVE
 from agentruns.journal.verify import Problem, check
-from agentruns.models import Approval, Run
+from agentruns.models import Run
 from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.repair")
 
 
 class Repaired(NamedTuple):
@@ -23,7 +27,7 @@ class Repaired(NamedTuple):
 
 
 def repair_session(alias: str, session_id: UUID) -> Repaired:
-    """Rewrite the wrong folded columns of a session's runs and approvals from its journal, all or none.
+    """Rewrite the wrong folded columns of a session, its runs and approvals from its journal, all or none.
 
     Never touches the journal, a lease or an epoch. A session whose journal itself is wrong is left alone,
     since its fold means nothing. Raises Session.DoesNotExist.
@@ -35,10 +39,17 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
         if any(problem.seq is not None for problem in found):
             return Repaired([], found)
         changed = [problem for problem in found if problem.column]
-        _rewrite(alias, changed)
+        _rewrite(alias, session_id, changed)
         return Repaired(changed, [problem for problem in found if not problem.column])
 
-    return in_transaction(alias, action)
+    try:
+        repaired = in_transaction(alias, action)
+    except IntegrityError:  # another row holds what is to be restored, such as the key of the session
+        return Repaired([], check(session_id, alias, files=False))
+    for problem in repaired.changed:  # without values, which may be sensitive; some columns say who may act
+        what, pk = problem.model.__name__, problem.approval or problem.run or session_id
+        logger.warning("Rewrote a column from the journal: %s=%s column=%s", what, pk, problem.column)
+    return repaired
 
 
 def value_of(problem: Problem) -> Any:
@@ -48,16 +59,16 @@ def value_of(problem: Problem) -> Any:
     return problem.folded
 
 
-def _rewrite(alias: str, changed: list[Problem]) -> None:
+def _rewrite(alias: str, session_id: UUID, changed: list[Problem]) -> None:
     rows: dict[tuple[type[Model], Any, str], dict[str, Any]] = {}
     for problem in changed:
-        model_of: type[Model] = Approval if problem.approval else Run
-        row = (model_of, problem.approval or problem.run, problem.status)
+        row = (problem.model, problem.approval or problem.run or session_id, problem.status)
         rows.setdefault(row, {})[problem.column] = value_of(problem)
     # Ended ones first: a session has one unfinished run at any moment.
     for (model, pk, status), columns in sorted(
         rows.items(), key=lambda item: item[1].get("status") not in Run.ENDED
     ):
         # A lease may be taken without the session's lock, which makes a queued run a running one.
-        if model._default_manager.using(alias).filter(pk=pk, status=status).update(**columns) != 1:
+        where = {"status": status} if status else {}  # a session has none, and is locked
+        if model._default_manager.using(alias).filter(pk=pk, **where).update(**columns) != 1:
             raise JournalConflictError(f"{model.__name__} {pk} is not {status} any more.")

@@ -17,7 +17,6 @@ from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, check_name, is_deeper, is_name
 
 CONTEXT_LENGTH = 8 * 1024  # bytes of canonical JSON
-TITLE_LENGTH = 200
 
 
 class Owner(NamedTuple):
@@ -146,9 +145,3 @@ def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
     if (size := len(text.encode())) > CONTEXT_LENGTH:
         raise ValueError(f"The context is {size} bytes of JSON; it may have {CONTEXT_LENGTH}.")
     return dict(canonical.loads(text))
-
-
-def title_of(text: str) -> str:
-    """Return the first line of a task that says anything, cut."""
-    lines = (line.strip() for line in text[: 10 * TITLE_LENGTH].splitlines())
-    return next((line for line in lines if line), "")[:TITLE_LENGTH]

@@ -30,7 +30,7 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal import events, payloads
-from agentruns.journal.copies import last_task
+from agentruns.journal.copies import last_task, title_of
 from agentruns.journal.deciders import requester_ids
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import Batch, SessionState, load
@@ -41,7 +41,7 @@ from agentruns.providers import attachments
 from agentruns.services import api_tokens, permissions
 from agentruns.services.quotas import count_start, start_limit
 from agentruns.services.rendering import put_away, rendered, renders
-from agentruns.services.sessions import NOBODY, Owner, checked_context, place, require_writable, title_of
+from agentruns.services.sessions import NOBODY, Owner, checked_context, place, require_writable
 from agentruns.services.write import find_run, lock_session, require_no_record, require_task
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import check_name

@@ -28,19 +28,18 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunStateError
 from agentruns.journal import events, payloads
-from agentruns.journal.copies import task_of
+from agentruns.journal.copies import task_of, title_of
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import NAMING, Parts, definitions_in, definitions_of, stored_rows
 from agentruns.journal.store import Batch, new_approval
-from agentruns.journal.verify import History, check
+from agentruns.journal.verify import MARK, History, check
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
 from agentruns.models.fields import check_columns
 from agentruns.models.parts import commitment, split
 from agentruns.services import permissions
 from agentruns.services.retention import delete_files
-from agentruns.services.sessions import title_of
 from agentruns.services.submit import refuse_pruned
 from agentruns.services.write import find_run, write
 from agentruns.utils import clock
@@ -55,7 +54,6 @@ CHUNK = 500  # rows in one INSERT
 # Of a line, as the row has them.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = events.Program("import_run")
-MARK = " (imported)"  # after the name of who decided elsewhere
 SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
 # No browser may open what a model or a tool wrote.
 INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
@@ -440,7 +438,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     )
     Approval.objects.using(alias).bulk_create(_approvals(found), batch_size=CHUNK)
     for wrong in check(session.pk, alias, files=False):
-        if wrong.column != "scope":  # it may get another than its journal says
+        if wrong.column not in ("scope", "owner_id"):  # they may be others than the journal says
             raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)
@@ -495,44 +493,23 @@ def _refuse_known(alias: str, found: _Export) -> None:
 
 
 def _runs(found: _Export) -> Iterator[Run]:
-    owner = None
-    for run_id, state in found.history.states.items():
+    states, session = found.history.states, found.session
+    whose = None
+    for run_id, state in states.items():
         mine = [row for row in found.rows if row.run_id == run_id]
-        started = next(
-            row for row in mine if row.kind == events.RUN_STARTED and events.COPIED not in row.payload
-        )
-        payload: events.RunStarted = started.payload
-        origin, actor = payload.get("origin"), payload.get("actor")
-        if owner is None:  # a session belongs to the person for whom it was begun
-            whose = payload.get("owner", actor)
-            owner = whose["name"] if whose else ""
-        # The task is in the row after a run's first, or before a fork's.
-        asked = (row for row in found.rows if row.seq <= started.seq + 1)
-        task = task_of(asked)
-        columns = state.columns()
+        if state.started_at is None:
+            raise ValueError(f"run {run_id} has no first row")
+        whose = state.given()["owner_name"] if whose is None else whose  # of the session's first run
+        task = task_of([found.history.tasks[run_id]])
+        columns = {**state.columns(), **state.given(session.scope), "owner_name": whose}
         if columns["status"] not in Run.Status.values:  # it is active
             columns["status"] = Run.Status.QUEUED
-        yield Run(
-            id=run_id,
-            session_id=found.session.pk,
-            scope=found.session.scope,
-            owner_name=owner,
-            agent=state.agent,
-            idempotency_key=payload["idempotency_key"],
-            input=task,
-            title=title_of(task),
-            context=state.context,
-            origin_id=UUID(origin["run"]) if origin else None,
-            origin_seq=origin.get("seq") if origin else None,
-            created_at=mine[0].created_at,
-            updated_at=mine[-1].created_at,
-            **columns,
-        )
+        times = {"created_at": mine[0].created_at, "updated_at": mine[-1].created_at}
+        yield Run(id=run_id, session_id=session.pk, input=task, title=title_of(task), **times, **columns)
 
 
 def _approvals(found: _Export) -> Iterator[Approval]:
-    for row in found.rows:
-        if row.kind == events.APPROVAL_REQUESTED and events.COPIED not in row.payload:
-            call = found.history.calls[row.run_id][row.call_id]
+    for run_id, calls in found.history.calls.items():
+        for call in calls.values():
             if call.approval is not None:
-                yield new_approval(call, call.approval, row)
+                yield new_approval(call, call.approval, run_id)

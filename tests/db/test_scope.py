@@ -24,6 +24,7 @@ from agentruns.exceptions import (
     SessionAccessDeniedError,
     SessionBusyError,
 )
+from agentruns.journal.copies import TITLE_LENGTH
 from agentruns.journal.events import Program
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
@@ -39,7 +40,7 @@ from agentruns.models import (
 )
 from agentruns.services.repair import repair_session
 from agentruns.services.retention import erase_session
-from agentruns.services.sessions import CONTEXT_LENGTH, TITLE_LENGTH, find_session
+from agentruns.services.sessions import CONTEXT_LENGTH, find_session
 from agentruns.services.transfer import export_run, import_run
 from agentruns.testing import ScriptedModel
 from tests.commands.running import run as run_command
@@ -327,7 +328,7 @@ def test_titles_tokens_and_cost_are_columns(settings: Any) -> None:
         assert problems(priced.session_id) == []
         assert Run.objects.get(pk=priced.pk).cost == priced.cost
     Session.objects.filter(pk=priced.session_id).update(scope="elsewhere")
-    assert "its scope is 'elsewhere', its journal says ''" in " ".join(problems(priced.session_id))
+    assert "scope is 'elsewhere', the journal says ''" in " ".join(problems(priced.session_id))
 
 
 class Priced(ScriptedModel):

@@ -11,6 +11,8 @@ FOLD, STATE, VERIFY, TRIGGERS = (
     "journal/fold.py", "journal/conversation.py", "journal/verify.py", "models/triggers.py",
 )  # fmt: skip
 
+ALTERED = "db/test_altered_columns.py"
+
 APPEND = [
     # The head alone says as much as both: each seq has one. The seq is what the index of rows is made of.
     Mutant(
@@ -129,8 +131,8 @@ APPEND = [
         (
             Edit(
                 STORE,
-                "if rows.update(**_columns(call, approval)) != 1:",
-                "if rows.update(**_columns(call, approval)) > 1:",
+                "if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:",
+                "if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) > 1:",
             ),
         ),
         ("db/test_decisions.py::test_a_decision_that_comes_a_moment_too_late_is_none",),
@@ -272,6 +274,21 @@ VERIFYING = [
         "verify: the tail is not cut off",
         (Edit(VERIFY, "return self.cut()", "return None"),),
         ("db/test_verify.py::test_an_altered_journal_is_found",),
+    ),
+    Mutant(
+        "verify: what a run's first row says of it",
+        (Edit(VERIFY, "**state.given(imported_into), **asked}", "**asked}"),),
+        (f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended[Run-idempotency_key]",),
+    ),
+    Mutant(
+        "verify: a run's task",
+        (Edit(VERIFY, "**state.given(imported_into), **asked}", "**state.given(imported_into)}"),),
+        (f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended[Run-input]",),
+    ),
+    Mutant(
+        "verify: whose a session is",
+        (Edit(VERIFY, ", *_session(history)]", "]"),),
+        (f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended[Session-owner_id]",),
     ),
     Mutant(
         "verify: one result for each call",

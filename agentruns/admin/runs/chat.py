@@ -43,9 +43,9 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
+from agentruns.journal.verify import MARK
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
-from agentruns.services.transfer import MARK
 from agentruns.tools.card import in_time
 from agentruns.utils.bounds import TEXT_LENGTH
 

@@ -36,9 +36,9 @@ from agentruns.conf import settings
 from agentruns.journal.events import Row
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows, run_rows
+from agentruns.journal.verify import MARK
 from agentruns.models import Approval, Message, Run
 from agentruns.services import drafts, permissions, starting, waiting
-from agentruns.services.transfer import MARK
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
 

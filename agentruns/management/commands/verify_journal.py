@@ -7,14 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Model
 
 from agentruns.conf import settings
 from agentruns.journal.anchor import Compared
 from agentruns.journal.verify import Problem, check, shown, stored_form, strays
 from agentruns.management.base import AgentRunsCommand, argument, flag, session_named, usage
 from agentruns.management.terminal import escaped
-from agentruns.models import Approval, Run, Session, triggers
+from agentruns.models import Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
 from agentruns.services.retention import revived
 from agentruns.utils.redaction import redact, redacted
@@ -145,10 +144,10 @@ def _names(problem: Problem) -> dict[str, Any]:
 
 
 def _change(problem: Problem) -> str:
-    model: type[Model] = Approval if problem.approval else Run
-    row = f"approval {problem.approval}" if problem.approval else f"run {problem.run}"
-    text = f"{row}: {problem.column} rewritten"
+    row = f"run {problem.run}: " if problem.run else ""
+    row = f"approval {problem.approval}: " if problem.approval else row
+    text = f"{row}{problem.column} rewritten"
     if problem.column == "arguments":  # may hold secrets
         return f"{text}."
-    stored, value = redacted([problem.stored, stored_form(model, problem.column, value_of(problem))])
+    stored, value = redacted([problem.stored, stored_form(problem.model, problem.column, value_of(problem))])
     return f"{text} from {shown(stored)} to {shown(value)}."
