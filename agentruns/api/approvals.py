@@ -26,7 +26,7 @@ from agentruns.api.schemas import (
     Reveal,
 )
 from agentruns.exceptions import ApprovalStateError
-from agentruns.journal.deciders import is_requester
+from agentruns.journal.deciders import is_requester, restore
 from agentruns.journal.policy import visible_approvals
 from agentruns.models import ApiToken, Approval, SessionBearer
 from agentruns.models.querysets import PENDING
@@ -96,7 +96,7 @@ def _decide(
     def find() -> Approval:
         approval = find_approval(user, approval_id)
         if not isinstance(user, SessionBearer):
-            is_own = approval.approvers == REQUESTER and is_requester(user, approval.run)
+            is_own = approval.approvers == REQUESTER and is_requester(user, restore(approval.run))
             scope = ApiToken.Scope.APPROVALS_OWN if is_own else ApiToken.Scope.APPROVALS_DECIDE
             require_token_scope(request, scope.value)
         return approval

@@ -264,7 +264,7 @@ def readable(user: Any, run: Run) -> Run:
 def find_approval(user: Any, approval_id: str) -> Approval:
     """Return an approval the user may see, or raise NotFoundError."""
     try:
-        return journal.policy.visible_approvals(user).select_related("run").get(pk=UUID(approval_id))
+        return journal.policy.visible_approvals(user).select_related("run__session").get(pk=UUID(approval_id))
     except (Approval.DoesNotExist, ValueError):
         raise NotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
 

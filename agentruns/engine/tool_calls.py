@@ -15,9 +15,9 @@ from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.connection import replace_broken
-from agentruns.journal.deciders import lapsed, void
+from agentruns.journal.deciders import assign, lapsed, restore, void
 from agentruns.journal.fold import Call
-from agentruns.journal.store import Batch
+from agentruns.journal.store import Batch, card_columns
 from agentruns.models import Approval
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 from agentruns.tools.context import NotEntered
@@ -183,7 +183,11 @@ def _void(driver: Driver, group: list[Call]) -> bool:
     for call in group:
         if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):
             continue
-        approval = Approval.objects.using(driver.alias).select_related("run").get(pk=call.approval.id)
+        approval = (
+            Approval.objects.using(driver.alias).select_related("run__session").get(pk=call.approval.id)
+        )
+        assign(approval, card_columns(call, call.approval))
+        restore(approval.run, driver.run)
         if lost := lapsed(approval, call.approval.given, call.arguments):
             found[call.id] = lost
         driver.mend()

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db import router
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
+from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import events
-from agentruns.journal.fold import Call
+from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
-from agentruns.journal.store import Batch
-from agentruns.models import Approval, Run, SessionBearer
+from agentruns.journal.read import read_rows
+from agentruns.journal.store import Batch, reading_journal
+from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER
+
+GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that say who asked a run for what
+
+
+def restore(run: Run, state: RunState | None = None) -> Run:
+    """Set who asked for a run, and for what, as its rows say: an altered column gives nobody a right.
+
+    Without a `state` the rows that matter are read. Raises JournalUnreadableError.
+    """
+    with reading_journal(run.session_id):
+        if state is None:
+            rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, run_id=run.pk)
+            state = fold(run.pk, read_rows(rows.filter(kind__in=GIVING).order_by("seq")))
+        if state.started_at is None:
+            if not Run.objects.using(settings.DATABASE).filter(pk=run.pk, session_id=run.session_id).exists():
+                return run  # it was pruned just now, and whoever does anything to it finds that out
+            raise JournalUnreadableError(f"Run {run.pk} has no row in its session: run verify_journal.")
+        folded = state.columns()
+        columns = {name: folded[name] for name in ("version", "definition_id", "requesters")}
+        assign(run, columns | state.given(run.session.scope if run.session.imported_at else None))
+    return run
+
+
+def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
+    """Set folded columns of an instance."""
+    for name, value in columns.items():
+        setattr(row, name, value)
+        with suppress(ValidationError):  # the id of a user under another user model: nobody's here
+            setattr(row, name, row._meta.get_field(name).to_python(value))  # type: ignore[union-attr]
 
 
 def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
@@ -59,14 +92,20 @@ def why_not_decide(
     if approval.approvers and not is_among(actor, approval.approvers, groups):
         facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
         return _("%(tool)s is decided by %(approvers)s; %(name)s is not among them.") % facts
-    if not settings.REQUESTER_MAY_APPROVE and requested(actor, approval.run):
-        return _("%(name)s requested this run, and requesters may not decide about their own.") % {
-            "name": name
-        }
+    if why := why_own(actor, approval.run):
+        return why
     given = approval.arguments if arguments is None else arguments
     if not ask("can_decide", False, actor, approval, given):
         return _("The project's policy does not let %(name)s decide this.") % {"name": name}
     return ""
+
+
+def why_own(actor: Any, run: Run) -> str:
+    """Explain that a user asked for a run and so may not decide about its calls, or "" if they may."""
+    if settings.REQUESTER_MAY_APPROVE or not requested(actor, run):
+        return ""
+    text = _("%(name)s requested this run, and requesters may not decide about their own.")
+    return text % {"name": actor.get_username()}
 
 
 def is_requester(actor: Any, run: Run) -> bool:

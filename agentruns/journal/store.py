@@ -52,6 +52,7 @@ class SessionState:
         self.at: datetime | None = None  # the time of the last row
         self.restored_at: datetime | None = None  # when a run of the session was last held for lost rows
         self.run = RunState(run_id)
+        self.home: tuple[str, str, str | None] | None = None  # key, scope and owner, once a run has begun
         # tool -> call that may have happened, without a verdict -> its run
         self.doubts: dict[str, dict[str, UUID]] = {}
         # tool -> call that was left out of a fork -> the run that may execute it after all
@@ -79,6 +80,9 @@ class SessionState:
             self.run.apply(row)
         if kind == events.RUN_STARTED:
             self._asked = payload.get("requesters", [])
+            if self.home is None and events.COPIED not in payload:
+                owner = payload.get("owner") or {"id": None}
+                self.home = payload["session"], payload["scope"], owner["id"]
         elif kind == events.USER:
             said = payload.get("reason") == events.MESSAGE
             self.unread += [row.seq] if said else []

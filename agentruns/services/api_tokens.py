@@ -22,8 +22,8 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.exceptions import NotFoundError, PermissionDeniedError, RunStateError, SessionAccessDeniedError
-from agentruns.journal import policy
-from agentruns.models import ApiToken, Session, SessionBearer
+from agentruns.journal import events, policy
+from agentruns.models import ApiToken, Message, Session, SessionBearer
 from agentruns.services import permissions
 from agentruns.services.sessions import Owner
 from agentruns.services.write import require_no_record
@@ -167,7 +167,10 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
         sessions = Session.objects.using(settings.DATABASE)
         sessions.bulk_create([Session(**where)], ignore_conflicts=True)
         session = sessions.get(**where)
-        if session.owner_id is not None:  # who may have taken the key first, to read what a visitor writes
+        rows = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.RUN_STARTED)
+        begun = [facts for facts in rows.values_list("facts", flat=True) if events.COPIED not in facts]
+        # A user may have taken the key first, to read what a visitor writes.
+        if session.owner_id is not None or any(facts.get("owner") for facts in begun):
             why = _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
             raise SessionAccessDeniedError(why % {"session": session.key})
     require_no_record(session)

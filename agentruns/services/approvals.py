@@ -16,10 +16,10 @@ from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
-from agentruns.journal.deciders import lapsed, void
+from agentruns.journal.deciders import lapsed, void, why_own
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, mask_of
-from agentruns.journal.store import Batch
+from agentruns.journal.store import Batch, card_columns
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
@@ -83,7 +83,7 @@ def approve(
             payload["settles"] = pending.settles
         _record(batch, call, actor, reason, channel, payload)
 
-    return _decide(approval, digest, add)
+    return _decide(actor, approval, digest, add)
 
 
 def deny(
@@ -98,7 +98,7 @@ def deny(
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
 
-    return _decide(_approval_for(actor, approval_id, "deny"), digest, add)
+    return _decide(actor, _approval_for(actor, approval_id, "deny"), digest, add)
 
 
 def answer(
@@ -120,7 +120,7 @@ def answer(
         payload = {"verb": "answer", "digest": pending.digest, "text": text}
         _record(batch, call, actor, "", channel, payload)
 
-    return _decide(approval, digest, add)
+    return _decide(actor, approval, digest, add)
 
 
 def extend(
@@ -155,7 +155,7 @@ def extend(
         who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
         batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
 
-    return _decide(_approval_for(actor, approval_id, "extend"), digest, add)
+    return _decide(actor, _approval_for(actor, approval_id, "extend"), digest, add)
 
 
 def expire_due() -> int:
@@ -197,7 +197,7 @@ def expire_due() -> int:
 
 def find_approval(approval_id: UUID | str) -> Approval:
     """Return an approval with its run, or raise NotFoundError."""
-    approvals = Approval.objects.using(settings.DATABASE).select_related("run")
+    approvals = Approval.objects.using(settings.DATABASE).select_related("run__session")
     try:
         return approvals.get(pk=UUID(str(approval_id)))
     except (Approval.DoesNotExist, ValueError):
@@ -211,9 +211,11 @@ def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
     return approval
 
 
-def _decide(approval: Approval, digest: str | None, add: Any) -> Approval:
+def _decide(actor: Any, approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
         call, pending = _pending(approval, run, batch)
+        if actor is not None and pending.approvers != REQUESTER and (why := why_own(actor, run)):
+            raise PermissionDeniedError(why)  # they have asked for something since the rules were applied
         if pending.digest != digest and (digest is not None or call.edited):
             text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
             raise ApprovalStateError(text % {"id": approval.pk})
@@ -241,9 +243,17 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     if batch.state.run.ended or batch.state.run.cancel_requested:
         text = _("Run %(run)s is being cancelled or has ended; there is nothing to decide.")
         raise ApprovalStateError(text % {"run": run.pk})
-    if call is None or pending is None:
+    if call is None or pending is None or pending.id != approval.pk:
         text = _("Approval %(id)s is not about a call of the run's last reply.")
         raise ApprovalStateError(text % {"id": approval.pk})
+    # People read the columns, and rules were applied to them.
+    now, folded = find_approval(approval.pk), card_columns(call, pending)
+    if altered := [name for name, value in folded.items() if getattr(now, name) != value]:
+        text = _(
+            "Approval %(id)s is not what its journal says (%(columns)s were altered). Nothing was decided. "
+            "Run manage.py verify_journal --repair, then look at it again."
+        )
+        raise ApprovalStateError(text % {"id": approval.pk, "columns": ", ".join(altered)})
     expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
     if pending.expires_at is not None and expired.exists():
         text = _("Approval %(id)s expired at %(when)s. Nothing was changed.")

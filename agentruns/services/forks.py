@@ -18,7 +18,7 @@ from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import happened_at, original, task_of
-from agentruns.journal.deciders import requester_ids
+from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, call_rows, definition_body, read_rows, reply_before, rows_until
@@ -143,7 +143,9 @@ def run_again(
     if not run.is_ended:
         text = _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
         raise RunStateError(text % {"run": run.pk, "status": run.get_status_display()})
-    changes = {} if context is None else {"context": checked_context(context)}
+    changes: dict[str, Any] = {} if context is None else {"context": checked_context(context)}
+    asked = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind=events.USER).order_by("seq")
+    changes["text"] = task_of(read_rows(asked))
     request = request_again(run, agent_again(run), actor, key=idempotency_key or "", again=run, **changes)
     return submit(request).run
 
@@ -264,7 +266,7 @@ class _Fork:
 
     def read_again(self, alias: str) -> None:
         """Take up what was erased since it was read; raises RunStateError if the task was."""
-        self.origin = find_run(self.origin.pk)
+        self.origin = restore(find_run(self.origin.pk))
         gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
         if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
             if self.request.rendered or (self.has_context and self.request.context):  # may repeat it

@@ -182,6 +182,7 @@ class _Sending:
             raise SessionBusyError(text % facts, str(run.pk), run.lease_expires_at)
         store = DatabaseStore(settings.DATABASE)
         state = store.load(session.pk, run.pk)
+        request.require_home(state)
         if state.run.cancel_requested:
             text = _("Run %(run)s (%(status)s) is being cancelled. Send it again when that has ended.")
             raise RunStateError(text % facts, str(run.pk))

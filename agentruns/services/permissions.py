@@ -28,7 +28,7 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal import events, masking
-from agentruns.journal.deciders import why_not_decide
+from agentruns.journal.deciders import restore, why_not_decide
 from agentruns.journal.events import is_program
 from agentruns.journal.policy import (
     ACTIONS,
@@ -73,10 +73,11 @@ def why_not(actor: Any, action: str) -> str:
 
 
 def require(actor: Any, action: str, run: Run) -> None:
-    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run.
+    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run, which is restored.
 
     A run that the project's own `visible` hides from them is not there: DurableRunNotFoundError.
     """
+    restore(run)
     if narrows("visible"):
         require_visible(actor, run)
     if not may(actor, action, run):
@@ -181,6 +182,7 @@ def require_decide(
     hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
+    restore(approval.run)
     why = why_not_decide(actor, approval, arguments, verb=verb)
     if why:
         raise PermissionDeniedError(why)

@@ -18,6 +18,7 @@ from agentruns.agents.content import Input
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError, UnknownAgentError
 from agentruns.journal import events
+from agentruns.journal.deciders import restore
 from agentruns.journal.policy import ANYONE, ask
 from agentruns.models import Message, Run, Session, SessionBearer
 from agentruns.models.token import VISITOR
@@ -100,7 +101,7 @@ def send_message(
         else:
             _require_owner(user, session, acts_for=acts_for)
             if last is not None:
-                given["context"] = permissions.context_again(user, found, last, session.owner_id)
+                given["context"] = permissions.context_again(user, found, restore(last), session.owner_id)
     except PermissionDeniedError as error:  # in the way of a start only
         given["refusal"] = str(error)
     return messages.send(session, text, agent=found, **given)
@@ -119,7 +120,7 @@ def fork_run(
 
     It stays in the scope of its origin, and asks for the origin's context, unless others are asked for.
     """
-    origin = find_run(run_id)
+    origin = restore(find_run(run_id))
     found = startable(user, agent_again(origin) if agent is None else _agent(user, agent))
     owner, scope = _acts_for(user, behalf, origin.scope)
     if behalf.context is not None:
@@ -133,7 +134,7 @@ def fork_run(
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:
     """Queue an ended run's task again for a user; PermissionDeniedError, and as `run_again`."""
-    run = find_run(run_id)
+    run = restore(find_run(run_id))
     found = startable(user, agent_again(run))
     if run.owner_id not in (None, user.pk) and permissions.active_user(run.owner_id) is None:
         raise PermissionDeniedError(_not_for_others(user))
@@ -224,7 +225,7 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
     for run_id, facts in begun.order_by("-seq").values_list("run_id", "facts").iterator():
         starter = (facts.get("actor") or events.PROGRAM)["id"]
         if not starter or starter.startswith(VISITOR):
-            return dict(find_run(run_id).context)
+            return dict(restore(find_run(run_id)).context)
     return {}
 
 
@@ -236,6 +237,7 @@ def _conversation(bearer: SessionBearer, session: str | None, agent: str | None)
     last = messages.last_run(own)
     if last is None:
         raise PermissionDeniedError(_("The session has no run yet, and the program starts the first one."))
+    restore(last)
     if agent is not None and agent != last.agent:
         text = _("A visitor goes on with the agent of the session, %(agent)s.")
         raise PermissionDeniedError(text % {"agent": last.agent})

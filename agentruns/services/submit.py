@@ -27,11 +27,12 @@ from agentruns.exceptions import (
     JournalUnreadableError,
     NotDurableError,
     RunStateError,
+    SessionAccessDeniedError,
     SessionBusyError,
 )
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import last_task, title_of
-from agentruns.journal.deciders import requester_ids
+from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import Batch, SessionState, load
 from agentruns.journal.submission import begin
@@ -82,6 +83,19 @@ class RunRequest:
             return False
         same = run.agent == self.agent.name and (run.input == self.text or self._was(run.input))
         return same and canonical.dumps(run.context) == canonical.dumps(self.context)
+
+    def require_home(self, state: SessionState) -> None:
+        """Raise SessionAccessDeniedError unless the session's first row has the request's key, scope, owner.
+
+        The session was found by its columns; the journal says whose conversation it is.
+        """
+        owner = self.owner.ref()
+        if state.home not in (None, (self.session, self.scope, owner and owner["id"])):
+            text = _(
+                "Session %(session)r has another key, scope or owner in its journal: a column was altered. "
+                "Run manage.py verify_journal --repair, then try again."
+            )
+            raise SessionAccessDeniedError(text % {"session": self.session})
 
     def _was(self, text: str) -> bool:
         """Tell whether a text describes the same blocks under a key that the project has given up."""
@@ -255,7 +269,7 @@ def _submit(
     if request.again is not None:  # what was erased since it was read is not written again
         rows = run_rows(alias, request.again.pk)
         require_task(request.again, rows)
-        before, left = request.again.context, find_run(request.again.pk).context
+        before, left = request.again.context, restore(find_run(request.again.pk)).context
         if before != left and (request.rendered or request.context != before):
             raise taken(request)
         if before != left:
@@ -309,7 +323,8 @@ def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit:
 
 
 def write_start(batch: Batch, request: RunRequest) -> None:
-    """Add the first two rows of a run."""
+    """Add the first two rows of a run; raises as `require_home`."""
+    request.require_home(batch.state)
     begun = first_row(request)
     unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
     asked = (request.owner.id, getattr(request.actor, "pk", None), *filter(None, unread))

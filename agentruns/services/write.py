@@ -13,6 +13,7 @@ from agentruns.engine.leases import SERVICE, take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError, RunStateError
 from agentruns.journal.copies import last_task
+from agentruns.journal.deciders import restore
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import Batch, DatabaseStore
@@ -61,6 +62,7 @@ def write(
 ) -> Run:
     """Lock a run, let `change` add rows to its journal, store them and return the run.
 
+    `change` gets the run with what its rows say of owner, requesters, scope, context and definition.
     `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
     engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
     `change` raises leaves nothing behind; RunStateError for an imported run. May run inside the caller's
@@ -79,7 +81,7 @@ def write(
         store = DatabaseStore(alias)
         state = store.load(run.session_id, run.pk)
         epoch = take(alias, run.pk, by_force=by_force(state.run)) if takes_lease else 0
-        run = find_run(run_id)
+        run = restore(find_run(run_id), state.run)
         batch = Batch(state, epoch, owner=SERVICE)
         batch.release, batch.guard, batch.closed = bool(epoch), guard, closed
         change(run, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +11,30 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from agentruns import ToolContext, approve, deny, fork_run, run_agent, tool
+from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, send_message, start_run, tool
+from agentruns.exceptions import (
+    ApprovalStateError,
+    JournalUnreadableError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionAccessDeniedError,
+)
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval, Definition, Run, Session
+from agentruns.services import api_tokens
+from agentruns.services.approvals import extend
+from agentruns.services.control import adopt_definition, cancel_run
+from agentruns.services.forks import run_again
 from agentruns.services.repair import repair_session
+from agentruns.services.runs import get_run
 from agentruns.services.sweep import sweep
+from tests.admin.pages import url
+from tests.admin.people import browser
+from tests.admin.people import user as person
+from tests.api.http import Api, make_user
 from tests.commands.running import run as command
-from tests.db.helpers import user
+from tests.db.helpers import payloads, run_out, user
+from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -186,3 +204,254 @@ def test_keys_of_two_sessions_that_were_swapped_are_named_and_left(asked: Approv
     assert [one.column for one in repair_session("default", fork.pk).changed] == ["key"]
     assert [one.column for one in repair_session("default", chat.pk).changed] == ["key"]
     assert problems(chat.pk) == problems(fork.pk) == []
+
+
+def test_a_row_that_went_to_another_run_is_named(asked: Approval, forked: Run) -> None:
+    alter(asked, run_id=forked.pk.hex if connection.vendor == "sqlite" else forked.pk)
+    assert "is missing" in " ".join(problems(Session.objects.get(key="chat").pk))
+    with pytest.raises(ApprovalStateError, match="nothing to decide"):
+        approve(asked.pk, None)
+
+
+# Who decides
+
+
+def test_an_altered_owner_confirms_nothing_by_the_service(
+    asked: Approval, ann: Any, mallory: Any, effects: Effects
+) -> None:
+    alter(asked.run, owner_id=mallory.pk, requesters=f" {mallory.pk} ")
+    for decide in (approve, lambda pk, who: deny(pk, who, "no")):
+        with pytest.raises(PermissionDeniedError, match="confirmed by the requester, not by mallory"):
+            decide(asked.pk, mallory)
+    sweep()
+    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+    assert [one.split(": ")[2].split(" ")[0] for one in problems(asked.run.session_id)] == [
+        "requesters", "owner_id",
+    ]  # fmt: skip
+    approve(asked.pk, ann)
+    repair_session("default", asked.run.session_id)
+    sweep()
+    assert effects.count() == 1
+
+
+def test_an_altered_owner_confirms_nothing_by_the_api(
+    asked: Approval, mallory: Any, effects: Effects
+) -> None:
+    alter(asked.run, owner_id=mallory.pk)
+    body = {"digest": asked.digest}
+    status, problem = Api(mallory).post(f"/approvals/{asked.pk}/approve", body)
+    assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
+    status, _answer = Api(mallory).post(f"/runs/{asked.run_id}/cancel", {"reason": "mine"})
+    assert status == 403
+    sweep()
+    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+
+
+def test_the_scope_of_a_token_is_that_of_the_journals_requester(asked: Approval, mallory: Any) -> None:
+    staff = make_user("staff-with-a-token", "decide_approval", "view_run")
+    alter(asked.run, owner_id=staff.pk)
+    _token, text = api_tokens.create_token(staff, ["approvals:own"])
+    status, problem = Api().post(
+        f"/approvals/{asked.pk}/deny",
+        {"digest": asked.digest, "reason": "no"},
+        Authorization=f"Bearer {text}",
+    )
+    assert (status, problem["scopes"]) == (403, ["approvals:decide"])
+
+
+def test_an_altered_owner_confirms_nothing_in_the_console(asked: Approval, effects: Effects) -> None:
+    alter(asked.run, owner_id=person("decider").pk)
+    answer = browser("decider").post(url(asked, "approve"), {"digest": asked.digest, "reason": ""})
+    assert (answer.status_code, "not by decider" in answer.content.decode()) == (403, True)
+    sweep()
+    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+
+
+def refunding(ann: Any) -> Approval:
+    agent = shop_agent("shop", {"tools": [call("refund", cents=5000)]})
+    return run_agent(agent, "go", "s1", actor=ann, context={"tenant": 7}).pending[0]
+
+
+def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any, effects: Effects) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    boss = user("boss", "decide_approval", "fork_run", "view_run", "start_run")
+    card = refunding(boss)
+    alter(card.run, owner_id=None, requesters="")
+    with pytest.raises(PermissionDeniedError, match="requested this run"):
+        approve(card.pk, boss)
+    deny(card.pk, None, "no")
+    sweep()
+    again = run_again(card.run_id, user("colleague", "fork_run", "view_run"))
+    assert str(boss.pk) in payloads(again, "run_started")[-1]["requesters"]
+    assert again.owner_id == boss.pk
+    cancel_run(again.pk)
+    alter(card.run, requesters="", owner_id=None)
+    fork = fork_run(card.run_id, 2, actor=user("third", "fork_run", "view_run"))
+    assert str(boss.pk) in payloads(fork, "run_started")[-1]["requesters"]
+
+
+class Interrupted(Policy):
+    """Lets everybody decide; while it is asked, something else happens."""
+
+    happens: Callable[[], Any]
+
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        type(self).happens()
+        return True
+
+
+def test_who_asks_between_the_rules_and_the_decision_decides_nothing(
+    settings: Any, ann: Any, effects: Effects
+) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    boss = user("boss", "decide_approval", "start_run")
+    card = refunding(ann)
+    Interrupted.happens = lambda: send_message(card.run.session, "One more.", owner=ann, actor=boss)
+    settings.AGENTRUNS_POLICY = f"{__name__}.Interrupted"
+    with pytest.raises(PermissionDeniedError, match="requested this run"):
+        approve(card.pk, boss)
+    assert Approval.objects.get().status == "pending"
+
+
+CARDS: list[dict[str, Any]] = [
+    {"title": "Refund 1 cent"},
+    {"arguments": '{"cents":1}'},
+    {"why": "nobody asks"},
+    {"risk": "low"},
+    {"approvers": "requester"},
+    {"required": 2},
+    {"approved_count": 1},
+    {"expires_at": timezone.now() + timedelta(days=300)},
+    {"tool_name": "lookup"},
+]
+
+
+@pytest.mark.parametrize("columns", CARDS, ids=lambda columns: next(iter(columns)))
+def test_nothing_is_decided_on_a_card_that_is_not_the_journals(
+    columns: dict[str, Any], ann: Any, effects: Effects
+) -> None:
+    card = refunding(ann)
+    alter(card, **columns)
+    decisions: list[Callable[[], Any]] = [
+        lambda: approve(card.pk, None),
+        lambda: deny(card.pk, None, "no"),
+        lambda: extend(card.pk, None, timedelta(hours=1)),
+    ]
+    for decide in decisions:
+        with pytest.raises(ApprovalStateError, match=rf"\({next(iter(columns))} were altered\)"):
+            decide()
+    repair_session("default", card.run.session_id)
+    approve(card.pk, None)
+    sweep()
+    assert effects.count() == 1
+
+
+def test_a_call_whose_time_was_lengthened_by_sql_is_not_let_through(ann: Any, effects: Effects) -> None:
+    card = refunding(ann)
+    run_out(card)
+    alter(card, expires_at=timezone.now() + timedelta(days=300))
+    with pytest.raises(ApprovalStateError, match="expires_at were altered"):
+        approve(card.pk, None)
+
+
+class Tenants(Policy):
+    """Lets people decide for their own tenant, and tells whose a run is by its context."""
+
+    def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
+        return user.username == f"tenant-{approval.run.context.get('tenant')}"
+
+
+def test_a_rule_reads_the_context_of_the_journal(settings: Any, ann: Any, effects: Effects) -> None:
+    card = refunding(ann)
+    settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
+    seven, eight = (user(f"tenant-{number}", "decide_approval") for number in (7, 8))
+    alter(card.run, context='{"tenant":8}')
+    with pytest.raises(PermissionDeniedError, match="policy does not let tenant-8"):
+        approve(card.pk, eight)
+    approve(card.pk, seven)
+    alter(card.run, context='{"tenant":7}')
+    sweep()
+    assert effects.count() == 1
+
+
+def test_who_approved_is_asked_about_by_the_journal_before_the_call(
+    settings: Any, ann: Any, effects: Effects
+) -> None:
+    card = refunding(ann)
+    settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
+    seven = user("tenant-7", "decide_approval")
+    approve(card.pk, seven)
+    seven.username = "tenant-8"
+    seven.save()
+    alter(card.run, context='{"tenant":8}')
+    sweep()
+    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+
+
+# Whose a session is, and what a run goes on with
+
+
+@pytest.mark.parametrize("column", ["owner_id", "scope", "key"])
+def test_a_session_takes_nothing_for_whom_its_columns_only_name(
+    column: str, ann: Any, mallory: Any, effects: Effects
+) -> None:
+    agent = shop_agent("shop")
+    run = get_run(run_agent(agent, "My secret is 4711.", "hers", actor=ann).run_id)
+    alter(run.session, **{column: {"owner_id": mallory.pk}.get(column, "theirs")})
+    key, whose = ("theirs" if column == "key" else "hers"), mallory if column == "owner_id" else ann
+    scope = "theirs" if column == "scope" else ""
+    for write in (start_run, run_agent):
+        with pytest.raises(SessionAccessDeniedError):
+            write(agent, "What is my secret?", key, actor=whose, scope=scope)
+        with pytest.raises(SessionAccessDeniedError):
+            write(agent, "What is my secret?", key, owner=whose, scope=scope)
+    with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
+        send_message(key, "What is my secret?", actor=whose, scope=scope)
+    assert Run.objects.count() == 1
+    repair_session("default", run.session_id)
+    assert run_agent(agent, "Again.", "hers", actor=ann).status == "completed"
+
+
+def test_a_message_comes_into_no_open_run_of_another(asked: Approval, mallory: Any) -> None:
+    alter(asked.run.session, owner_id=mallory.pk)
+    alter(asked.run, owner_id=mallory.pk)
+    with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
+        send_message("chat", "Close it.", actor=mallory)
+    with pytest.raises(SessionAccessDeniedError, match="verify_journal --repair"):
+        send_message("chat", "Close it.", owner=mallory)
+    assert asked.run.messages.filter(kind="user").count() == 1
+
+
+def test_a_visitor_gets_no_token_for_the_session_of_a_user(ann: Any, effects: Effects) -> None:
+    run = get_run(run_agent(shop_agent("shop"), "My secret is 4711.", "hers", actor=ann).run_id)
+    alter(run.session, owner_id=None)
+    alter(run, owner_id=None)
+    with pytest.raises(SessionAccessDeniedError, match="belongs to a user"):
+        api_tokens.session_token("hers", timedelta(minutes=5))
+
+
+def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any, effects: Effects) -> None:
+    agent = shop_agent("shop")
+    run = get_run(run_agent(agent, "Greet.", "s1", owner=ann, context={"tenant": 7}).run_id)
+    alter(run, input="Delete everything.", context='{"tenant":8}')
+    again = run_again(run.pk)
+    assert (again.input, again.context) == ("Greet.", {"tenant": 7})
+    sweep()
+    alter(again, context='{"tenant":8}')
+    assert send_message("s1", "And again.", owner=ann).context == {"tenant": 7}
+
+
+def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any, effects: Effects) -> None:
+    card = refunding(ann)
+    shop_agent("other")
+    alter(card.run, agent="other")
+    with pytest.raises(RunStateError, match="has this definition of 'shop' already"):
+        adopt_definition(card.run_id)
+
+
+def test_a_run_that_was_moved_to_another_session_is_refused(asked: Approval, forked: Run) -> None:
+    alter(Run.objects.get(pk=forked.pk), status="failed")
+    there = forked.session_id
+    alter(asked.run, session_id=there.hex if connection.vendor == "sqlite" else there)
+    with pytest.raises(JournalUnreadableError, match="has no row in its session"):
+        cancel_run(asked.run_id)

@@ -7,6 +7,7 @@ from tests.mutants import Edit, Mutant
 APPROVALS, CONTROL, PERMISSIONS = "services/approvals.py", "services/control.py", "services/permissions.py"
 SUBMIT, SESSIONS, WRITE = "services/submit.py", "services/sessions.py", "services/write.py"
 QUOTAS, STARTING = "services/quotas.py", "services/starting.py"
+ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
 DECISIONS = [
@@ -68,7 +69,7 @@ DECISIONS = [
     ),
     Mutant(
         "erasure: a fork has the context that is left",
-        (Edit("services/forks.py", "        self.origin = find_run(self.origin.pk)\n", ""),),
+        (Edit("services/forks.py", "        self.origin = restore(find_run(self.origin.pk))\n", ""),),
         ("db/test_erasure.py::test_a_context_erased_meanwhile_is_not_written_again",),
     ),
     Mutant(
@@ -192,17 +193,78 @@ POLICY = [
     ),
     Mutant(
         "policy: nobody who asked for the run, where the project says so",
-        (
-            Edit(
-                DECIDERS,
-                "if not settings.REQUESTER_MAY_APPROVE and requested(actor, approval.run):",
-                "if False:",
-            ),
-        ),
+        (Edit(DECIDERS, "if settings.REQUESTER_MAY_APPROVE or not requested(actor, run):", "if True:"),),
         (
             "db/test_decisions.py::test_who_may_not_decide_lets_nothing_run[the requester]",
             "db/test_givers.py::test_who_asked_for_a_run_is_the_owner_and_everybody_after",
         ),
+    ),
+    Mutant(
+        "policy: who asked for a run is read from the journal when a call is decided",
+        (Edit(PERMISSIONS, "    restore(approval.run)\n", ""),),
+        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_by_the_service",),
+    ),
+    Mutant(
+        "policy: whose a run is is read from the journal whatever is asked of it",
+        (Edit(PERMISSIONS, "    restore(run)\n", ""),),
+        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_by_the_api",),
+    ),
+    Mutant(
+        "policy: the scope of a token is that of the journal's requester",
+        (
+            Edit(
+                "api/approvals.py",
+                "is_requester(user, restore(approval.run))",
+                "is_requester(user, approval.run)",
+            ),
+        ),
+        (f"{ALTERED}::test_the_scope_of_a_token_is_that_of_the_journals_requester",),
+    ),
+    Mutant(
+        "policy: who approved is asked about again by what the journal says of the run",
+        (Edit("engine/tool_calls.py", "        restore(approval.run, driver.run)\n", ""),),
+        (f"{ALTERED}::test_who_approved_is_asked_about_by_the_journal_before_the_call",),
+    ),
+    Mutant(
+        "policy: who asks for something after the rules were applied decides nothing",
+        (
+            Edit(
+                APPROVALS,
+                "if actor is not None and pending.approvers != REQUESTER and (why",
+                "if False and (why",
+            ),
+        ),
+        (f"{ALTERED}::test_who_asks_between_the_rules_and_the_decision_decides_nothing",),
+    ),
+    Mutant(
+        "approvals: a card whose columns are the journal's",
+        (Edit(APPROVALS, "if getattr(now, name) != value]:", "if False]:"),),
+        (f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals[title]",),
+    ),
+    Mutant(
+        "sessions: one that the journal knows by this key, scope and owner",
+        (Edit(SUBMIT, "    request.require_home(batch.state)\n", ""),),
+        (f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name[owner_id]",),
+    ),
+    Mutant(
+        "messages: into the run of a session that the journal knows by this key, scope and owner",
+        (Edit("services/messages.py", "        request.require_home(state)\n", ""),),
+        (f"{ALTERED}::test_a_message_comes_into_no_open_run_of_another",),
+    ),
+    Mutant(
+        "tokens: none of a session that the journal calls a user's",
+        (Edit("services/api_tokens.py", ' or any(facts.get("owner") for facts in begun)', ""),),
+        (f"{ALTERED}::test_a_visitor_gets_no_token_for_the_session_of_a_user",),
+    ),
+    Mutant(
+        "services: a run is changed as its journal has it",
+        (Edit(WRITE, "restore(find_run(run_id), state.run)", "find_run(run_id)"),),
+        (f"{ALTERED}::test_a_definition_is_adopted_of_the_agent_that_the_journal_names",),
+    ),
+    Mutant(
+        "run again: the task that the journal holds",
+        (Edit("services/forks.py", '    changes["text"] = task_of(read_rows(asked))\n', ""),),
+        (f"{ALTERED}::test_a_run_goes_on_with_the_task_and_context_of_the_journal",),
     ),
     Mutant(
         "policy: a rule of the project's that fails lets nobody through",
