@@ -124,7 +124,7 @@ def sweep(
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
-    swept, claims = Swept(), not drives or not leases.is_draining(alias)
+    swept, seen, claims = Swept(), set[UUID](), not drives or not leases.is_draining(alias)
     if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
@@ -137,7 +137,6 @@ def sweep(
     _forget_watchers(alias)
     with _put_off("The delivery of notifications"):
         deliver_due(alias, should_stop)
-    seen: set[UUID] = set()
 
     def go_on() -> None:
         for run in _unseen(candidates(run_id, limit) if claims else [], seen):
@@ -198,7 +197,8 @@ def _compare_server(alias: str) -> None:
         with suppress(AgentRunsError):  # a run that cannot be read cannot go on either
             hold_all(reason)
     else:
-        in_transaction(alias, lambda: Control.objects.using(alias).note(server))
+        with _put_off("The note of the server's timeline"):
+            in_transaction(alias, lambda: Control.objects.using(alias).note(server))
 
 
 def hold_all(reason: str = HELD) -> int:
