@@ -184,7 +184,7 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
 def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     """Return the result of a run so far; a `state` that is not the newest is read anew."""
     alias = settings.DATABASE
-    run = Run.objects.using(alias).select_related("session").get(pk=run_id)
+    run = find_run(run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
     pending = [

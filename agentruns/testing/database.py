@@ -109,7 +109,12 @@ def flushable_journal() -> Iterator[None]:
 
 @contextmanager
 def _lifted(alias: str) -> Iterator[None]:
+    if not apps.is_installed("agentruns"):
+        yield
+        return
+    from agentruns.journal import committed
     from agentruns.models.triggers import lifted
 
-    with lifted(connections[alias]) if apps.is_installed("agentruns") else ExitStack():
+    committed.forget()  # nothing is lost of what was seen committed: it is emptied
+    with lifted(connections[alias]):
         yield

@@ -247,6 +247,11 @@ def test_an_approval_from_before_the_loss_starts_nothing(effects: Effects) -> No
     assert get_run(run.pk).status == "orphaned"
     assert effects.count() == 1
     (lost,) = calls_of(run.pk)
+    client = Client()
+    client.force_login(user("boss", is_staff=True, is_superuser=True))
+    for page in (f"/admin/agentruns/run/{run.pk}/change/", "/admin/agentruns/run/in-doubt/"):
+        answer = client.get(page, follow=True)
+        assert (answer.status_code, "may have been started" in answer.content.decode()) == (200, True), page
     resolve_orphan(run.pk, lost.id, "occurred", None, result="it was")
     sweep()
     assert get_run(run.pk).status == "completed"

@@ -714,12 +714,8 @@ REWOUND = [
     ),
     Mutant(
         "rewound: a drive builds nothing on what is left",
-        # A drive that fails on what is left looks once more before it gives the lease back.
-        (
-            Edit(DRIVER, "        if self.state.is_rewound:\n            self._rewound(lease)\n", ""),
-            Edit(LOOP, "if is_known or committed.is_lost(alias, lease.session_id):", "if is_known:"),
-        ),
-        ("db/test_rewound.py::test_a_result_is_not_built_onto_what_is_left",),
+        (Edit(DRIVER, "        if self.state.is_rewound:\n            self._rewound(lease)\n", ""),),
+        ("db/test_rewound.py::test_reconcile_is_asked_before_a_first_attempt",),
     ),
     Mutant(
         "rewound: nor does one that begins",
@@ -768,12 +764,6 @@ REWOUND = [
             ),
         ),
         ("db/test_rewound.py::test_the_same_task_asked_again_has_the_same_keys",),
-    ),
-    Mutant(
-        "rewound: a first commit asks for the time as often as it takes",
-        (Edit("utils/clock.py", "            close_stale(alias)  # for whoever tries again\n", ""),),
-        ("db/test_rewound.py::test_a_first_commit_is_patient_where_the_time_is_asked",),
-        POSTGRESQL,
     ),
 ]
 
