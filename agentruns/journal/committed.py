@@ -23,6 +23,13 @@ class LastRow(NamedTuple):
 
 
 _last: dict[UUID, LastRow] = {}
+_positions: dict[str, int] = {}  # the highest in the log of each database's server, on its timeline
+
+
+def went_back(alias: str, position: int) -> bool:
+    """Tell whether a server is at a lower position than it was; take the position as the known one."""
+    before, _positions[alias] = _positions.get(alias, 0), position
+    return position < before
 
 
 def remember(session_id: UUID, row: LastRow) -> None:
@@ -37,6 +44,7 @@ def forget(session_id: UUID | None = None) -> None:
     """Forget a session whose loss is recorded, or every session, as a test does that empties the database."""
     if session_id is None:
         _last.clear()
+        _positions.clear()
     else:
         _last.pop(session_id, None)
 

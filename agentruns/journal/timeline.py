@@ -23,10 +23,14 @@ WAITS = (
 
 
 class Server(NamedTuple):
-    """The server's timeline and kind of replication, as they are now and as they were noted."""
+    """The server's timeline and kind of replication, as they are now and as they were noted.
+
+    `position` is how far its log is, in bytes.
+    """
 
     timeline: str
     replication: str
+    position: int
     known: str | None
     was: str | None
 
@@ -46,7 +50,10 @@ def server(alias: str) -> Server | None:
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"
     try:
         with always_rollback(), connections[alias].cursor() as cursor:
-            cursor.execute(f"SELECT {CURRENT}, {WAITS}, (SELECT reason {noted}), (SELECT actor {noted})")
+            position = "(pg_current_wal_insert_lsn() - '0/0')::bigint"
+            cursor.execute(
+                f"SELECT {CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
+            )
             return Server(*cursor.fetchone())
     except (DatabaseError, InterfaceError):  # a service without these functions, or a standby
         close_stale(alias)

@@ -21,7 +21,7 @@ from agentruns.engine.rewound import REWOUND
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import AgentRunsError, JournalLockedError, RunStateError, SessionBusyError
-from agentruns.journal import telemetry, timeline
+from agentruns.journal import committed, telemetry, timeline
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
@@ -42,8 +42,9 @@ RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked, an
 SEVERAL = 10
 HELD = "held for staff: every unfinished run was, after a restore"
 FAILED_OVER = (
-    "{rewound}: the server went from timeline {known} to {timeline}, and commits had not waited for its "
-    "replica: rows may be lost. See docs/databases.md, 'Rows that vanish'."
+    "{rewound}: the server was on timeline {known} and is on {timeline}, at position {position}: a replica "
+    "that no commit had waited for took over, or a copy was restored. Rows may be lost. "
+    "See docs/databases.md, 'Rows that vanish'."
 )
 
 
@@ -188,10 +189,13 @@ def _compare_server(alias: str) -> None:
 
     Until that is done no process can claim a run: see journal.timeline.
     """
-    server = timeline.server(alias)
-    if server is None or (server.known, server.was) == (server.timeline, server.replication):
+    if (server := timeline.server(alias)) is None:
         return
-    if server.known not in (None, server.timeline) and server.was == "asynchronous":
+    has_moved, went_back = server.known != server.timeline, committed.went_back(alias, server.position)
+    if not has_moved and not went_back and server.was == server.replication:
+        return
+    # A replica that takes over may be behind in what no commit had waited for.
+    if server.known and (server.was == "asynchronous" if has_moved else went_back):
         reason = FAILED_OVER.format(rewound=REWOUND, **server._asdict())
         logger.critical("%s Every unfinished run is held for staff.", reason)
         with suppress(AgentRunsError):  # a run that cannot be read cannot go on either

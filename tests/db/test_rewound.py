@@ -427,7 +427,7 @@ def test_a_promoted_server_lends_no_run_before_all_are_held(
     assert claim("default", run.pk) is None, "the database itself refuses"
     with caplog.at_level(logging.CRITICAL):
         sweep()
-    assert "from timeline 00000007 to 00000001" in caplog.text
+    assert "was on timeline 00000007 and is on 00000001" in caplog.text
     run = get_run(run.pk)
     assert (run.status, effects.count()) == ("paused", 0)
     assert Control.objects.get(name="server").reason == "00000001"
@@ -437,6 +437,20 @@ def test_a_promoted_server_lends_no_run_before_all_are_held(
     client.force_login(user("boss", is_staff=True, is_superuser=True))
     assert "held: the database lost rows" in client.get("/admin/").content.decode()
     assert resume_run(run.pk).status == "awaiting-approval"
+
+
+def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: Effects) -> None:
+    """A snapshot of the server was restored: its timeline is the same, and its notes are, too."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no position")
+    sweep()
+    run = start_run(shop_agent("back", {"tools": [call("post", text="x")]}), "do it", "s1")
+    committed._positions["default"] += 2**40
+    sweep()
+    assert (get_run(run.pk).status, effects.count()) == ("paused", 0)
+    assert resume_run(run.pk).status == "awaiting-approval"
+    assert sweep().found == 0, "it is told once"
+    assert get_run(run.pk).status == "awaiting-approval"
 
 
 def test_a_promoted_synchronous_replica_has_lost_nothing(effects: Effects) -> None:
