@@ -125,7 +125,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     ):
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
-    lost = count and counted(runs.filter(status="paused", blocked_reason__startswith=REWOUND), MOST)
+    lost = counted(runs.filter(status="paused", blocked_reason__startswith=REWOUND), MOST)
     if lost:  # among the paused
         words = _("held: the database lost rows that were committed")
         _figure(found, lost, words, "bad", _url(site, Run, status="paused"))

@@ -246,9 +246,13 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     if call is None or pending is None or pending.id != approval.pk:
         text = _("Approval %(id)s is not about a call of the run's last reply.")
         raise ApprovalStateError(text % {"id": approval.pk})
-    # People read the columns, and rules were applied to them.
-    now, folded = find_approval(approval.pk), card_columns(call, pending)
-    if altered := [name for name, value in folded.items() if getattr(now, name) != value]:
+    # People read the columns, and rules were applied to them. `why` is a sentence, and decides nothing; where
+    # the rows contradict each other nothing runs, whatever is decided.
+    now, folded = (
+        find_approval(approval.pk),
+        card_columns(call, pending) if pending.digest == call.digest else {},
+    )
+    if altered := [name for name, value in folded.items() if name != "why" and getattr(now, name) != value]:
         text = _(
             "Approval %(id)s is not what its journal says (%(columns)s were altered). Nothing was decided. "
             "Run manage.py verify_journal --repair, then look at it again."

@@ -316,7 +316,6 @@ def test_who_asks_between_the_rules_and_the_decision_decides_nothing(
 CARDS: list[dict[str, Any]] = [
     {"title": "Refund 1 cent"},
     {"arguments": '{"cents":1}'},
-    {"why": "nobody asks"},
     {"risk": "low"},
     {"approvers": "requester"},
     {"required": 2},

@@ -111,19 +111,18 @@ def test_a_copy_that_spends_an_approval(finished: Run, another: UUID) -> None:
 
 
 def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(effects: Effects) -> None:
-    """What the rows say that a person approved is not what the call would do."""
+    """A person approves what the card shows: what the call would do is not that."""
     result = run_turns({"tools": [call("refund", cents=9000)]})
-    (card,) = result.pending
-    approve(card.pk, None)
     secret = Run.objects.get().session.secret
     harmless = {"arguments": {"cents": 1}, "digest": call_digest(secret, "refund", {"cents": 1})}
 
     def change(rows: Any) -> None:
         change_row(rows.get(kind="approval_requested"), **harmless)
-        change_row(rows.get(kind="approval_decided"), digest=harmless["digest"])
 
     forge(Run.objects.get().session_id, change)
     Approval.objects.update(**harmless)
+    (card,) = result.pending
+    approve(card.pk, None, digest=harmless["digest"])
     sweep()
     run = Run.objects.get()
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)

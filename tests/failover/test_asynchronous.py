@@ -117,7 +117,7 @@ def test_what_an_asynchronous_replica_lacks_is_done_at_most_once(
     done = acted(effects)
     assert max(done["post"], done["charge"]) <= 1, done
     assert (run.status, run.blocked_reason[:15]) == ("paused", "journal_rewound")
-    assert "rewound" in (tmp_path / said).read_text()
+    wait_for(lambda: "rewound" in (tmp_path / said).read_text(), "the line in the log")
     assert problems(run.session_id) == []
     # The worker lives, and does other work once every run of the old server is held.
     wait_for(noted, "the sweep of the new server")

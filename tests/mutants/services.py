@@ -238,7 +238,7 @@ POLICY = [
     ),
     Mutant(
         "approvals: a card whose columns are the journal's",
-        (Edit(APPROVALS, "if getattr(now, name) != value]:", "if False]:"),),
+        (Edit(APPROVALS, "and getattr(now, name) != value]:", "and False]:"),),
         (f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals[title]",),
     ),
     Mutant(
