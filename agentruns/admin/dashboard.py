@@ -121,14 +121,16 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
         (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
         (_("stalled"), "bad", STALLED, "stalled"),
-        (_("paused"), "waits", Q(status=Run.Status.PAUSED), "paused"),
     ):
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
-    lost = counted(runs.filter(status="paused", blocked_reason__startswith=REWOUND), MOST)
-    if lost:  # among the paused
-        words = _("held: the database lost rows that were committed")
-        _figure(found, lost, words, "bad", _url(site, Run, status="paused"))
+    # By one query: the paused, and among them those that are held for lost rows.
+    paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=REWOUND))
+    held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
+    url = _url(site, Run, status="paused")
+    _figure(found, bounded(len(held), MOST), _("paused"), "waits", url)
+    if lost := sum(map(bool, held)):
+        _figure(found, bounded(lost, MOST), _("held: the database lost rows that were committed"), "bad", url)
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = _url(site, Run, status="ended-in-doubt")
         _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
