@@ -30,7 +30,6 @@ from agentruns.admin.html import EMPTY, age, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
-from agentruns.engine.rewound import REWOUND
 from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Control, Notification, Run
@@ -125,7 +124,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
     # By one query: the paused, and among them those that are held for lost rows.
-    paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=REWOUND))
+    paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
     url = _url(site, Run, status="paused")
     _figure(found, bounded(len(held), MOST), _("paused"), "waits", url)

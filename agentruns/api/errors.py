@@ -47,6 +47,7 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.SessionBusyError: (409, "session-busy", "The session is busy"),
     core.SwitchedOffError: (409, "switched-off", "The agent is switched off"),
     core.DurableConfigMismatchError: (409, "config-mismatch", "The agent's definition has changed"),
+    core.JournalRewoundError: (409, "journal-rewound", "The database lost rows of the run"),
     core.LeaseLostError: (409, "lease-lost", "Another process took the run over"),
     core.JournalLockedError: (409, "journal-locked", "Another transaction keeps the session locked"),
     core.ToolRefused: (422, "tool-refused", "The tool refused"),

@@ -15,7 +15,6 @@ from agentruns import services
 from agentruns.agents.agent import registered
 from agentruns.checks.base import check
 from agentruns.conf import settings
-from agentruns.engine.rewound import REWOUND
 from agentruns.models import Control, Run, Session
 from agentruns.utils.db import later
 
@@ -114,7 +113,7 @@ def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
         return  # before the first migrate
     alias, late = connection.alias, services.sweep.LATE
-    lost = Run.objects.using(alias).filter(status=Run.Status.PAUSED, blocked_reason__startswith=REWOUND)
+    lost = Run.objects.using(alias).filter(status=Run.Status.PAUSED, blocked_reason__startswith=Run.REWOUND)
     if lost.exists():
         text = "The database has lost rows that were committed, and runs are held because of it."
         hint = "Follow docs/databases.md, 'Rows that vanish', before you resume them."

@@ -9,13 +9,12 @@ from agentruns.journal import committed, events
 from agentruns.journal.connection import own_alias
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import Batch, DatabaseStore
-from agentruns.models import Session
+from agentruns.models import Run, Session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.rewound")
 
-REWOUND = "journal_rewound"  # reason of a pause, before what is known of the loss
 LOST = (
     "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
     "failover to a replica that was behind, or a restored backup). What the lost rows said happened.{calls} "
@@ -43,7 +42,7 @@ def hold(lease: Lease, before: RunState | None = None) -> None:
         left = batch.state.run.calls
         gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]
         calls = "".join(f" Its start may be lost: {call.tool} (key {call.key})." for call in gone)
-        reason = LOST.format(rewound=REWOUND, seq=known.seq if known else "?", calls=calls)
+        reason = LOST.format(rewound=Run.REWOUND, seq=known.seq if known else "?", calls=calls)
         batch.add(events.RUN_PAUSED, {"reason": reason, "restored": True})
         store.append(batch)
         return True

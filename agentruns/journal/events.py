@@ -433,7 +433,7 @@ def is_program(actor: Any) -> bool:
     return False
 
 
-_OF_A_USER = ("pk", "is_active", "is_authenticated", "get_username")
+_OF_A_USER = ("is_active", "is_authenticated")
 
 
 def actor_ref(actor: Any) -> Actor | None:

@@ -48,6 +48,7 @@ class Run(models.Model):
         FAILED = "failed", _("failed")
         CANCELLED = "cancelled", _("cancelled")
 
+    REWOUND = "journal_rewound"  # how the reason begins why a run is held for rows that are lost
     ENDED = ENDED
     UNFINISHED = UNFINISHED
 

@@ -17,7 +17,6 @@ from django.db.models import Count, Q
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine import leases
-from agentruns.engine.rewound import REWOUND
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import AgentRunsError, JournalLockedError, RunStateError, SessionBusyError
@@ -196,7 +195,7 @@ def _compare_server(alias: str) -> None:
         return
     # A replica that takes over may be behind in what no commit had waited for.
     if server.known and (server.was == "asynchronous" if has_moved else went_back):
-        reason = FAILED_OVER.format(rewound=REWOUND, **server._asdict())
+        reason = FAILED_OVER.format(rewound=Run.REWOUND, **server._asdict())
         logger.critical("%s Every unfinished run is held for staff.", reason)
         with suppress(AgentRunsError):  # a run that cannot be read cannot go on either
             hold_all(reason)

@@ -395,10 +395,10 @@ def test_export_and_erasure(between: Any) -> None:
     ann = user("ann")
     start_run(chat("c"), "do it", "s1", owner=ann)
     send_message("s1", "hello", actor=ann)
-    between("before run_completed", lambda: send_message("s1", "my card is 4711", owner=ann))
+    between("before run_completed", lambda: send_message("s1", "my card is no. 4711", owner=ann))
     sweep()
     run = Run.objects.get()
-    words = ["do it", "hello", "[answer 0]", "my card is 4711", "[answer 1]"]
+    words = ["do it", "hello", "[answer 0]", "my card is no. 4711", "[answer 1]"]
     assert settled() == words
     rows = run.messages.filter(facts__contains='"reason":"message"').order_by("seq")
     assert [row.facts["actor"] for row in rows] == [{"id": str(ann.pk), "name": "ann"}, None]
@@ -409,8 +409,8 @@ def test_export_and_erasure(between: Any) -> None:
     assert (run.input, run.title, problems(run.session_id)) == ("do it", "do it", [])
     words[3] = "[erased]"
     assert said(result_of(run.pk).messages) == words
-    assert "4711" not in repr([*Message.objects.values(), *Run.objects.values()])
-    assert any("4711" in line for line in again)
+    assert "no. 4711" not in repr([*Message.objects.values(), *Run.objects.values()])
+    assert any("no. 4711" in line for line in again)
 
 
 def test_long_messages_are_read_whole_and_a_window_keeps_them(folder: Path, between: Any) -> None:

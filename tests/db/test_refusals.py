@@ -188,7 +188,9 @@ def test_approving_the_next_call_settles_the_doubt_about_the_failed_one(effects:
 
 
 def test_an_approval_by_two_settles_with_the_second(effects: Effects) -> None:
-    result = go_on(PAY, MORE, tools=[payer(ValueError("a bug"), approvals=2)])
+    result = go_on(
+        PAY, MORE, tools=[payer(ValueError("a bug"), requires_approval=lambda args, ctx: False, approvals=2)]
+    )
     card = result.pending[0].pk
     approve(card, user("ann", "decide_approval"))
     assert len(uncleared("default", the_run(result))) == 1

@@ -42,6 +42,7 @@ from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
 
 T = TypeVar("T")
+CONTEXT = ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k")
 
 
 class Lax(BaseModel, Generic[T]):
@@ -267,7 +268,7 @@ class OpenPlain:
 def test_a_tool_may_allow_it_number_by_number(kind: Any, fits: Any, misfits: Any) -> None:
     entered: list[Any] = []
     pay = taking(kind, entered, [])
-    pay.invoke(None, pay.effective({"amount": fits}))  # type: ignore[arg-type]
+    pay.invoke(CONTEXT, pay.effective({"amount": fits}))
     assert len(entered) == 1
     if misfits is not None:
         with pytest.raises(InvalidArguments, match="finite"):
