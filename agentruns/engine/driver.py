@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -16,7 +17,13 @@ from django.db import DatabaseError, InterfaceError, InternalError, OperationalE
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine.leases import Lease
-from agentruns.exceptions import JournalConflictError, JournalRewoundError, LeaseLostError, NotFoundError
+from agentruns.exceptions import (
+    JournalConflictError,
+    JournalRewoundError,
+    JournalUnreadableError,
+    LeaseLostError,
+    NotFoundError,
+)
 from agentruns.journal import committed, events, telemetry
 from agentruns.journal.committed import LastRow
 from agentruns.journal.connection import journal_alias, mend_connection
@@ -279,12 +286,21 @@ class Driver:
             "held for staff; see docs/databases.md, 'Rows that vanish'."
         )
 
+    def is_rewound(self) -> bool:
+        """Read the journal again, and tell whether it has lost a row that this process has seen committed."""
+        lease = self.lease
+        with suppress(JournalUnreadableError):
+            return lease is not None and self.store.load(lease.session_id, lease.run_id).is_rewound
+        return False
+
     def _acknowledge(self) -> None:
         """Remember that the state is committed: a journal without its last row was rewound."""
         self.before = self.state.run
         # A TestCase rolls back what its block holds.
         if self.lease is not None and self.state.at and not connections[self.alias].in_atomic_block:
-            committed.remember(self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at))
+            committed.remember(
+                self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
+            )
 
     def _stored(self, batch: Batch, sent: float) -> None:
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}

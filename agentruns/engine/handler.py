@@ -20,13 +20,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
-from agentruns.exceptions import JournalConflictError, LeaseLostError, ToolDurabilityError
+from agentruns.exceptions import (
+    DurableRunNotFoundError,
+    JournalConflictError,
+    LeaseLostError,
+    ToolDurabilityError,
+)
 from agentruns.journal import events, masking, telemetry
 from agentruns.journal.connection import journal_alias, mend_connection, own_alias, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.journal.store import Batch
-from agentruns.models import CommitFence, Message
+from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
@@ -386,6 +391,8 @@ def store_late_result(
                 if rows.filter(hash__in=tried).exists():  # only the acknowledgement was lost
                     return
                 batch = Batch(driver.store.load(lease.session_id, lease.run_id))
+                if not Run.objects.using(journal_alias(lease.alias)).filter(pk=lease.run_id).exists():
+                    raise DurableRunNotFoundError(f"Run {lease.run_id} is gone.")
                 batch.closed = True
                 payload = {**facts, "worker_epoch": lease.epoch}
                 for call in calls:

@@ -90,14 +90,14 @@ def _stop(batch: Batch, calls: list[Call]) -> None:
             continue
         if call.decision:
             decided(batch, call)
-        elif not call.is_started:
+        elif not call.may_have_happened:
             batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
 
 
 def settle(batch: Batch) -> None:
     """Settle every open call of a run that ends: unknown if it may have happened, else cancelled."""
     for call in batch.state.run.open_calls():
-        if call.is_started:
+        if call.may_have_happened:
             unknown(batch, call, None)
         else:
             batch.result(call, RUN_ENDED, "cancelled", is_error=True)

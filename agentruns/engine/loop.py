@@ -20,7 +20,7 @@ from agentruns.engine.drafts import Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
-from agentruns.journal import committed, events, telemetry
+from agentruns.journal import events, telemetry
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import text_of
 from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
@@ -106,7 +106,7 @@ def _give_back(driver: Driver, lease: Lease, error: BaseException) -> None:
     alias, is_known = own_alias(lease.alias), isinstance(error, JournalRewoundError)
     with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
         close_stale(alias)
-        if is_known or committed.is_lost(alias, lease.session_id):
+        if is_known or driver.is_rewound():
             rewound.hold(lease, driver.before)
         elif not isinstance(error, LeaseLostError) and not _paused_by(driver, error):
             lease.release(failed=True)

@@ -34,10 +34,12 @@ def hold(lease: Lease, before: RunState | None = None) -> None:
         its = Session.objects.using(alias).filter(pk=lease.session_id)
         if not its.update(next_seq=F("next_seq")):  # locks it
             return False
-        if not (epoch := take(alias, lease.run_id, by_force=True)):
+        # The run itself may be gone, and an earlier one of its session unfinished again.
+        its_run = Run.objects.using(alias).unfinished().filter(session_id=lease.session_id).first()
+        if its_run is None or not (epoch := take(alias, its_run.pk, by_force=True)):
             return False
         store = DatabaseStore(alias)
-        batch = Batch(store.load(lease.session_id, lease.run_id), epoch, owner=SERVICE)
+        batch = Batch(store.load(lease.session_id, its_run.pk), epoch, owner=SERVICE)
         batch.release = True
         left = batch.state.run.calls
         gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]

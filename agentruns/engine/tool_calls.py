@@ -88,7 +88,8 @@ def _doubted_since(driver: Driver, call: Call) -> str:
         return ""
     tool = driver.agent.tools.get(call.tool)
     declared = tool.recovery if tool else "nothing"
-    is_due = declared == "reconcile" or (declared == "nothing" and not call.asked_since)
+    wanted = call.approval.required if call.approval else 1
+    is_due = declared == "reconcile" or (declared == "nothing" and call.asked_since < wanted)
     return declared if is_due else ""
 
 
@@ -99,6 +100,7 @@ def _too_early(driver: Driver, call: Call) -> bool:
     if abandoned is not None and not abandoned.done():
         _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
         return True
+    driver.abandoned.pop((call.id, call.attempt), None)  # or nobody could ask about the call
     timeout, started_at = call.timeout, call.started_at
     if call.may_be_lost and not call.attempt and call.tool in driver.agent.tools:
         timeout, started_at = driver.agent.tools[call.tool].timeout, driver.run.restored_at

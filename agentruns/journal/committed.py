@@ -10,26 +10,32 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from agentruns.models import Message, Tombstone
-
 MOST = 10_000  # sessions; the one that was driven longest ago is forgotten first
 
 
 class LastRow(NamedTuple):
-    """The number and the time of a session's last row; a row that was altered keeps its time."""
+    """The number and the time of a session's last row; a row that was altered keeps its time.
+
+    `restored_at` is when a run of the session was last held for lost rows.
+    """
 
     seq: int
     at: datetime
+    restored_at: datetime | None
 
 
 _last: dict[UUID, LastRow] = {}
 _positions: dict[str, int] = {}  # the highest in the log of each database's server, on its timeline
 
 
-def went_back(alias: str, position: int) -> bool:
-    """Tell whether a server is at a lower position than it was; take the position as the known one."""
-    before, _positions[alias] = _positions.get(alias, 0), position
-    return position < before
+def position(alias: str) -> int:
+    """Find the highest position that a server was seen at."""
+    return _positions.get(alias, 0)
+
+
+def take_position(alias: str, position: int) -> None:
+    """Take a position as the known one."""
+    _positions[alias] = position
 
 
 def remember(session_id: UUID, row: LastRow) -> None:
@@ -52,11 +58,3 @@ def forget(session_id: UUID | None = None) -> None:
 def last_row(session_id: UUID) -> LastRow | None:
     """Find the last row of a session that this process has seen committed."""
     return _last.get(session_id)
-
-
-def is_lost(alias: str, session_id: UUID) -> bool:
-    """Ask the database whether that row is gone, and its session was not pruned."""
-    if (known := _last.get(session_id)) is None:
-        return False
-    row = Message.objects.using(alias).filter(session_id=session_id, seq=known.seq, created_at=known.at)
-    return not row.exists() and not Tombstone.objects.using(alias).filter(pk=session_id).exists()

@@ -45,6 +45,13 @@ def restore(run: Run, state: RunState | None = None) -> Run:
     return run
 
 
+def owner_by_rows(run: Run) -> str | None:
+    """Find the id of the owner that a run's first row names, in the database where the run began."""
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind=events.RUN_STARTED)
+    owner = rows.order_by("-seq")[0].payload.get("owner")  # before it stand those that a fork copied
+    return owner["id"] if owner else None
+
+
 def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
     """Set folded columns of an instance."""
     for name, value in columns.items():

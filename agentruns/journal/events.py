@@ -100,6 +100,7 @@ class Origin(TypedDict):
     seq: NotRequired[int]  # last row that was copied
     hash: NotRequired[str]  # of that row
     steps: NotRequired[int]  # replies of the origin up to there
+    restored: NotRequired[bool]  # the origin was held for lost rows: no call of the fork counts as new
 
 
 class AskedCall(TypedDict):

@@ -69,7 +69,7 @@ class Call:
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
     returned_late: bool = False  # without an error, after its worker had lost the run
     may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
-    asked_since: bool = False  # and a person has approved the call, knowing that
+    asked_since: int = 0  # people who have approved the call, knowing that
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     in_doubt: bool = False  # its result is an error that may have come after the effect
     raised: str = ""  # error of that attempt's handler, until the outside world is asked
@@ -88,6 +88,12 @@ class Call:
         if self.orphan == "not_occurred" and not self.returned_late:
             return False
         return self.is_open and (self.attempt > 0 or self.orphan in ("held", "reconcile"))
+
+    @property
+    def may_have_happened(self) -> bool:
+        """Return whether the call is open and was started, or may have been in rows that are lost."""
+        is_asked = self.verdict != "refuse" and not self.decision
+        return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 
     @property
     def is_contradicted(self) -> bool:
@@ -154,6 +160,7 @@ class RunState:
     pause_requested: bool = False
     paused: str = ""  # the reason
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
+    restored_seq: int = 0  # by this row
     ended: str = ""
     output: str | None = None
     error: str = ""
@@ -296,6 +303,8 @@ def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.started_at = max(row.created_at, due) if due else row.created_at
     state.origin = payload.get("origin") or {}  # type: ignore[assignment]
     state.inherited = state.origin.get("steps", 0)
+    if state.origin.get("restored"):
+        state.restored_at, state.restored_seq = row.created_at, row.seq
     _rendered(state, row, payload)
 
 
@@ -365,7 +374,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
             approval.digest, approval.title = payload["digest"], payload["title"]
             approval.given, approval.names = [], []
         actor = approval.actor or events.PROGRAM
-        call.asked_since = call.may_be_lost
+        call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
         approval.given.append(actor["id"])
         approval.names.append(actor["name"])
         approval.status = "approved" if len(approval.given) >= approval.required else "pending"
@@ -451,9 +460,11 @@ def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequeste
 def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
     state.paused, state.pause_requested = payload.get("reason") or "paused", False
     if payload.get("restored"):
-        state.restored_at = row.created_at
-        for call in state.calls.values():
-            call.may_be_lost, call.asked_since = True, False
+        state.restored_at, state.restored_seq = row.created_at, row.seq
+        for call in state.open_calls():
+            call.may_be_lost, call.asked_since = True, 0
+            if call.orphan == "not_occurred":  # of the next attempt nobody knows
+                call.orphan = ""
 
 
 def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelRequested) -> None:

@@ -29,7 +29,7 @@ from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.outbox import announce, is_announced
 from agentruns.journal.read import Parts, rows_with_secret
 from agentruns.journal.statements import write_rows
-from agentruns.models import Approval, Session
+from agentruns.models import Approval, Session, Tombstone
 from agentruns.models.parts import commitment, keyed, split
 from agentruns.models.token import VISITOR
 from agentruns.utils import clock as journal_clock
@@ -145,14 +145,17 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
         try:
             rows, secret = rows_with_secret(alias, session_id)
         except Session.DoesNotExist:
-            if not committed.is_lost(alias, session_id):
+            if known is None or Tombstone.objects.using(alias).filter(pk=session_id).exists():
                 raise
             rows, secret = [], ""
         state = SessionState(session_id, run_id, secret)
         for row in rows:
             state.apply(row)
-        if known is not None and not (state.restored_at and state.restored_at > known.at):  # else it is told
-            state.is_rewound = len(rows) < known.seq or rows[known.seq - 1].created_at != known.at
+        if known is not None:
+            held, before = state.restored_at, known.restored_at
+            is_told = held is not None and (before is None or held > before)
+            is_gone = len(rows) < known.seq or rows[known.seq - 1].created_at != known.at
+            state.is_rewound = is_gone and not is_told
     return state
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connections
 from django.db.models import Func, QuerySet, TextField
 
 from agentruns.models import Control
@@ -55,6 +55,8 @@ def server(alias: str) -> Server | None:
                 f"SELECT {CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
             )
             return Server(*cursor.fetchone())
-    except (DatabaseError, InterfaceError):  # a service without these functions, or a standby
+    except ProgrammingError:  # these functions are refused, and so would be each claim that asks them
+        Control.objects.using(alias).filter(name=Control.SERVER).delete()
+    except (DatabaseError, InterfaceError):  # such as a standby's
         close_stale(alias)
-        return None
+    return None

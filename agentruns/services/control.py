@@ -88,7 +88,7 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("held"))
-        if batch.state.run.paused and batch.state.run.restored_at:
+        if batch.state.run.paused and batch.state.run.restored_seq == batch.state.run.seq:
             raise RunStateError(_("Run %(run)s is held already.") % {"run": run.pk})
         held = {**_who(actor, reason), "reason": reason or "held for staff", "restored": True}
         batch.add(events.RUN_PAUSED, held)

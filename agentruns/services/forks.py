@@ -201,7 +201,16 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
         now.apply(row)
         if row.kind == events.TOOL_RESULT:
             results[row.call_id] = row
+    if _was_held(alias, home):
+        for call in now.open_calls():
+            call.may_be_lost = True
     return [_fate(now.calls[call.id], results.get(call.id), home) for call in calls]
+
+
+def _was_held(alias: str, run: Run) -> bool:
+    """Tell whether a run was ever held because rows of its journal are lost, or may be."""
+    rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_PAUSED)
+    return any(row.payload.get("restored") for row in rows)
 
 
 def _fate(call: Call, result: Row | None, home: Run) -> Fate:
@@ -210,7 +219,7 @@ def _fate(call: Call, result: Row | None, home: Run) -> Fate:
         return Fate(call, call.outcome, result)
     # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
     in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
-    if call.is_started or in_flight:
+    if call.may_have_happened or in_flight:
         return Fate(call, "unknown")
     return Fate(call, "cancelled", open_in=home.pk if call.is_open else None)
 
@@ -389,6 +398,8 @@ def _start(batch: Batch, fork: _Fork) -> None:
         "hash": fork.rows[-1].hash,
         "steps": mine.inherited + mine.step,
     }
+    if mine.restored_at or _was_held(settings.DATABASE, origin):
+        begun["origin"]["restored"] = True
     batch.add(events.RUN_STARTED, begun)
     if fork.has_text:
         batch.add(events.USER, user_row(request))

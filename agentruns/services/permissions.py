@@ -28,7 +28,7 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal import events, masking
-from agentruns.journal.deciders import restore, why_not_decide
+from agentruns.journal.deciders import owner_by_rows, restore, why_not_decide
 from agentruns.journal.events import is_program
 from agentruns.journal.policy import (
     ACTIONS,
@@ -163,7 +163,9 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
     What cannot be wished for is asked for without a wish, as where a run is started. Without a rule of the
     project's own, what the program said of one user is no other's.
     """
-    if not narrows("context") and last.owner_id in (None, owner_id):
+    named = owner_by_rows(last)
+    is_theirs = named == str(owner_id) and last.session.imported_at is None
+    if not narrows("context") and (named is None or is_theirs):
         return None
     try:
         return context_of(user, agent, last.context)
@@ -266,6 +268,8 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
     if not is_somebody(user):  # nor a visitor, whom a rule of a project may not tell from the owner
         return False
     try:
+        if narrows("can_reveal"):
+            restore(shown.run if isinstance(shown, Approval) else shown)
         return bool(current().can_reveal(user, shown))
     except Exception:
         with masking.veiling(shown) as is_known:

@@ -30,7 +30,7 @@ from agentruns.exceptions import (
     SessionAccessDeniedError,
     SessionBusyError,
 )
-from agentruns.journal import events, payloads
+from agentruns.journal import events, payloads, timeline
 from agentruns.journal.copies import last_task, title_of
 from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.read import run_rows
@@ -278,7 +278,8 @@ def _submit(
             request = replace(request, stored={name: task.payload[name] for name in ("content", "stored")})
     if renders(request.agent) and not request.rendered:  # what was there in its place has ended just now
         raise taken(request)
-    owner = "" if owner and locks and leases.is_draining(alias) else owner
+    if owner and locks and (leases.is_draining(alias) or timeline.moved(alias).exists()):
+        owner = ""
     return _begin(alias, session or new_session(request), request, owner, limit)
 
 
@@ -389,6 +390,8 @@ def _after_start(batch: Batch, owner: str) -> dict[str, Any]:
 def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[Any]]:
     """Return the rows that must not be there for a run to begin."""
     found: list[QuerySet[Any]] = [leases.drain_requests(alias)] if owner else []
+    if owner and connections[alias].vendor == "postgresql":
+        found.append(timeline.moved(alias))
     if request.session_id is not None:
         found.append(_has_pruned_folder(alias, request))
     return [*found, *_uses_of_key(alias, request)] if request.key else found

@@ -19,7 +19,7 @@ from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
-from agentruns.exceptions import AgentRunsError, JournalLockedError, RunStateError, SessionBusyError
+from agentruns.exceptions import JournalLockedError, JournalUnreadableError, RunStateError, SessionBusyError
 from agentruns.journal import committed, telemetry, timeline
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.events import Program
@@ -190,16 +190,16 @@ def _compare_server(alias: str) -> None:
     """
     if (server := timeline.server(alias)) is None:
         return
-    has_moved, went_back = server.known != server.timeline, committed.went_back(alias, server.position)
-    if not has_moved and not went_back and server.was == server.replication:
-        return
+    has_moved, went_back = server.known != server.timeline, server.position < committed.position(alias)
     # A replica that takes over may be behind in what no commit had waited for.
     if server.known and (server.was == "asynchronous" if has_moved else went_back):
         reason = FAILED_OVER.format(rewound=Run.REWOUND, **server._asdict())
         logger.critical("%s Every unfinished run is held for staff.", reason)
-        with suppress(AgentRunsError):  # a run that cannot be read cannot go on either
+        with suppress(JournalUnreadableError):
             hold_all(reason)
-    else:
+        return
+    committed.take_position(alias, server.position)
+    if has_moved or server.was != server.replication:
         with _put_off("The note of the server's timeline"):
             in_transaction(alias, lambda: Control.objects.using(alias).note(server))
 
@@ -220,8 +220,12 @@ def hold_all(reason: str = HELD) -> int:
         except Exception as error:
             logger.exception("Not held run=%s", run_id)
             failed.append(error)
+    # A run that cannot be read cannot go on either. One that is locked can: it is held by the next sweep.
+    if left := [error for error in failed if not isinstance(error, JournalUnreadableError)]:
+        raise left[0]
     if server is not None:
         in_transaction(alias, lambda: Control.objects.using(alias).note(server))
+        committed.take_position(alias, server.position)
     if failed:
         raise failed[0]
     return held

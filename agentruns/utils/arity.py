@@ -11,8 +11,8 @@ def arity_mistake(function: Any, *parameters: str) -> str:
 
     A builtin may have no signature to be read: it is accepted.
     """
-    try:
-        signature = inspect.signature(function)
+    try:  # of a decorated function the wrapper is called, whatever it wraps
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return ""
     try:

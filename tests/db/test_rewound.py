@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core import checks
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection
 from django.test import Client
 
 from agentruns import (
     Agent,
     ModelReply,
-    NotOccurred,
-    Occurred,
     approve,
+    cancel_run,
     deny,
+    fork_run,
     get_run,
     resolve_orphan,
     resume_run,
@@ -28,84 +27,31 @@ from agentruns import (
     tool,
 )
 from agentruns.engine.leases import Lease, claim
-from agentruns.exceptions import JournalConflictError, LeaseLostError, RunStateError
+from agentruns.exceptions import (
+    JournalConflictError,
+    JournalLockedError,
+    JournalUnreadableError,
+    LeaseLostError,
+    RunStateError,
+)
 from agentruns.journal import committed
 from agentruns.journal.connection import separate_connection
-from agentruns.journal.fold import Call, fold
-from agentruns.journal.read import run_rows
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.management.commands import resume_runs
-from agentruns.models import Approval, Control, Definition, Message, Run, Session, triggers
+from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.control import pause_run
 from agentruns.services.retention import erase_session
 from agentruns.services.runs import get_or_start
 from agentruns.services.sweep import hold_all, sweep
-from agentruns.services.write import write
 from agentruns.tools import ToolContext
 from agentruns.utils import clock
 from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
+from tests.db.rewinding import TOOLS, At, Copy, calls_of, resume_quietly, second_handler
 from tests.effects import Effects
-from tests.shop.agents import act, call, charge, post, refund, shop_agent
+from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-TABLES = (Session, Definition, Run, Message, Approval)
-
-
-class Copy:
-    """A copy of the journal, as a backup or a replica that is behind has it."""
-
-    def __init__(self) -> None:
-        self.rows = {model: list(model._default_manager.values()) for model in TABLES}
-
-    def restore(self) -> None:
-        """Put the copy in the place of the journal: whatever was committed since is gone."""
-        with triggers.lifted(connection), transaction.atomic():
-            for model in reversed(TABLES):
-                model._default_manager.all().delete()
-            for model, rows in self.rows.items():
-                model._default_manager.bulk_create([model(**row) for row in rows])
-
-
-class At:
-    """Does something in the middle of a handler, once."""
-
-    todo: Callable[[], None] | None = None
-
-    @classmethod
-    def work(cls) -> None:
-        todo, cls.todo = cls.todo, None
-        if todo is not None:
-            todo()
-
-
-def during(name: str, declared: Any) -> Any:
-    """Make a tool that acts, and then does what the test has put into `At`."""
-
-    def handler(ctx: ToolContext, number: int) -> str:
-        done = act(name, ctx, number=number)
-        At.work()
-        return done
-
-    handler.__name__ = handler.__qualname__ = name
-    handler.__doc__ = "Act, while the world goes wrong."
-    return tool(**declared)(handler)
-
-
-def asked(ctx: ToolContext, args: dict[str, object]) -> Any:
-    return Occurred("it was") if Effects.from_environment().count(ctx.idempotency_key) else NotOccurred()
-
-
-acting = during("acting", {})
-gated = during("gated", {"requires_approval": True})
-charging = during("charging", {"reconcile": asked})
-looking = during("looking", {"safe_to_retry": True})
-TOOLS = [acting, gated, charging, looking, post, charge, refund]
-
-
-def calls_of(run_id: UUID) -> list[Call]:
-    return list(fold(run_id, run_rows("default", run_id)).calls.values())
 
 
 def a_copy_in_time(*turns: object, session: str = "s1", key: str = "k1") -> tuple[Any, Run]:
@@ -166,29 +112,6 @@ def test_a_call_whose_start_is_lost_waits_for_a_verdict(verdict: str, effects: E
     assert effects.count() == 2
     assert get_run(run_id).status == "completed"
     assert problems(get_run(run_id).session_id) == []
-
-
-def second_handler(todo: Callable[[], None]) -> None:
-    """Do something in the second handler that is entered, after what is to be done in the first."""
-    first = At.todo
-
-    def work() -> None:
-        if first is not None:
-            first()
-        At.todo = todo
-
-    At.todo = work
-
-
-def resume_quietly(run_id: UUID) -> None:
-    """Let a held run go on without anybody who asks for its calls in doubt to be told to the model."""
-
-    def change(run: Run, batch: Batch) -> None:
-        batch.unpaused = True
-        payload = {"actor": None, "epoch": batch.epoch, "reason": "asked", "unpause": True}
-        batch.add("run_resumed", payload)
-
-    write(run_id, change, takes_lease=True)
 
 
 def test_reconcile_is_asked_before_a_first_attempt(effects: Effects) -> None:
@@ -329,7 +252,8 @@ def test_a_pruned_session_is_not_a_lost_one(effects: Effects) -> None:
     run = the_run(run_turns({"tools": [call("post", text="x")]}))
     erase_session(run.session.key)
     assert committed.last_row(run.session_id)
-    assert not committed.is_lost("default", run.session_id)
+    with pytest.raises(JournalUnreadableError):  # and not as one to be held
+        load("default", run.session_id, run.pk)
 
 
 def test_an_epoch_that_was_given_twice_holds_for_one_owner(effects: Effects) -> None:
@@ -445,7 +369,7 @@ def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: E
         pytest.skip("SQLite has no position")
     sweep()
     run = start_run(shop_agent("back", {"tools": [call("post", text="x")]}), "do it", "s1")
-    committed._positions["default"] += 2**40
+    committed.take_position("default", 2**62)
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("paused", 0)
     assert resume_run(run.pk).status == "awaiting-approval"
@@ -482,3 +406,123 @@ def test_a_lease_of_older_code_is_compared_by_its_epoch(effects: Effects) -> Non
     taken = claim("default", run.pk)
     assert taken is not None
     Lease("default", run.pk, run.session_id, taken.epoch).extend()
+
+
+def lost_second(*, first: str, second: str, effects: Effects) -> Run:
+    """Make a held run whose reply is left, and whose second call has acted; its start is lost."""
+    copies: list[Copy] = []
+    At.todo = lambda: copies.append(Copy())
+    turn = {"tools": [call(first, number=1), call(second, number=2)]}
+    run = start_run(shop_agent("second", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
+    second_handler(lambda: copies[0].restore())
+    sweep()
+    assert (get_run(run.pk).status, effects.count()) == ("paused", 2)
+    return get_run(run.pk)
+
+
+def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Effects) -> None:
+    """The first attempt did not happen. The second did, and its rows are lost: the verdict is left."""
+    died: list[int] = []
+
+    @tool
+    def pays(ctx: ToolContext, number: int) -> str:
+        """Die, and pay when it is called again."""
+        if not died:
+            died.append(number)
+            raise KeyboardInterrupt
+        return act("pays", ctx, number=number)
+
+    run = start_run(shop_agent("p", {"tools": [call("pays", number=1)]}, tools=[pays]), "do it", "s1")
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    sweep()
+    resolve_orphan(run.pk, calls_of(run.pk)[0].id, "not_occurred", None)
+    copy = Copy()
+    sweep()
+    assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
+    copy.restore()
+    committed.forget()
+    assert hold_all() == 1
+    resume_run(run.pk)
+    assert effects.count() == 1
+    assert outcomes(run) == ["unknown"]
+
+
+def test_a_second_loss_is_marked_as_well(effects: Effects) -> None:
+    run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
+    run = Run.objects.get()
+    assert hold_all() == 1
+    approve(Approval.objects.get().pk, None)
+    copy = Copy()
+    assert resume_run(run.pk).status == "completed"
+    copy.restore()
+    committed.forget()  # as in processes that were started since
+    assert hold_all() == 1
+    resume_run(run.pk)
+    assert (get_run(run.pk).status, effects.count()) == ("orphaned", 1)
+
+
+def test_a_run_that_is_gone_does_not_free_the_one_before_it(effects: Effects) -> None:
+    first = shop_agent("first", {"tools": [call("acting", number=1)]}, tools=TOOLS)
+    run = start_run(first, "do it", "s1", idempotency_key="k")
+    copy = Copy()
+    sweep()
+    second = shop_agent("second", {"tools": [call("looking", number=2)]}, tools=TOOLS)
+    start_run(second, "more", "s1", idempotency_key="k2")
+    At.todo = copy.restore
+    sweep()
+    sweep()
+    assert get_run(run.pk).blocked_reason.startswith("journal_rewound")
+    assert names(effects) == ["acting", "looking"]
+
+
+def test_a_call_that_may_be_lost_is_not_told_as_not_run(effects: Effects) -> None:
+    """Who resumes has the first call told as unknown; the second is asked about, and was made."""
+    run = lost_second(first="acting", second="charging", effects=effects)
+    assert resume_run(run.pk).status == "completed"
+    assert outcomes(run) == ["unknown", "ok"]
+    assert effects.count() == 2
+
+
+def test_a_run_that_is_cancelled_after_a_loss_leaves_a_doubt(effects: Effects) -> None:
+    run = lost_second(first="looking", second="acting", effects=effects)
+    cancel_run(run.pk)
+    assert outcomes(run)[-1] == "unknown"
+    after = shop_agent("after", {"tools": [call("acting", number=2)]}, tools=TOOLS)
+    start_run(after, "go on please", "s1", idempotency_key="k2")
+    sweep()
+    assert Approval.objects.get(run__agent="after").status == "pending"
+    assert names(effects).count("acting") == 1
+
+
+def test_a_fork_of_a_held_run_takes_no_call_for_new(effects: Effects) -> None:
+    run = lost_second(first="looking", second="acting", effects=effects)
+    turn = {"tools": [call("acting", number=2)]}
+    again = shop_agent("again", turn, turn, tools=TOOLS)  # its first reply is its origin's
+    last = Message.objects.filter(run=run).latest("seq").seq
+    fork = fork_run(run.pk, last, agent=again)
+    sweep()
+    assert get_run(fork.pk).status == "awaiting-approval"
+    assert names(effects).count("acting") == 1
+
+
+def test_a_run_that_is_locked_is_held_before_the_server_is_noted(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is held no process may claim it: the note of the server is the gate."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no replicas")
+    run = start_run(shop_agent("locked", {"tools": [call("post", text="x")]}), "do it", "s1")
+    noted("00000007", "asynchronous")
+    other = separate_connection("default")
+    assert other is not None
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM agentruns_session FOR UPDATE")
+        with pytest.raises(JournalLockedError):
+            sweep()
+        cursor.execute("ROLLBACK")
+    other.close()
+    assert (Control.objects.get(name="server").reason, effects.count()) == ("00000007", 0)
+    sweep()
+    assert (get_run(run.pk).status, effects.count()) == ("paused", 0)

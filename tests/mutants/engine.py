@@ -640,7 +640,7 @@ RECOVERY = [
         (
             Edit(
                 DOUBT,
-                "        if call.is_started:\n            unknown(batch, call, None)",
+                "        if call.may_have_happened:\n            unknown(batch, call, None)",
                 "        if False:\n            unknown(batch, call, None)",
             ),
         ),
@@ -706,8 +706,8 @@ REWOUND = [
         (
             Edit(
                 "journal/store.py",
-                "state.is_rewound = len(rows) < known.seq or",
-                "state.is_rewound = False and",
+                "state.is_rewound = is_gone and not is_told",
+                "state.is_rewound = False",
             ),
         ),
         ("db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss",),

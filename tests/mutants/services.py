@@ -609,12 +609,12 @@ SENT = [
     ),
     Mutant(
         "starting: the context is asked for again",
-        (Edit(PERMISSIONS, '    if not narrows("context") and last', "    if last"),),
+        (Edit(PERMISSIONS, 'if not narrows("context") and (named', "if (named"),),
         ("api/test_contexts.py::test_a_rank_that_was_lost_starts_nothing_any_more",),
     ),
     Mutant(
         "starting: without a rule a user's context is no other's",
-        (Edit(PERMISSIONS, " and last.owner_id in (None, owner_id):", ":"),),
+        (Edit(PERMISSIONS, "and (named is None or is_theirs):", "and True:"),),
         ("api/test_contexts.py::test_without_a_rule_the_context_of_one_user_is_no_others",),
     ),
     Mutant(
@@ -758,8 +758,8 @@ BEGUN = [
             Edit(SUBMIT, "[leases.drain_requests(alias)] if owner else []", "[]"),
             Edit(
                 SUBMIT,
-                'owner = "" if owner and locks and leases.is_draining(alias) else owner',
-                "owner = owner",
+                "if owner and locks and (leases.is_draining(alias) or",
+                "if owner and locks and (",
             ),
         ),
         ("db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does",),

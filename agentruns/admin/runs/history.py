@@ -23,6 +23,7 @@ from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import events
+from agentruns.journal.deciders import restore
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, Call, RunState
 from agentruns.journal.masking import Mask
@@ -204,7 +205,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     who = form.cleaned_data["who"]
     model = {"code": None, OWN: OWN}.get(who, form.cleaned_data["model"])
     try:
-        if model is not None and not permissions.may(request.user, "replay", run):
+        if model is not None and not permissions.may(request.user, "replay", restore(run)):
             raise PermissionDeniedError(missing("replay"))
         permissions.require_whole(request.user, run)
         report = replay_run(run.pk, model=model, limit=ASKED if model else None)
