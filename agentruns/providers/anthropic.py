@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 
 from agentruns.providers import window
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
-from agentruns.providers.blocks import check_pieces, for_claude, unreadable, whole_object
+from agentruns.providers.blocks import check_pieces, for_claude, is_nothing, unreadable, whole_object
 from agentruns.providers.caching import marked
 from agentruns.providers.failures import Answer, SDKModel, classify, of_status, plain, refuse
 from agentruns.providers.window import Compact
@@ -222,7 +222,8 @@ def _check_inputs(message: Any, inputs: dict[int, str], request: ModelRequest) -
         if block.type == "tool_use":
             text = inputs.get(index)
             block.input = text if text and whole_object(text) is None else block.input
-            calls.append((block.name, text or block.input or ""))
+            calls.append((block.name, text or block.input))
+            block.input = {} if is_nothing(block.input) else block.input
     check_pieces(calls, request.tools)
 
 

@@ -146,9 +146,15 @@ def _strict(schema: Any) -> Any:
 
 def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
     """Return a call as a block; arguments that are no JSON stay a text, which the gate refuses."""
+    arguments = {} if is_nothing(arguments) else arguments
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def is_nothing(arguments: Any) -> bool:
+    """Tell whether a call has no arguments, in any of the ways that servers say it."""
+    return arguments in (None, {}) or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
 
 
 def whole_object(arguments: Any) -> dict[str, Any] | None:
@@ -161,12 +167,12 @@ def whole_object(arguments: Any) -> dict[str, Any] | None:
 def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bool = True) -> None:
     """Refuse a streamed reply in which arguments may be another call's; raises ProviderError.
 
-    `calls`: the name and the arguments of each, None or "" where none arrived; `sure`: each piece of
+    `calls`: the name and the arguments of each, nothing where none arrived; `sure`: each piece of
     arguments told its call. Broken arguments of a call alone are the gate's to refuse.
     """
     without = [tool["name"] for tool in tools if tool["input_schema"].get("properties") == {}]
-    empty = any(text in (None, "") and name not in without for name, text in calls)
-    said = [(name, whole_object(text)) for name, text in calls if text not in (None, "")]
+    empty = any(is_nothing(text) and name not in without for name, text in calls)
+    said = [(name, whole_object(text)) for name, text in calls if not is_nothing(text)]
     broken = any(given is None or (given and name in without) for name, given in said)
     if (empty and broken) or (not sure and (empty or broken)) or not all(name for name, _ in calls):
         raise unreadable()

@@ -110,7 +110,8 @@ class Collected:
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {"choices": []}
         self._choice: dict[str, Any] = {"message": {}}
-        self._tools, self._is_sure = tools, True
+        self._tools, self._names = tools, {tool["name"] for tool in tools}
+        self._is_sure, self._in_doubt = True, False  # sure of the arguments; in doubt which calls there are
 
     def add(self, chunk: dict[str, Any]) -> str:
         """Take a chunk; return the text that it brings."""
@@ -132,10 +133,12 @@ class Collected:
         calls = self._choice["message"].setdefault("tool_calls", [])
         said = dict(piece.get("function") or {})
         name, text = said.pop("name", None), said.pop("arguments", None)
+        text = text if blocks.is_nothing(text) or isinstance(text, str) else json.dumps(text)
         found = _fitting(calls, piece)
         call = found[-1] if found else None
         if call is not None and _begins_another(call, piece, name, text):
             self._is_sure &= blocks.whole_object(call["function"]["arguments"]) is not None
+            self._in_doubt |= self._may_be_one(call, name, text)
             call = None
         elif call is not None and text:
             self._is_sure &= len(found) == 1 and _shares(call, piece, "index", "id")
@@ -147,23 +150,33 @@ class Collected:
         known = call["function"]
         _merge(call, {**piece, "function": said})
         if name and name != known["name"]:  # in pieces: half of one is another tool's
-            self._is_sure &= not known["name"] or _shares(call, piece, "id")
+            if known["name"]:
+                self._is_sure &= (is_same := _shares(call, piece, "id"))
+                self._in_doubt |= bool({known["name"], name} & self._names) or not (self._names or is_same)
             known["name"] += name
-        if known["arguments"] and text:
-            known["arguments"] = _text(known["arguments"]) + _text(text)
-        elif text is not None:
-            known["arguments"] = known["arguments"] or text
+        if blocks.is_nothing(known["arguments"]):
+            known["arguments"] = text
+        elif text:
+            known["arguments"] += text
+
+    def _may_be_one(self, call: Block, name: str, text: Any) -> bool:
+        """Tell whether a call and the next may be one, whose first arguments or half of a name came first."""
+        known = call["function"]
+        if name != known["name"]:
+            return any(each.startswith(known["name"] + name) for each in self._names)
+        old, new = blocks.whole_object(known["arguments"]) or {}, blocks.whole_object(text) or {}
+        return bool(call.get("id")) or {**new, **old} == new or {**old, **new} == old
 
     def whole(self) -> dict[str, Any]:
         """Return the completion as one that was not streamed; raises ProviderError if it cannot be read."""
         calls = self._choice["message"].get("tool_calls") or []
         if self._choice.get("finish_reason") in _COMPLETE:  # no call of another reply runs
             ids = [call["id"] for call in calls if call.get("id")]
+            indexes = {call["index"] for call in calls if call.get("index") is not None}
             said = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-            labels = {(call.get("index"), call.get("id") or None) for call in calls}
-            is_told = len(ids) == len({*ids}) and len(labels) == len(calls)  # which call a piece is of
+            is_told = len(ids) == len({*ids}) and len(calls) in (len(ids), len(indexes))
             is_sure = len(calls) == 1 or (self._is_sure and is_told)
-            blocks.check_pieces(said, self._tools, sure=is_sure)
+            blocks.check_pieces(said + [("", "")] * self._in_doubt, self._tools, sure=is_sure)
         return self.raw
 
 
@@ -191,10 +204,6 @@ def _begins_another(call: Block, piece: Block, name: Any, text: Any) -> bool:
         return True
     is_new = name != known["name"] or (blocks.whole_object(text) is not None and text != known["arguments"])
     return is_new and blocks.whole_object(known["arguments"]) is not None
-
-
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -79,8 +79,7 @@ class OpenAIModel(SDKModel):
         if (self._api or ("responses" if is_openai else "chat")) == "responses":
             body = responses.body(request, params, self.identity)
             raw = self._respond(client.responses, canonical.legal(body), request, answer)
-            reply = responses.reply(raw, self.identity)
-            return replace(reply, request_id=answer.request_id)
+            return replace(responses.reply(raw, self.identity), request_id=answer.request_id)
         quirks = self._quirks if is_openai or self.provider != "openai" else chat.Quirks()
         body = canonical.legal(chat.body(request, params, self.identity, quirks))
         if self.streaming:
@@ -114,10 +113,9 @@ class OpenAIModel(SDKModel):
             answer.request_id = getattr(whole, "_request_id", None) or ""
             return _whole(answer, plain(whole))
         with api.create(**given, stream=True) as stream:
-            answer.begun, answer.request_id = True, stream.response.headers.get("x-request-id") or ""
-            if "application/json" in stream.response.headers.get(
-                "content-type", ""
-            ):  # an error, or no stream
+            headers = stream.response.headers
+            answer.begun, answer.request_id = True, headers.get("x-request-id") or ""
+            if "application/json" in headers.get("content-type", ""):  # an error, or no stream
                 return _whole(answer, json.loads(stream.response.read()))
             for event in stream:
                 text = collected.add(plain(event))

@@ -93,23 +93,20 @@ class Collected:
         self.raw: dict[str, Any] = {}
         self._tools = tools
         self._items: dict[int, Block] = {}
-        self._begun: set[Any] = set()  # calls, by kind of event, place and id
-        # The place or the id of a call -> its arguments: joined pieces, and the text of the event at the end.
-        self._written: dict[Any, list[str]] = {}
+        self._begun: set[Any] = set()  # items, by kind of event, place, id and type
+        self._written: list[Block] = []  # the events with arguments
 
     def add(self, event: dict[str, Any]) -> str:
         """Take an event; return the text that it brings. Raises ProviderError for an error."""
         kind, place = event.get("type", ""), event.get("output_index")
         if kind == "error":
             raise answered(event)
-        if kind in _ITEMS and event["item"].get("type") == "function_call":
-            self._begun.add((kind, place, event["item"].get("call_id")))
+        if kind in _ITEMS:
+            self._begun.add((kind, place, event["item"].get("call_id"), event["item"].get("type")))
         if kind == "response.output_item.done":
-            self._items[event["output_index"]] = event["item"]
-        for key in {place, event.get("item_id") or place} if kind in _ARGUMENTS else ():
-            written = self._written.setdefault(key, ["", ""])
-            written[0] += event.get("delta") or ""
-            written[1] = event.get("arguments") or written[1]
+            self._items[len(self._items) if place is None else place] = event["item"]
+        if kind in _ARGUMENTS and (event.get("delta") or event.get("arguments")):
+            self._written.append(event)
         if isinstance(event.get("response"), dict):
             self.raw = event["response"]
         return str(event["delta"]) if kind == "response.output_text.delta" else ""
@@ -123,25 +120,41 @@ class Collected:
         items = self._items if len(listed) <= len(self._items) else dict(enumerate(listed))
         found = {place: items[place] for place in sorted(items)}
         calls = [place for place in found if found[place].get("type") == "function_call"]
+        owned = [(self._owner(event, found), event) for event in self._written]
         for place in calls:
-            same = listed[[*found].index(place)] if len(listed) == len(found) else {}
-            found[place] = {**found[place], "arguments": self._arguments(place, found[place], same)}
+            same = [item for item in listed if item.get("call_id") == found[place].get("call_id")]
+            own = [event for owner, event in owned if owner == place]
+            found[place] = {**found[place], "arguments": _arguments([found[place], *same], own)}
         if self.raw.get("status") == "completed":  # no call of another reply runs
-            lost = any(sum(each[0] == kind for each in self._begun) > len(calls) for kind in _ITEMS)
-            strays = [key for key, said in self._written.items() if any(said) and not isinstance(key, str)]
+            begun = [each[0] for each in self._begun if each[-1] == "function_call"]
+            ends = {item.get("call_id") for item in listed if item.get("type") == "function_call"}
+            lost = any(begun.count(kind) > len(calls) for kind in _ITEMS)
+            lost |= not {owner for owner, _ in owned} <= {*calls}
+            lost |= not ends <= {found[place].get("call_id") for place in calls}
             told = [(found[place].get("name"), found[place]["arguments"]) for place in calls]
-            blocks.check_pieces(told + [("", "")] * lost, self._tools, sure={*strays} <= {*calls})
+            is_sure = all(event.get("output_index", owner) == owner for owner, event in owned)
+            blocks.check_pieces(told + [("", "")] * lost, self._tools, sure=is_sure)
         return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
 
-    def _arguments(self, place: int, item: Block, listed: Block) -> Any:
-        """Find the arguments of a call; raises ProviderError where the events differ about them."""
-        written = self._written.get(item.get("id")) or self._written.get(place, [])
-        said = (item.get("arguments"), listed.get("arguments"), *reversed(written))
-        texts = [text for text in said if text]
-        wholes = [each for each in map(blocks.whole_object, texts) if each is not None]
-        if any(each != wholes[0] for each in wholes):
-            raise blocks.unreadable()
-        return next(iter(texts), item.get("arguments"))
+    def _owner(self, event: Block, found: dict[int, Block]) -> Any:
+        """Find whose arguments an event brings: by id, or by a place where no other item may have been."""
+        place, item_id = event.get("output_index"), event.get("item_id")
+        same = [at for at, item in found.items() if item_id and item.get("id") == item_id]
+        if len(same) == 1:
+            return same[0]
+        named = {each[2] for each in self._begun if each[1] in (None, place)}
+        return place if place in found and named <= {found[place].get("call_id")} else None
+
+
+def _arguments(items: list[Block], written: list[Block]) -> Any:
+    """Find the arguments of a call; raises ProviderError where the events differ about them."""
+    pieces = "".join(event.get("delta") or "" for event in written)
+    said = (*(each.get("arguments") for each in (*items, *written)), pieces)
+    texts = [text for text in said if not blocks.is_nothing(text)]
+    wholes = [each for each in map(blocks.whole_object, texts) if each is not None]
+    if any(each != wholes[0] for each in wholes):
+        raise blocks.unreadable()
+    return next(iter(texts), None)
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:

@@ -68,6 +68,29 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "providers: a call and one that may be the same call do not both run",
+        (Edit(CHAT, '[("", "")] * self._in_doubt', "[]"),),
+        (
+            "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again",
+            "providers/test_streams.py::test_two_names_make_no_third",
+        ),
+    ),
+    Mutant(
+        "providers: null in place of arguments is none",
+        (Edit(BLOCKS, 'in ("", "null"))', 'in ("",))'),),
+        ("providers/test_streams.py::test_a_call_without_arguments_however_it_is_said",),
+    ),
+    Mutant(
+        "providers: a place where another item was tells nothing of a piece",
+        (Edit(RESPONSES, ' and named <= {found[place].get("call_id")} else', " else"),),
+        ("providers/test_streams.py::test_a_response_that_leaves_a_doubt_is_asked_again",),
+    ),
+    Mutant(
+        "providers: arguments that no call takes are asked for again",
+        (Edit(RESPONSES, "not {owner for owner, _ in owned} <= {*calls}", "False"),),
+        ("providers/test_streams.py::test_a_response_that_leaves_a_doubt_is_asked_again",),
+    ),
+    Mutant(
         "providers: the arguments of a response that differ are asked for again",
         (Edit(RESPONSES, "any(each != wholes[0] for each in wholes)", "False"),),
         ("providers/test_streams.py::test_a_response_that_leaves_a_doubt_is_asked_again",),

@@ -128,9 +128,9 @@ def test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile(eff
 # Chat Completions, every form
 
 
-def collected(chunks: Events) -> ModelReply:
+def collected(chunks: Events, tools: list[Any] = SCHEMAS) -> ModelReply:
     """Return the reply of chunks, each a list of pieces of calls."""
-    whole = chat.Collected(SCHEMAS)
+    whole = chat.Collected(tools)
     for pieces in chunks:
         whole.add({"choices": [{"delta": {"tool_calls": copy.deepcopy(pieces)}}]})
     whole.add({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
@@ -209,6 +209,15 @@ RIGHT: dict[str, tuple[Events, Events]] = {
         [[piece(ONE, "purge", index=0, id="a")], [piece("", index=0), {"index": 1, "function": {}}]],
         BOTH[:1],
     ),
+    "a name in pieces, without an id": (
+        [[piece("", "pur", index=0)], [piece("", "ge", index=0)], [piece(ONE, index=0)]],
+        BOTH[:1],
+    ),
+    "the text null before, and null": (
+        [[piece("null", "purge", index=0, id="a"), piece(None, "sync", index=1, id="b")],
+         [piece(ONE, index=0)]],
+        [*BOTH[:1], ("sync", {})],
+    ),
 }  # fmt: skip
 
 
@@ -240,6 +249,28 @@ UNREADABLE: dict[str, Events] = {
     "before its call": [
         [piece("", "purge", index=0, id="a")], [piece(ONE)], [piece("", "purge", index=1, id="b")],
     ],
+    "a name again after a placeholder": [
+        [piece("{}", "purge", index=0, id="a")], [piece('{"days": 90}', "purge", index=0)],
+    ],
+    "a name again after a placeholder, without ids": [
+        [piece("{}", "purge", index=0)], [piece('{"days": 90}', "purge", index=0)],
+    ],
+    "a name again before a placeholder, without numbers": [
+        [piece(ONE, "purge")], [piece("{}", "purge")],
+    ],
+    "a name again with more of the arguments": [
+        [piece(ONE, "purge", index=0)], [piece('{"days": 1, "dry_run": true}', "purge", index=0)],
+    ],
+    "a name again without its id": [
+        [piece(ONE, "purge", index=0, id="a")], [piece(TWO, "purge", index=0)],
+    ],
+    "a name after that of a tool, without an id": [
+        [piece("", "sync", index=0)], [piece(ONE, "purge", index=0)],
+    ],
+    "null, and the number of another": [
+        [piece("null", "purge", index=0, id="a"), piece("null", "purge", index=1, id="b")],
+        [piece(ONE, index=0), piece(TWO, index=0)],
+    ],
 }  # fmt: skip
 
 
@@ -248,6 +279,57 @@ def test_forms_that_leave_a_doubt_are_asked_again(form: str) -> None:
     with pytest.raises(ProviderError, match="which arguments belong to which call") as caught:
         collected(UNREADABLE[form])
     assert (caught.value.disposition, caught.value.type) == ("retry", "incomplete_reply")
+
+
+NAMED: list[Any] = [
+    {"name": name, "input_schema": {"properties": {}}} for name in ("delete", "_all", "delete_all", "noargs")
+]
+
+
+@pytest.mark.parametrize("labels", [{"index": 0}, {"index": 0, "id": "a"}, {}])
+@pytest.mark.parametrize("text", ["", "{}", None])
+def test_two_names_make_no_third(labels: Any, text: Any) -> None:
+    """Neither does a tool run whose name is the beginning of another's."""
+    for then in ("_all", "_al"):
+        chunks = [[piece(text, "delete", **labels)], [piece("", then, **{**labels, "id": None})]]
+        with pytest.raises(ProviderError, match="which arguments belong to which call"):
+            collected(chunks, NAMED)
+
+
+def test_a_name_that_grows_without_an_id_where_no_tool_or_the_whole_is_known() -> None:
+    for then, tools in (("draft", []), ("delete_all", NAMED)):
+        halves = [[piece("", "delete_", index=0)], [piece("{}", then, index=0)]]
+        with pytest.raises(ProviderError, match="which arguments belong to which call"):
+            collected(halves, tools)
+
+
+@pytest.mark.parametrize("text", [None, "", "null", " null ", {}])
+def test_a_call_without_arguments_however_it_is_said(text: Any) -> None:
+    call = {"id": "a", "function": {"name": "sync", "arguments": text}}
+    absent = {"id": "a", "function": {"name": "sync"}}
+    for each in (call, absent):
+        assert calls_of(collected([[{"index": 0, **each}]])) == [("sync", {})]
+        whole = {"choices": [{"message": {"tool_calls": [each]}, "finish_reason": "stop"}]}
+        assert calls_of(chat.reply(whole, "x:y")) == [("sync", {})]
+    assert calls_of(responded([event("output_item.done", item={**item(text), "name": "sync"})])) == [
+        ("sync", {})
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_whose_arguments_are_null_runs(effects: Effects) -> None:
+    """As some servers say of a tool without arguments: once it was refused for ever."""
+
+    def with_null(events: Events) -> Events:
+        for event in events:
+            for each in event["choices"]:
+                for call in each["delta"].get("tool_calls", []):
+                    call["function"]["arguments"] = None
+        return events
+
+    with FakeOpenAI(turns({"name": "sync", "input": {}}), bend=with_null) as fake:
+        run = run_over(OpenAIModel("qwen3", provider="vllm", client=fake.client()))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 1)
 
 
 @pytest.mark.parametrize("again", [WRITTEN, {"days": 1}, json.dumps(WRITTEN), "{}"])
@@ -353,8 +435,9 @@ def test_the_arguments_that_were_written_or_none(drawn: Any) -> None:
 # The Responses API
 
 
-def event(kind: str, place: int = 0, **members: Any) -> Piece:
-    return {"type": f"response.{kind}", "output_index": place, **members}
+def event(kind: str, place: int | None = 0, **members: Any) -> Piece:
+    places = {} if place is None else {"output_index": place}
+    return {"type": f"response.{kind}", **places, **members}
 
 
 def item(arguments: Any, at: str = "a") -> Piece:
@@ -392,6 +475,21 @@ RESPONDED: dict[str, tuple[Events, Events, int]] = {
     "one item without its event": (
         [event(ITEM_DONE, item=item(ONE))], [item(ONE), item(TWO, "b")], 2,
     ),
+    "listed in another order": (
+        [event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b"))],
+        [item(TWO, "b"), item(ONE)],
+        2,
+    ),
+    "a call that the provider ran": (
+        [event(ITEM_DONE, item=item(ONE)),
+         event(ITEM_DONE, 1, item={"type": "mcp_call", "id": "m", "arguments": TWO})],
+        [item(ONE), {"type": "mcp_call", "id": "m", "arguments": TWO}],
+        1,
+    ),
+    "an item without a place": (
+        [event(DELTA, None, delta=ONE, item_id="fc_a"), event(ITEM_DONE, None, item=item(""))], [], 1,
+    ),
+    "null in the item": ([*DELTAS, event(ITEM_DONE, item=item("null"))], [], 1),
 }  # fmt: skip
 
 
@@ -413,6 +511,38 @@ NOT_TOLD: dict[str, tuple[Events, Events]] = {
             event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b")),
         ],
         [],
+    ),
+    "the id of one and the place of another": (
+        [
+            event(DELTA, 1, delta=ONE, item_id="fc_a"),
+            event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b")),
+        ],
+        [],
+    ),
+    "places that are shifted": (
+        [
+            event(ITEM_DONE, item={"type": "reasoning", "id": "r"}), event(DELTA, delta=ONE),
+            event(DELTA, 1, delta=TWO), event(ITEM_DONE, 1, item=item("")),
+            event(ITEM_DONE, 2, item=item(TWO, "b")),
+        ],
+        [],
+    ),
+    "a place of two": (
+        [
+            event(ITEM_DONE, item=item("")), event(DELTA, delta=TWO), event(ITEM_DONE, item=item("", "b")),
+        ],
+        [item(""), item("", "b")],
+    ),
+    "pieces with a place, items without": (
+        [
+            event(DELTA, 0, delta=ONE), event(DELTA, 1, delta=TWO),
+            event(ITEM_DONE, None, item=item("", "b")), event(ITEM_DONE, None, item=item("")),
+        ],
+        [],
+    ),
+    "arguments of a call that only the last event has": (
+        [event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item={"type": "reasoning", "id": "r"})],
+        [item(ONE, "b")],
     ),
 }  # fmt: skip
 
@@ -494,3 +624,13 @@ def test_pieces_of_an_input_in_anothers_are_asked_for_again() -> None:
     calls = [{"name": "purge", "input": WRITTEN}, {"name": "purge", "input": {"days": 1}}]
     with pytest.raises(ProviderError, match="which arguments belong"):
         claude([{"tools": calls}], moved)
+
+
+def test_an_input_of_null_is_none() -> None:
+    def nulled(events: Events) -> Events:
+        first = next(each for each in events if is_piece(each))
+        first["delta"]["partial_json"] = "null"
+        return [each for each in events if each is first or not is_piece(each)]
+
+    reply = claude([{"tools": [{"name": "purge", "input": WRITTEN}]}], nulled)
+    assert calls_of(reply) == [("purge", {})]
