@@ -165,7 +165,8 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
 
 def _controls(alias: str) -> tuple[int, datetime | None]:
     """Return how many agents and tools are off, and when a worker's sweep was last seen, by one query."""
-    rows = Control.objects.using(alias).exclude(name__in=(Control.DRAINING, Control.SERVER))
+    rows = Control.objects.using(alias)
+    rows = rows.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
     found = rows.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
     # The few sweepers first: however many switches there are, they are not cut off.
     told = list(found.order_by("is_off", "-seen_at")[: 2 * CONTROLS])

@@ -130,6 +130,7 @@ class RunStarted(Payload):
     actor: Actor | None
     idempotency_key: str
     requesters: NotRequired[list[str]]  # ids of all who asked for it: owner, actor, those of its origin
+    task: NotRequired[str]  # names it in the keys of its calls, where the caller gave an idempotency key
     origin: NotRequired[Origin]
     not_before: NotRequired[str]  # time before which it is not driven
     tools: NotRequired[list[str]]  # those that `tools_for` chose

@@ -161,6 +161,7 @@ class RunState:
     paused: str = ""  # the reason
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
     restored_seq: int = 0  # by this row
+    task: str = ""  # names it in the keys of its calls
     ended: str = ""
     output: str | None = None
     error: str = ""
@@ -198,14 +199,6 @@ class RunState:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()
         return max(timedelta(), now - self.started_at - self.waited - waiting)
-
-    @property
-    def task(self) -> str:
-        """Name the task in the keys of its calls: a run that replaces a lost one has the caller's key."""
-        if not self.key:
-            return str(self.run_id)
-        owner = (self.owner or events.PROGRAM)["id"]
-        return canonical.digest([self.scope, owner, self.session, self.key])
 
     @property
     def tokens(self) -> int:
@@ -298,6 +291,7 @@ def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.actor, state.owner = payload.get("actor"), payload.get("owner")
     state.requesters = payload.get("requesters", [])
     state.session, state.key = payload.get("session", ""), payload.get("idempotency_key", "")
+    state.task = payload.get("task") or str(row.run_id)
     state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
     due = events.moment(payload.get("not_before"))
     state.started_at = max(row.created_at, due) if due else row.created_at

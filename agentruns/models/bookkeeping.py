@@ -16,13 +16,15 @@ from agentruns.utils.ids import uuid7
 class Control(models.Model):
     """A timestamp by the database clock: a sweeper's last pass, the last request to drain, or a switch.
 
-    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`.
+    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`. Another names
+    the database by a random `reason`, which a copy of the database keeps.
 
     A switch is there while an agent or a tool is off, with its reason and the name of who switched it off.
     """
 
     DRAINING = "draining"
     SERVER = "server"
+    DATABASE = "database"
 
     name = models.CharField(_("name"), max_length=120, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))

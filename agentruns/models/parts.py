@@ -83,7 +83,7 @@ _RAISED: Payload = {"raised": ERASED}
 FORMS: dict[str, Form] = {
     "run_started": Form(
         "agent version definition session scope actor owner requesters idempotency_key origin tools"
-        " not_before",
+        " not_before task",
         optional={"context": {}, "instructions": ERASED},
         gone="stored",
     ),

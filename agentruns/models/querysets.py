@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce, Now
 
 from agentruns.utils.bounds import said
+from agentruns.utils.ids import secret
 
 if TYPE_CHECKING:
     from agentruns.models import Approval, Control, Message, Run  # noqa: F401
 
+_identities: dict[tuple[str, str], str] = {}
 ENDED = ("completed", "failed", "cancelled")
 UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
@@ -76,8 +78,21 @@ class ControlQuerySet(models.QuerySet["Control"]):
         self.update_or_create(name=self.model.SERVER, defaults=noted)
 
     def sweepers(self) -> Self:
-        """Sweepers: every record except those of the drain, of the server and of the switches."""
-        return self.exclude(name__in=("draining", "server")).exclude(name__startswith="off:")
+        """Sweepers: every record except the switches and those with a name of their own."""
+        named = (self.model.DRAINING, self.model.SERVER, self.model.DATABASE)
+        return self.exclude(name__in=named).exclude(name__startswith="off:")
+
+    def identity(self) -> str:
+        """Find the random name of the database, or give it one; asked once in a process."""
+        connection = connections[self.db]
+        place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
+        if place not in _identities:
+            made = {"reason": secret(), "seen_at": Now()}
+            name: str = self.get_or_create(name=self.model.DATABASE, defaults=made)[0].reason
+            if connection.in_atomic_block:  # which may be rolled back
+                return name
+            _identities[place] = name
+        return _identities[place]
 
     def switches(self) -> Self:
         """Agents and tools that are switched off, by name."""

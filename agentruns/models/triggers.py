@@ -154,13 +154,17 @@ def is_present(connection: BaseDatabaseWrapper) -> bool:
 
 
 def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Restore the triggers after `migrate` and `flush`, which may have rebuilt the table."""
+    """Restore the triggers after `migrate` and `flush`, which may have rebuilt the table; name a database."""
     connection = connections[using]
-    from agentruns.models import Message
+    from agentruns.models import Control, Message
 
+    if not router.allow_migrate_model(using, Message) or not is_present(connection):
+        return
     # Only where they differ: creating them waits for every transaction that uses the journal.
-    if router.allow_migrate_model(using, Message) and is_present(connection) and differences(connection):
+    if differences(connection):
         install(connection)
+    if Control._meta.db_table in connection.introspection.table_names():
+        Control.objects.using(using).identity()
 
 
 def _statements(connection: BaseDatabaseWrapper, cursor: Any) -> Iterator[str]:

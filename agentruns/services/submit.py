@@ -36,7 +36,7 @@ from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import Batch, SessionState, load
 from agentruns.journal.submission import begin
-from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, Tombstone
+from agentruns.models import Control, Definition, PrunedKey, Run, Session, SessionBearer, Tombstone
 from agentruns.models.tombstone import forgotten
 from agentruns.providers import attachments
 from agentruns.services import api_tokens, permissions
@@ -353,6 +353,9 @@ def first_row(request: RunRequest) -> events.RunStarted:
     }
     if request.context:
         begun["context"] = request.context
+    if request.key:  # the same for the same task, should a restore lose the run; another in another database
+        place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
+        begun["task"] = canonical.digest([*place, request.session, request.key])
     return begun
 
 
