@@ -200,7 +200,12 @@ def test_an_approval_given_after_the_loss_counts(effects: Effects) -> None:
     run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
     run = Run.objects.get()
     hold_all()
-    approve(Approval.objects.get().pk, None)
+    card = Approval.objects.get()
+    client = Client()
+    client.force_login(user("boss", is_staff=True, is_superuser=True))
+    page = client.get(f"/admin/agentruns/approval/{card.pk}/change/").content.decode()
+    assert "the call may have been made" in page
+    approve(card.pk, None)
     assert resume_run(run.pk).status == "completed"
     assert effects.count() == 1
 

@@ -127,7 +127,8 @@ class Surroundings:
         """Return what makes a person stop: the same call was made before, or one like it is in doubt."""
         same = [*self._same_here(approval), *self.elsewhere[approval.same_call]]
         doubts = self._in_doubt[approval.tool_name][:SHOWN]
-        return [*same[:SHOWN], *self._failed(approval), *doubts, *self._alike(approval)]
+        here = [*self._held(approval), *same[:SHOWN], *self._failed(approval)]
+        return [*here, *doubts, *self._alike(approval)]
 
     def _alike(self, approval: Approval) -> Iterable[Flag]:
         count = self.alike().get(approval.same_call, 1) - 1
@@ -135,12 +136,23 @@ class Surroundings:
         return [Flag(text % {"count": count}, None, "waits", approval.same_call)] if count else []
 
     @cached_property
-    def paused_by(self) -> Mapping[UUID, str]:
-        """The people who paused the paused runs of the page, by run."""
+    def _pauses(self) -> Mapping[UUID, Any]:
+        """The facts of the last pause of the paused runs of the page, by run."""
         paused = [run.pk for run in self.runs.values() if run.status == Run.Status.PAUSED]
         rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
-        found = rows.order_by("seq").values_list("run_id", "facts") if paused else ()
-        return {run_id: (facts.get("actor") or {}).get("name") or "" for run_id, facts in found}
+        return dict(rows.order_by("seq").values_list("run_id", "facts")) if paused else {}
+
+    @cached_property
+    def paused_by(self) -> Mapping[UUID, str]:
+        """The people who paused the paused runs of the page, by run."""
+        return {run: (facts.get("actor") or {}).get("name") or "" for run, facts in self._pauses.items()}
+
+    def _held(self, approval: Approval) -> list[Flag]:
+        text = _(
+            "Rows of this run are lost, or may be: the call may have been made. Find out before you approve."
+        )
+        is_held = self._pauses.get(approval.run_id, {}).get("restored")
+        return [Flag(text, approval.run_id)] if is_held else []
 
     def _same_here(self, approval: Approval) -> Iterable[Flag]:
         before: dict[str, Flag] = {}
