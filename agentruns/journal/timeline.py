@@ -50,7 +50,8 @@ def server(alias: str) -> Server | None:
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"
     try:
         with always_rollback(), connections[alias].cursor() as cursor:
-            position = "(pg_current_wal_insert_lsn() - '0/0')::bigint"
+            # What is flushed a crash of the server takes back no more, unlike what is only inserted.
+            position = "(pg_current_wal_flush_lsn() - '0/0')::bigint"
             cursor.execute(
                 f"SELECT {CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
             )

@@ -188,9 +188,10 @@ def _compare_server(alias: str) -> None:
 
     Until that is done no process can claim a run: see journal.timeline.
     """
+    before = committed.position(alias)  # another thread may ask later, and be told a higher one
     if (server := timeline.server(alias)) is None:
         return
-    has_moved, went_back = server.known != server.timeline, server.position < committed.position(alias)
+    has_moved, went_back = server.known != server.timeline, server.position < before
     # A replica that takes over may be behind in what no commit had waited for.
     if server.known and (server.was == "asynchronous" if has_moved else went_back):
         reason = FAILED_OVER.format(rewound=Run.REWOUND, **server._asdict())
@@ -198,7 +199,7 @@ def _compare_server(alias: str) -> None:
         with suppress(JournalUnreadableError):
             hold_all(reason)
         return
-    committed.take_position(alias, server.position)
+    committed.take_position(alias, max(before, server.position))
     if has_moved or server.was != server.replication:
         with _put_off("The note of the server's timeline"):
             in_transaction(alias, lambda: Control.objects.using(alias).note(server))
