@@ -34,7 +34,7 @@ from agentruns.exceptions import (
     LeaseLostError,
     RunStateError,
 )
-from agentruns.journal import committed
+from agentruns.journal import committed, timeline
 from agentruns.journal.connection import separate_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
@@ -380,6 +380,26 @@ def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: E
     assert resume_run(run.pk).status == "awaiting-approval"
     assert sweep().found == 0, "it is told once"
     assert get_run(run.pk).status == "awaiting-approval"
+
+
+def test_a_thread_that_asks_later_does_not_make_the_log_look_shorter(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no position")
+    ask = timeline.server
+
+    def overtaken(alias: str) -> timeline.Server | None:
+        server = ask(alias)
+        assert server is not None
+        committed.take_position(alias, server.position + 2**20)  # by the thread that asked a moment later
+        return server
+
+    sweep()
+    monkeypatch.setattr(timeline, "server", overtaken)
+    run = start_run(shop_agent("two", {"tools": [call("post", text="x")]}), "do it", "s1")
+    sweep()
+    assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
 
 
 def test_a_promoted_synchronous_replica_has_lost_nothing(effects: Effects) -> None:
