@@ -129,7 +129,10 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: the lease is held when the handler is entered",
-        (Edit(DRIVER, "            self.lease.extend()", "            pass"),),
+        (  # with the last look, which would send it back to the check for ever
+            Edit(DRIVER, "            self.lease.extend()", "            pass"),
+            Edit("tools/context.py", "if not self._covers():", "if False:"),
+        ),
         (
             "db/test_zombies.py::test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_enter_it",
         ),
