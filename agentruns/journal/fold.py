@@ -91,7 +91,7 @@ class Call:
 
     @property
     def may_have_happened(self) -> bool:
-        """Return whether the call is open and was started, or may have been in rows that are lost."""
+        """True for an open call that was started, or may have been in rows that are lost."""
         is_asked = self.verdict != "refuse" and not self.decision
         return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 
