@@ -17,7 +17,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client
 
 import agentruns
@@ -275,8 +275,13 @@ def ids() -> Ids:
 
 
 def rows() -> Any:
-    models = (Run, Approval, Message, ApiToken, Review)
-    return [list(model._default_manager.order_by("pk").values()) for model in models]
+    """Read the tables as they are: the models would take a third of the time of all doors."""
+    tables = [model._meta for model in (Run, Approval, Message, ApiToken, Review)]
+    with connection.cursor() as cursor:
+        return [
+            cursor.execute(f"SELECT * FROM {table.db_table} ORDER BY {table.pk.column}").fetchall()
+            for table in tables
+        ]
 
 
 class Answer(NamedTuple):
