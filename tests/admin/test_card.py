@@ -525,17 +525,17 @@ def pay_by_pin(cents: int, pin: str) -> str:
 def test_the_mark_of_a_second_press_is_of_one_person_and_card_and_gives_no_hidden_argument_away(
     world: World,
 ) -> None:
-    reply = {"tools": [call("pay_by_pin", cents=5, pin="4711"), call("pay_by_pin", cents=6, pin="4711")]}
+    reply = {"tools": [call("pay_by_pin", cents=cents, pin="pin-4711") for cents in (5, 6)]}
     first, second = run_agent(shop_agent("pays", reply, tools=[pay_by_pin]), "pay", "pays").pending
     edit = {"argument-cents": "9999"}
 
     def mark(approval: Approval, role: str, **data: str) -> str:
         answer = send(approval, "edit", role, **edit, **data)
-        assert (answer.status_code, b"4711" in answer.content) == (400, False)
+        assert (answer.status_code, b"pin-4711" in answer.content) == (400, False)
         return str(re.findall(r'name="warned" value="([0-9a-f]{64})"', answer.content.decode())[0])
 
     mine = mark(first, "superuser")
-    guessed = [{"cents": 9999, "pin": "4711"}, "Much"]
+    guessed = [{"cents": 9999, "pin": "pin-4711"}, "Much"]
     assert mine != canonical.digest(guessed), "whoever tries all PINs would find it"
     assert len({mine, mark(second, "superuser"), mark(first, "decider", warned=mine)}) == 3
     assert mark(first, "superuser", warned=canonical.digest(guessed)) == mine, "a forged mark is none"

@@ -53,13 +53,13 @@ def test_an_unexpected_exception_is_logged_with_its_traceback(
         owners: dict[str, str] = {}
         return owners["owner " + pin]
 
-    model = ScriptedModel([{"tools": [call("broken", pin="7306")]}, {"text": "done"}])
+    model = ScriptedModel([{"tools": [call("broken", pin="pin-7306")]}, {"text": "done"}])
     tools: list[Any] = [tool(**declared, sensitive=["pin"])(broken)]
     run_agent(Agent("typo", instructions="Try.", tools=tools, model=model), "do it", "s1")
     [record] = [each for each in caplog.records if each.getMessage().startswith("Tool failed")]
     text = logging.Formatter().format(record)
     assert (record.levelno, 'return owners["owner " + pin]' in text) == (logging.ERROR, True)
-    assert "7306" not in text
+    assert "pin-7306" not in text
 
 
 def test_runs_awaited_together_are_driven_together() -> None:
