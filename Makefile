@@ -34,9 +34,6 @@ LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/c
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk \
 	tests/e2e/test_openai.py::test_the_demo_works_with_a_local_server_and_one_variable
-# Nothing of it remembers, or it counts what remembering saves.
-REMEMBERED = tests/crash/test_soak.py $(patsubst %,tests/db/test_%.py,claims claude cost forks host_project imports \
-	log_records notifications odd_results opentelemetry pgbouncer releases replay retention routers states sweep_cost verify)
 IGNORING = $(addprefix --ignore=,$(1))
 
 # uv is ten times faster than pip; where it cannot be had, pip installs the same pins.
@@ -58,8 +55,8 @@ demo: $(VENV)/runtime
 console: $(VENV)/runtime
 	@$(BIN)/python manage.py console
 
-# Every behaviour, in some eight minutes on two cores: the engine's boundaries on both databases, with real crashes, what
-# the database decides on PostgreSQL, the rest on SQLite; the demo and the console in a browser.
+# Every behaviour once: on SQLite under coverage, where the engine's drivers forget all they remember; what the database
+# decides on PostgreSQL, too; the demo and the console in a browser.
 # All parts at a time, because each waits often and ends with few tests at work; what one prints comes at its end.
 test: $(VENV)/dev
 	@$(MAKE) --no-print-directory --keep-going -j3 $(SYNC) $(BRIEF)
@@ -68,7 +65,9 @@ $(BRIEF): export AGENTRUNS_TEST_BRIEF = 1
 $(BRIEF): $(VENV)/dev
 
 brief-sqlite:
-	$(BIN)/$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) $(addprefix --deselect=,$(LONG))
+	@$(BIN)/coverage erase
+	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/coverage run -m $(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) \
+		$(addprefix --deselect=,$(LONG))
 
 brief-postgresql:
 	$(BIN)/python -m tests.servers $(call BRIEFLY,3) $(POSTGRESQL) $(BOTH) $(addprefix --deselect=,$(LONG))
@@ -94,7 +93,7 @@ test-sqlite: $(VENV)/dev
 	$(BIN)/$(PYTEST) $(ENGINE) tests/api tests/commands tests/hosts
 
 test-rebuild: $(VENV)/dev
-	AGENTRUNS_TEST_REBUILD=1 $(BIN)/$(PYTEST) $(ENGINE) $(call IGNORING,$(REMEMBERED))
+	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/$(PYTEST) -m "not remembers" $(ENGINE)
 
 test-browser: $(VENV)/dev chromium
 	$(BIN)/pytest -n 2 tests/browser
@@ -108,10 +107,8 @@ test-browser-61:
 	.venv61/bin/pytest -n 3 tests/admin
 	.venv61/bin/pytest -n 2 tests/browser
 
-# What is reached without the crash tests; whether the tests pass is for `make test` to say.
+# Judges what the last `make test` reached on SQLite in processes that were not killed.
 coverage: $(VENV)/dev
-	@$(BIN)/coverage erase
-	-@$(BIN)/coverage run -m $(PYTEST) -q tests/unit tests/db tests/api tests/admin tests/commands tests/providers tests/mcp
 	@$(BIN)/coverage combine -q
 	@$(BIN)/python -m tests.covered
 

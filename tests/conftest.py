@@ -19,13 +19,20 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from agentruns.agents.agent import register, registered
+from agentruns.engine.driver import Driver
 from agentruns.models import triggers
 from tests import effects as ledger
+from tests import rebuild, scratch
 from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
 
 # Child processes start twice as fast from compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Each test has a folder: to make and delete them on a disk takes a tenth of all the time.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", scratch.folder())
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # This process is measured. Its children are not: most are killed before they could report.
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 # How long an example takes tells of the machine and not of the code.
 hypothesis_settings.register_profile(
@@ -57,6 +64,20 @@ def _agents_are_forgotten() -> Iterator[None]:
         for agent in known:
             register(agent)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _forgetful(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the drivers of the engine's tests forget, where the test run asks for it."""
+    if rebuild.FORGETFUL and request.node.get_closest_marker("remembers") is None:
+        monkeypatch.setattr(Driver, "_stored", rebuild.forgetting(Driver._stored))
+        monkeypatch.setenv("AGENTRUNS_TEST_REBUILD", "1")  # for child processes
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that run the same whether drivers forget or not."""
+    if rebuild.remembers(item.path):
+        item.add_marker("remembers")
 
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}

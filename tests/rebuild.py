@@ -1,34 +1,56 @@
-"""AGENTRUNS_TEST_REBUILD=1: what a driver remembers of a run is thrown away after each append and read again.
+"""Let a driver forget what it remembers of a run after each append, and read the run again.
 
-Whatever passes without it and fails with it depends on memory that a crash would lose.
+A test that passes without this and fails with it depends on memory that a crash would lose.
+`AGENTRUNS_TEST_FORGETFUL=1` asks for it in the tests of the engine. Such a test sets
+`AGENTRUNS_TEST_REBUILD=1` for its child processes.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from agentruns.engine.driver import Driver
-from agentruns.journal.store import Batch
 from agentruns.models import Run
 from tests.settings import BRIEF
 
+FORGETFUL = bool(os.environ.get("AGENTRUNS_TEST_FORGETFUL"))
 ALWAYS = bool(os.environ.get("AGENTRUNS_TEST_REBUILD"))
+# The tests of the engine, except modules that drive no run, or that count what a memory saves.
+ENGINE = {"db", "crash", "properties"}
+REMEMBERING = {
+    "crash/test_soak", "db/test_claims", "db/test_claude", "db/test_cost", "db/test_forks",
+    "db/test_host_project", "db/test_imports", "db/test_log_records", "db/test_notifications",
+    "db/test_odd_results", "db/test_opentelemetry", "db/test_pgbouncer", "db/test_releases",
+    "db/test_replay", "db/test_retention", "db/test_routers", "db/test_states", "db/test_sweep_cost",
+    "db/test_verify",
+}  # fmt: skip
 LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 
 
 def examples(usually: int, *, brief: int, long: int) -> int:
     """Return how many examples a property is tried on; `brief`: in `make test`, and where drivers forget."""
-    return long if LONG else brief if BRIEF or ALWAYS else usually
+    return long if LONG else brief if BRIEF or ALWAYS or FORGETFUL else usually
+
+
+def remembers(module: Path) -> bool:
+    """Say whether the tests of a module run with drivers that remember, whatever was asked for."""
+    return module.parent.name not in ENGINE or f"{module.parent.name}/{module.stem}" in REMEMBERING
 
 
 def always() -> None:
     """Let every driver of this process forget, from now on."""
+    Driver._stored = forgetting(Driver._stored)  # type: ignore[method-assign]
+
+
+def forgetting(stored: Callable[..., None]) -> Callable[..., None]:
+    """Build a `Driver._stored` that calls the given one and then reads the run from its rows."""
     from agentruns.journal.connection import own_alias  # older code, which tests run beside this, has none
 
-    stored = Driver._stored
-
-    def stored_and_forgotten(self: Driver, batch: Batch, sent: float) -> None:
-        stored(self, batch, sent)
+    def stored_and_forgotten(self: Driver, *args: Any) -> None:
+        stored(self, *args)
         if self.lease is None:
             return
         self.state = self.store.load(self.lease.session_id, self.lease.run_id)
@@ -38,4 +60,4 @@ def always() -> None:
             .get(pk=self.lease.run_id)
         )
 
-    Driver._stored = stored_and_forgotten  # type: ignore[method-assign]
+    return stored_and_forgotten
