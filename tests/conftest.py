@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -18,13 +22,19 @@ from django.test import TransactionTestCase
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from agentruns.agents.agent import register, registered
+from agentruns.agents.agent import Agent, register, registered
 from agentruns.engine.driver import Driver
-from agentruns.models import triggers
+from agentruns.models import Approval, Run, triggers
+from agentruns.services.runs import run_agent
 from tests import effects as ledger
-from tests import rebuild, scratch
+from tests import files, rebuild, scratch
+from tests.admin.world import World
+from tests.api.http import make_user
+from tests.bells import WitnessBell
 from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
+from tests.shop.agents import call, shop_agent
+from tests.tenants.project import waiting_runs
 
 # Child processes start twice as fast from compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -78,6 +88,79 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that run the same whether drivers forget or not."""
     if rebuild.remembers(item.path):
         item.add_marker("remembers")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: Any) -> Iterator[Path]:
+    """Where large results are stored."""
+    folder = tmp_path / "payloads"
+    settings.STORAGES = {**settings.STORAGES, **files.alias(folder)}
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def world(db: None) -> World:
+    """Runs in every state that a person meets."""
+    return World()
+
+
+@pytest.fixture
+def urlconf(settings: Any) -> Any:
+    """Serve these patterns instead of those of the tests."""
+
+    def serve(*patterns: Any) -> None:
+        module = ModuleType("tests.api.urlconf")
+        module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
+        sys.modules[module.__name__] = module
+        settings.ROOT_URLCONF = module.__name__
+
+    yield serve
+    sys.modules.pop("tests.api.urlconf", None)
+
+
+@pytest.fixture
+def shop() -> Agent:
+    """An agent whose refund over 1000 cents asks a person."""
+    return shop_agent("shop", {"tools": [call("refund", cents=5000)]})
+
+
+@pytest.fixture
+def owner(db: None) -> Any:
+    return make_user("owner")
+
+
+@pytest.fixture
+def decider(db: None) -> Any:
+    return make_user("decider", "decide_approval")
+
+
+@pytest.fixture
+def pending(shop: Agent, owner: Any) -> Callable[..., Approval]:
+    """Make a pending approval of a run, owned by `owner` if nobody else is named."""
+
+    def make(session: str = "s1", actor: Any = owner) -> Approval:
+        result = run_agent(shop, "refund it", session, actor=actor, idempotency_key=session)
+        assert result.status == "awaiting-approval"
+        approval: Approval = result.pending[0]
+        return approval
+
+    return make
+
+
+@pytest.fixture
+def bell(settings: Any, monkeypatch: pytest.MonkeyPatch) -> type[WitnessBell]:
+    """The dispatcher of the test: it has rung for no run yet."""
+    settings.AGENTRUNS_DISPATCHER = "tests.bells.WitnessBell"
+    monkeypatch.setattr(WitnessBell, "rung", [])
+    return WitnessBell
+
+
+@pytest.fixture
+def two(settings: Any) -> dict[str, Run]:
+    """A waiting run of each tenant under the same keys, whose every text names its tenant."""
+    settings.AGENTRUNS_POLICY = "tests.tenants.policy.Policy"
+    return waiting_runs()
 
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}

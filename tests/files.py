@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import signal
-from collections.abc import Iterator
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import pytest
 from django.core.files.storage import FileSystemStorage
 
 from agentruns import ToolContext, run_agent, tool
@@ -20,6 +18,7 @@ from tests.shop.agents import act, call, shop_agent
 
 LINE = "Order 1004, Lindqvist, espresso machine, 349.00 EUR\n"
 MEGABYTE = 2**20
+LONG = 120.0  # seconds that a storage hangs
 
 
 def report_of(size: int) -> str:
@@ -56,18 +55,30 @@ class BrokenStorage(FileSystemStorage):
         raise OSError(28, "No space left on device")
 
 
+class DeadlyDeletingStorage(FileSystemStorage):
+    """The process dies when it is to delete a file."""
+
+    def delete(self, name: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangingStorage(FileSystemStorage):
+    """Answers only when the test is over, or after a long time."""
+
+    over: ClassVar[threading.Event] = threading.Event()
+
+    def _save(self, name: str, content: Any) -> str:
+        self.over.wait(LONG)
+        return super()._save(name, content)
+
+    def _open(self, name: str, mode: str = "rb") -> Any:
+        self.over.wait(LONG)
+        return super()._open(name, mode)
+
+
 def alias(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
     """Return what STORAGES says of a folder."""
     return {"agentruns": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, settings: Any) -> Iterator[Path]:
-    """Where large results are stored."""
-    folder = tmp_path / "payloads"
-    settings.STORAGES = {**settings.STORAGES, **alias(folder)}
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def stored_in(folder: Path) -> list[Path]:

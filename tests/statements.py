@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.backends.signals import connection_created
 
 from agentruns.engine import leases
@@ -128,3 +128,19 @@ def captured_statements() -> Iterator[list[str]]:
 
     with _before_the_drivers(keep):
         yield statements
+
+
+@contextmanager
+def broken_commit(nth: int, went_through: bool) -> Iterator[list[int]]:
+    """Let the nth commit of this thread raise, although it went through or after it was undone."""
+    left = [nth]
+
+    def commit_or_break(commit: Callable[[], Any], undo: Callable[[], Any]) -> Any:
+        left[0] -= 1
+        if left[0] != 0:
+            return commit()
+        commit() if went_through else undo()
+        raise OperationalError("the connection broke before the acknowledgement came")
+
+    with at_each_commit(commit_or_break):
+        yield left

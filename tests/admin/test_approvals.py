@@ -15,9 +15,9 @@ from agentruns.engine.gate import DENIED
 from agentruns.models import Approval
 from agentruns.services.approvals import expire_due
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
+from tests.admin.world import ONCE, World
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent

@@ -41,9 +41,9 @@ from agentruns.testing import ScriptedModel
 from agentruns.tools import card
 from agentruns.utils import json as canonical
 from agentruns.utils.lanes import Lane
-from tests.admin.conftest import World, dying, secretive, timed
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
+from tests.admin.world import World, dying, secretive, timed
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import act, call, refund, shop_agent

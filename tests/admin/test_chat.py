@@ -21,9 +21,9 @@ from agentruns.services.control import resolve_orphan
 from agentruns.services.forks import fork_run
 from agentruns.services.sweep import sweep
 from agentruns.tools import tool
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
+from tests.admin.world import World, secretive
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

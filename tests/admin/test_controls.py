@@ -21,10 +21,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, triggers
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser, user
-from tests.admin.test_limits import drifted, seen
+from tests.admin.world import World, drifted, seen
 from tests.effects import Effects
 from tests.rows import change
 

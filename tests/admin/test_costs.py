@@ -17,9 +17,9 @@ from agentruns import Policy
 from agentruns.admin import costs
 from agentruns.admin.costs import safe_cell
 from agentruns.models import Run
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read
 from tests.admin.people import browser, user
+from tests.admin.world import World
 
 pytestmark = pytest.mark.django_db
 COSTS, CSV = "/admin/agentruns/run/costs/", "/admin/agentruns/run/costs.csv"

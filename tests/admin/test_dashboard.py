@@ -25,9 +25,9 @@ from agentruns.journal.outbox import MAX_ATTEMPTS
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.tools.card import MASK
 from agentruns.utils.ids import uuid7
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World, secretive
 from tests.db.helpers import kill
 
 pytestmark = pytest.mark.django_db

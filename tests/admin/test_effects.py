@@ -10,9 +10,9 @@ from agentruns.models import Run
 from agentruns.services.control import resolve_orphan
 from agentruns.services.forks import fork_run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import read
 from tests.admin.people import browser, user
+from tests.admin.world import World, secretive
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,11 +16,11 @@ from agentruns import ToolContext, approve, cancel_run, fork_run, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run, Session
 from agentruns.services import waiting
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import EVIDENCE, doubtful, finish, give, in_doubt, last, start, uncleared
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
-from tests.db.test_unreadable import write_raw
+from tests.admin.world import ONCE, World
+from tests.rows import write_raw
 from tests.shop.agents import call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]

@@ -11,10 +11,10 @@ from agentruns.management.timeline import line
 from agentruns.models import Approval, Run
 from agentruns.services.history import record, state_at
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import EVIDENCE, last, start
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import ONCE, World
 from tests.db.helpers import payloads
 from tests.shop.agents import call
 

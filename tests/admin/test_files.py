@@ -12,12 +12,10 @@ from django.contrib.admin.models import LogEntry
 from agentruns.models import Run
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser
-from tests.files import MEGABYTE, fetch_secretly, fetched, folder, report_of, row_of, sha256, stored_in
+from tests.files import MEGABYTE, fetch_secretly, fetched, report_of, row_of, sha256, stored_in
 from tests.settings import MIDDLEWARE
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 @pytest.fixture(autouse=True)

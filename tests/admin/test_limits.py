@@ -11,7 +11,6 @@ import pytest
 
 from agentruns import Agent, run_agent, start_run
 from agentruns.admin.runs.limits import judgement, meters
-from agentruns.agents.agent import get_agent
 from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import claim
 from agentruns.journal.fold import RunState
@@ -19,27 +18,13 @@ from agentruns.models import Run
 from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import browser
+from tests.admin.world import TURN, World, drifted, seen
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-TURN = {"tools": [call("post", text="hi")]}
-
-
-def drifted(world: World, **options: Any) -> Run:
-    """A queued run whose agent is another one by now."""
-    run = world.queued()
-    shop_agent(run.agent, TURN, **(options or {"max_steps": 7}))
-    return run
-
-
-def seen(run: Run) -> dict[str, Any]:
-    """What the form of Adopt carries on a page that is opened now."""
-    return {"hash": get_agent(run.agent).definition_hash, "seq": run.messages.latest("seq").seq}
 
 
 def page(run: Run) -> Page:

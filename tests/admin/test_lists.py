@@ -12,9 +12,9 @@ from django.urls import reverse
 
 from agentruns import run_agent, start_run
 from agentruns.models import Run
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db

@@ -15,9 +15,9 @@ from agentruns import approve
 from agentruns.engine.leases import claim
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read, snapshot, url
 from tests.admin.people import ROLES, browser, user
+from tests.admin.world import World
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

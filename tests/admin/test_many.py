@@ -16,11 +16,11 @@ from agentruns.admin import base, filters
 from agentruns.admin.filters import names
 from agentruns.models import Approval, ContextValue, Review, Run, Session
 from agentruns.services.permissions import decidable, decidable_by
-from tests.admin.conftest import World
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World
+from tests.db.crowds import ID, multiply, plan
 from tests.db.helpers import run_out
-from tests.db.test_sweep_cost import ID, multiply, plan
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db

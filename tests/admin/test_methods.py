@@ -11,9 +11,9 @@ from django.urls import URLPattern, reverse
 
 from agentruns.models import ApiToken, Approval, Run
 from agentruns.services.api_tokens import create_token
-from tests.admin.conftest import World
 from tests.admin.pages import snapshot
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db

@@ -17,9 +17,9 @@ from agentruns import ToolContext, run_agent, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, triggers
 from agentruns.services.forks import fork_run
-from tests.admin.conftest import World
 from tests.admin.pages import read
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.registry import isolated_registry
 from tests.rows import change
 from tests.shop.agents import act, call, post, shop_agent

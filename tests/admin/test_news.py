@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from agentruns.models import Run
 from agentruns.utils.ids import uuid7
-from tests.admin.conftest import World
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World
 
 pytestmark = pytest.mark.django_db
 RUNS, QUEUE = "admin:agentruns_run_changelist", "admin:agentruns_approval_changelist"

@@ -18,7 +18,6 @@ from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     Late,
@@ -34,7 +33,8 @@ from tests.admin.doubts import (
 )
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import ROLES, browser, user
-from tests.admin.test_hostile_text import HOSTILE
+from tests.admin.texts import HOSTILE
+from tests.admin.world import ONCE, World
 from tests.shop.agents import call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]

@@ -7,9 +7,9 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from agentruns.models import Message
-from tests.admin.conftest import World, secretive, timed
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import ROLES, browser
+from tests.admin.world import World, secretive, timed
 
 LOGIN = 302
 SEES_RUNS = {"viewer", "operator", "resolver", "superuser"}

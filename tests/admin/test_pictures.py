@@ -13,18 +13,16 @@ from django.urls import reverse
 from agentruns import Document, Image, Text, resolve_orphan, run_agent
 from agentruns.journal import events
 from agentruns.models import Message, Run
-from tests.admin.conftest import dying
 from tests.admin.pages import read, url
 from tests.admin.people import browser
+from tests.admin.world import dying
 from tests.db.helpers import the_run
-from tests.files import folder, row_of, stored_in
+from tests.files import row_of, stored_in
 from tests.pictures import BIG, HOSTILE, NOTE, PDF, PNG, files_of, photograph, scan_passport
 from tests.settings import MIDDLEWARE
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 @pytest.fixture(autouse=True)

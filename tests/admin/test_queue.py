@@ -12,9 +12,9 @@ from django.urls import reverse
 
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.models import Approval
-from tests.admin.conftest import World
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.db.helpers import run_out
 from tests.shop.agents import call, shop_agent
 

@@ -8,9 +8,9 @@ from django.test import RequestFactory
 from django.urls import reverse
 
 from agentruns.models import Approval, Definition, Message, Run, Session
-from tests.admin.conftest import World
 from tests.admin.pages import snapshot, url
 from tests.admin.people import browser
+from tests.admin.world import World
 
 MODELS = ["run", "approval"]
 

@@ -12,9 +12,9 @@ from django.urls import reverse
 from agentruns import ModelReply, ModelRequest
 from agentruns.models import Message, Run
 from agentruns.providers.base import ProviderError
-from tests.admin.conftest import World
 from tests.admin.pages import read
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 

@@ -18,9 +18,9 @@ from agentruns.services.erasure import erase_payload
 from agentruns.services.retention import erase_session
 from agentruns.services.reviews import review_run
 from agentruns.tools.card import MASK
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World, secretive
 from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db

@@ -16,9 +16,9 @@ from agentruns.models import Message, Run
 from agentruns.services.control import cancel_run
 from agentruns.services.runs import resume_run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.pages import Page, read, snapshot
 from tests.admin.people import browser, user
+from tests.admin.world import ONCE, World
 from tests.effects import Effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]

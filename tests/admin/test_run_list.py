@@ -19,9 +19,9 @@ from agentruns.admin.runs.list import cost, short, tokens
 from agentruns.engine.leases import claim
 from agentruns.models import Run, Session
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
+from tests.admin.world import World, secretive
 from tests.db.helpers import kill
 
 pytestmark = pytest.mark.django_db

@@ -15,9 +15,9 @@ from agentruns.models import Control, Run
 from agentruns.providers.names import model_identity
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
+from tests.admin.world import ONCE, World
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 

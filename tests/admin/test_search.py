@@ -13,9 +13,9 @@ from agentruns import approve, run_agent, start_run, tool
 from agentruns.admin import filters
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World, secretive
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser, user
+from tests.admin.world import World, secretive
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db

@@ -23,9 +23,9 @@ from agentruns import (
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.services.control import hold_run
 from agentruns.services.runs import surface_orphans
-from tests.admin.conftest import World, timed
 from tests.admin.pages import snapshot
 from tests.admin.people import ROLES, user
+from tests.admin.world import World, timed
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)

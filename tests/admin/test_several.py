@@ -14,9 +14,9 @@ from agentruns import Agent, approve, ask_human, deny, run_agent, tool
 from agentruns.models import Approval
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.admin.conftest import World
 from tests.admin.pages import read, snapshot
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.effects import Effects
 from tests.shop.agents import call, refund
 

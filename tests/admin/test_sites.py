@@ -15,9 +15,9 @@ from django.utils.module_loading import import_string
 from agentruns import run_agent
 from agentruns.admin import ApprovalAdmin, RunAdmin, TokenAdmin, register
 from agentruns.models import Approval, Run
-from tests.admin.conftest import World
 from tests.admin.pages import read
 from tests.admin.people import browser
+from tests.admin.world import World
 from tests.shop.agents import call, shop_agent
 
 everything = admin.AdminSite(name="backoffice")

@@ -11,9 +11,9 @@ from django.test import override_settings
 from agentruns import approve
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
 from tests.admin.pages import url
 from tests.admin.people import browser, user
+from tests.admin.world import World
 
 pytestmark = pytest.mark.django_db
 

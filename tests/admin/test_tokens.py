@@ -15,13 +15,10 @@ from django.urls import reverse
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import authenticate, create_token, revoke
 from agentruns.testing import frozen_clock
-from tests.admin.conftest import requests_commit
 from tests.admin.pages import Page, read
 from tests.admin.people import ROLES, browser, user
 
 pytestmark = pytest.mark.django_db
-
-__all__ = ["requests_commit"]  # a fixture
 
 LIST = "/admin/agentruns/apitoken/"
 

@@ -11,7 +11,6 @@ from django.contrib.admin.models import LogEntry
 from django.utils.html import escape
 
 from agentruns import cancel_run, resume_run
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     doubtful,
@@ -23,6 +22,7 @@ from tests.admin.doubts import (
 )
 from tests.admin.pages import read, snapshot, url
 from tests.admin.people import browser, user
+from tests.admin.world import ONCE, World
 from tests.db.racing import at_once
 from tests.effects import Effects
 

@@ -10,7 +10,6 @@ from django.contrib.admin.models import LogEntry
 
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import ONCE, World
 from tests.admin.doubts import (
     EVIDENCE,
     card,
@@ -24,6 +23,7 @@ from tests.admin.doubts import (
 )
 from tests.admin.pages import read, url
 from tests.admin.people import browser
+from tests.admin.world import ONCE, World
 from tests.effects import Effects
 from tests.shop.agents import call
 

@@ -10,7 +10,7 @@ from agentruns import resolve_orphan
 from agentruns.models import Run
 from agentruns.services import waiting
 from tests.admin import doubts
-from tests.admin.conftest import World
+from tests.admin.world import World
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db

@@ -13,11 +13,11 @@ from agentruns.models import Approval, Run
 from agentruns.services.approvals import answer
 from agentruns.services.sweep import sweep
 from tests.admin import doubts
-from tests.admin.conftest import World
 from tests.admin.pages import url
 from tests.admin.people import browser, user
+from tests.admin.world import World
 from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, Desk
-from tests.packaging.test_translations import PACKAGE, called, sources, templates
+from tests.packaging.translations import PACKAGE, called, sources, templates
 from tests.shop.agents import call, shop_agent
 
 ENGINE = re.compile(

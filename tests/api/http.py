@@ -64,3 +64,27 @@ def make_user(name: str, *permissions: str, **fields: Any) -> Any:
     assert len(found) == len(permissions)
     user.user_permissions.set(found)
     return user
+
+
+class Program(Api):
+    """The API as a program with a token uses it: no cookie, and CSRF is enforced."""
+
+    def __init__(self, text: str, root: str = "/api") -> None:
+        super().__init__(csrf=True, root=root)
+        self.client.defaults["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+
+
+def endpoints(run: Any, approval: Any) -> list[tuple[str, str, dict[str, Any] | None]]:
+    """List a request to each endpoint: method, path and body."""
+    return [
+        ("GET", "/runs", None),
+        ("POST", "/runs", {"agent": "shop", "input": "hi"}),
+        ("GET", f"/runs/{run}", None),
+        ("GET", f"/runs/{run}/messages", None),
+        ("POST", f"/runs/{run}/resume", {}),
+        ("POST", f"/runs/{run}/cancel", {}),
+        ("GET", "/approvals", None),
+        ("GET", f"/approvals/{approval}", None),
+        ("POST", f"/approvals/{approval}/approve", {"digest": "x"}),
+        ("POST", f"/approvals/{approval}/deny", {"digest": "x", "reason": "no"}),
+    ]

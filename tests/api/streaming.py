@@ -8,16 +8,21 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.core.handlers.asgi import ASGIHandler
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django.test import Client
 
+import agentruns
 from agentruns.models import Message, Run
 from tests.api.http import strict_json
 
-PATIENCE = 60  # seconds
+PATIENCE = 120  # seconds, on a machine however slow
 RESET = struct.pack("ii", 1, 0)  # linger for no time: the server sees a broken connection, not an end
 
 
@@ -193,3 +198,63 @@ class Stream(Reader):
         self.is_open = chunk is not None
         self.feed(chunk or b"")
         return rows(self.events[before:])
+
+
+class Guest(Reader):
+    """A listener of an ASGI application."""
+
+    def __init__(self, application: ASGIHandler, run: Run, cookie: str) -> None:
+        super().__init__()
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "path": f"/api/runs/{run.pk}/events",
+            "query_string": b"",
+            "headers": [(b"host", b"testserver"), (b"cookie", cookie.encode())],
+        }
+        self.head: dict[str, Any] = {}
+        self._there = ApplicationCommunicator(application, scope)
+
+    async def arrive(self) -> None:
+        await self._there.send_input({"type": "http.request"})
+        self.head = await self._there.receive_output(PATIENCE)
+        assert self.head["status"] == 200
+
+    async def hear(self, number: int) -> None:
+        """Listen until so many events have come."""
+        while len(self.events) < number:
+            message = await self._there.receive_output(PATIENCE)
+            assert message.get("more_body"), "it has ended"
+            self.feed(message["body"])
+
+    async def to_the_end(self) -> None:
+        while (message := await self._there.receive_output(PATIENCE)).get("more_body"):
+            self.feed(message["body"])
+        await self._there.wait(PATIENCE)
+
+    async def leave(self) -> float:
+        """Go away; return in how many seconds everything of it had ended."""
+        began = time.monotonic()
+        await self._there.send_input({"type": "http.disconnect"})
+        await self._there.wait(PATIENCE)
+        return time.monotonic() - began
+
+
+async def in_a_thread(ask: Callable[[], Any]) -> Any:
+    """Return what a thread answers that leaves no connection behind."""
+
+    def answer() -> Any:
+        try:
+            return ask()
+        finally:
+            connections.close_all()
+
+    return await sync_to_async(answer)()
+
+
+class Unlimited(agentruns.Policy):
+    """Any number of streams at once."""
+
+    def quota(self, user: Any, agent: Any) -> Any:
+        return replace(super().quota(user, agent), streams=None)

@@ -15,27 +15,12 @@ from agentruns import start_run
 from agentruns.agents.agent import Agent
 from agentruns.models import Approval, Run
 from agentruns.services.runs import run_agent
-from tests.api.http import Api, make_user
+from tests.api.http import Api, endpoints, make_user
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Pending = Callable[..., Approval]
-
-
-def endpoints(run: Any, approval: Any) -> list[tuple[str, str, dict[str, Any] | None]]:
-    return [
-        ("GET", "/runs", None),
-        ("POST", "/runs", {"agent": "shop", "input": "hi"}),
-        ("GET", f"/runs/{run}", None),
-        ("GET", f"/runs/{run}/messages", None),
-        ("POST", f"/runs/{run}/resume", {}),
-        ("POST", f"/runs/{run}/cancel", {}),
-        ("GET", "/approvals", None),
-        ("GET", f"/approvals/{approval}", None),
-        ("POST", f"/approvals/{approval}/approve", {"digest": "x"}),
-        ("POST", f"/approvals/{approval}/deny", {"digest": "x", "reason": "no"}),
-    ]
 
 
 def ask(api: Api, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:

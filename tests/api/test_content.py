@@ -13,11 +13,9 @@ from django.core.handlers.asgi import ASGIRequest
 
 from agentruns.services.transfer import download, find_content, read_content
 from tests.api.http import Api, make_user
-from tests.files import MEGABYTE, fetch_secretly, fetched, folder, report_of, row_of, stored_in
+from tests.files import MEGABYTE, fetch_secretly, fetched, report_of, row_of, stored_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 def test_content(folder: Path, api: Api, owner: Any) -> None:

@@ -14,8 +14,7 @@ from agentruns.exceptions import PermissionDeniedError
 from agentruns.models import Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.api.http import Api, make_user
-from tests.api.test_tokens import Program
+from tests.api.http import Api, Program, make_user
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,14 +11,12 @@ from agentruns.agents.agent import Agent, registered
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World, world
+from tests.admin.world import World
 from tests.api.http import Api, make_user
 from tests.effects import Effects
 from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["world"]  # a fixture
 
 
 @pytest.fixture

@@ -27,10 +27,9 @@ from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run
 from agentruns.testing import ScriptedModel
 from tests.api.http import Api, make_user
-from tests.api.streaming import Event, Stream, connected, cookies, journal, rows
+from tests.api.streaming import Event, Guest, Stream, connected, cookies, in_a_thread, journal, rows
 from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
-from tests.hosts.test_asgi import Guest, in_a_thread
 from tests.settings import BRIEF
 from tests.shop.agents import shop_agent
 
@@ -236,7 +235,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
 def test_two_hundred_listeners_cost_one_query_a_look(
     runs: int, owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, counted: Count
 ) -> None:
-    settings.AGENTRUNS_POLICY = "tests.api.test_stream.Unlimited"  # all listeners are one user
+    settings.AGENTRUNS_POLICY = "tests.api.streaming.Unlimited"  # all listeners are one user
     settings.AGENTRUNS_API_PING_SECONDS = 600  # a look costs this; a ping asks again who may see the run
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "WRITING_PAUSE"):
         monkeypatch.setattr(Poller, name, 0.5)
@@ -285,7 +284,7 @@ def test_two_hundred_listeners_share_a_pool_of_four(
     """Nobody waits for a connection while it holds what the others wait for."""
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL has a connection pool")
-    settings.AGENTRUNS_POLICY = "tests.api.test_stream.Unlimited"
+    settings.AGENTRUNS_POLICY = "tests.api.streaming.Unlimited"
     run, cookie, aliases = running(owner), cookies(owner), connections.settings["default"]
     connections.close_all()
     pool = {"pool": {"min_size": 1, "max_size": 4, "timeout": 5}}

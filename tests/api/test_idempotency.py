@@ -12,14 +12,12 @@ from django.db import connections
 from agentruns import Policy
 from agentruns.agents.agent import Agent
 from agentruns.models import Approval, IdempotencyRecord, Message, Run
-from tests.admin.conftest import World, world
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.api.http import Api, make_user
-from tests.api.test_races import CLIENTS, atomic_requests, together
+from tests.db.racing import CLIENTS, together
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["atomic_requests", "world"]  # fixtures
 
 Post = tuple[str, dict[str, Any]]
 

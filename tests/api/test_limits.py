@@ -16,11 +16,8 @@ from agentruns.agents.agent import Agent
 from agentruns.api import router
 from agentruns.models import Run
 from tests.api.http import Api
-from tests.api.test_mounting import urlconf
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["urlconf"]  # a fixture
 
 MOST = 2_621_440  # Django's default
 START = {"agent": "shop", "input": ""}

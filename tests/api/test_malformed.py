@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from agentruns.api.routing import router
 from agentruns.models import IdempotencyRecord
-from tests.admin.conftest import World, world
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.api.http import Api, strict_json
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["world"]  # a fixture
 
 texts = st.text(max_size=20) | st.sampled_from(
     ["\x00", "\ud800", "\u202e", "NaN", "-1", "9" * 30, "' OR 1=1 --"]

@@ -14,8 +14,7 @@ from agentruns.services.api_tokens import create_token
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import browser
-from tests.api.http import Api, make_user
-from tests.api.test_tokens import Program
+from tests.api.http import Api, Program, make_user
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
-from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import include, path, reverse
-from ninja import NinjaAPI
-from ninja.errors import HttpError
-from ninja.security import HttpBearer
 
 from agentruns import start_run
 from agentruns.agents.agent import Agent
-from agentruns.api import build_api, register_errors, router
-from agentruns.exceptions import SessionBusyError
+from agentruns.api import build_api
 from agentruns.models import Run
+from tests.api.hosting import Bearer, host
 from tests.api.http import Api
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def urlconf(settings: Any) -> Any:
-    """Serve these patterns instead of those of the tests."""
-
-    def serve(*patterns: Any) -> None:
-        module = ModuleType("tests.api.urlconf")
-        module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
-        sys.modules[module.__name__] = module
-        settings.ROOT_URLCONF = module.__name__
-
-    yield serve
-    sys.modules.pop("tests.api.urlconf", None)
 
 
 def paths(api: Api, root: str) -> set[str]:
@@ -96,43 +76,6 @@ def test_under_a_namespace_and_twice(api: Api, urlconf: Any, shop: Agent, owner:
         assert there.get("/sessions/s1")[1]["runs"]["items"][0]["id"] == str(run.pk)
         assert f"{root}/runs" in paths(there, root)
         assert there.client.get(f"{root}/docs").status_code == 200
-
-
-class Bearer(HttpBearer):
-    def authenticate(self, request: HttpRequest, token: str) -> Any:
-        from django.contrib.auth import get_user_model
-
-        if token == "rogue":
-            return "somebody"  # forgets to set request.user
-        request.user = get_user_model().objects.get(username=token)
-        return token
-
-
-def host(*, auth: Any = None, errors: bool = True) -> NinjaAPI:
-    """Somebody else's API, with errors of its own form."""
-    api = NinjaAPI(urls_namespace="host", docs_url=None)
-
-    @api.exception_handler(KeyError)
-    def key_error(request: HttpRequest, error: Any) -> HttpResponse:
-        return api.create_response(request, {"theirs": True}, status=418)
-
-    @api.exception_handler(HttpError)
-    def http_error(request: HttpRequest, error: Any) -> HttpResponse:
-        return api.create_response(request, {"theirs": str(error)}, status=error.status_code)
-
-    @api.get("/theirs")
-    def theirs(request: HttpRequest, raises: str, number: int = 0) -> None:
-        raise {
-            "http": HttpError(400, "bad"),
-            "404": Http404("gone"),
-            "key": KeyError("x"),
-            "busy": SessionBusyError("busy", "the run"),
-        }[raises]
-
-    api.add_router("/agents", router, **({"auth": auth} if auth else {}))
-    if errors:
-        register_errors(api)
-    return api
 
 
 def test_in_somebody_elses_api(urlconf: Any, shop: Agent, owner: Any) -> None:

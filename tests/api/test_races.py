@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from agentruns.agents.agent import Agent
 from agentruns.journal.verify import problems
@@ -17,24 +15,12 @@ from agentruns.models import Run
 from agentruns.services import runs as services
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
-from tests.db.racing import at_once
+from tests.db.racing import CLIENTS, together
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-CLIENTS = 8
 CROWD = 20
-
-
-@pytest.fixture(params=[False, True], ids=["autocommit", "atomic-requests"])
-def atomic_requests(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-    return bool(request.param)
-
-
-def together(act: Callable[[int], tuple[int, Any]], clients: int = CLIENTS) -> list[tuple[int, Any]]:
-    """Let every client act at once."""
-    return at_once(*(partial(act, number) for number in range(clients)))
 
 
 def test_one_approval_is_approved_once(pending: Any, effects: Effects, atomic_requests: bool) -> None:

@@ -21,13 +21,11 @@ from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.services.api_tokens import create_token
 from tests.admin.people import user
 from tests.api.snapshot import FILE
-from tests.files import fetched, folder
+from tests.files import fetched
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 EXAMPLES = 2 if BRIEF else 6
 DOCUMENT = json.loads(FILE.read_text())

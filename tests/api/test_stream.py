@@ -34,6 +34,7 @@ from agentruns.models import ApiToken, Run, SessionBearer
 from agentruns.services import api_tokens
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
+from tests.api.hosting import Bearer, host
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
     Listener,
@@ -47,14 +48,11 @@ from tests.api.streaming import (
     url,
     wait_until_nobody_is_served,
 )
-from tests.api.test_mounting import Bearer, host, urlconf
 from tests.db.dying import elsewhere
 from tests.redacting import HIDE, leaks, story
 from tests.shop.agents import call, search, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["urlconf"]  # a fixture
 
 LISTENERS = 20
 CUTS = 200
@@ -298,7 +296,7 @@ def test_a_run_that_waits_for_people_goes_on_with_heartbeats(
     assert (events[-1].name, events[-1].data) == ("end", {"status": "completed"})
 
 
-@override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Unlimited")  # all listeners are one user
+@override_settings(AGENTRUNS_POLICY="tests.api.streaming.Unlimited")  # all listeners are one user
 @pytest.mark.parametrize("pooled", [False, True], ids=["persistent", "pooled"])
 def test_idle_listeners_hold_no_connection_and_leave_nothing(
     pooled: bool,
@@ -393,7 +391,7 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
     assert got[-1].data == {"status": "completed"}
 
 
-@override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Unlimited")
+@override_settings(AGENTRUNS_POLICY="tests.api.streaming.Unlimited")
 def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
     server: str, owner: Any, nobody_left: None
 ) -> None:
@@ -423,13 +421,6 @@ def work(run_id: Any) -> None:
         sweep(run_id=run_id)
     finally:
         connections.close_all()
-
-
-class Unlimited(agentruns.Policy):
-    """Any number of streams at once."""
-
-    def quota(self, user: Any, agent: Any) -> Any:
-        return replace(super().quota(user, agent), streams=None)
 
 
 def test_a_user_has_so_many_streams_at_once_and_the_server_goes_on(

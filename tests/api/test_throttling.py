@@ -15,13 +15,10 @@ from agentruns.api.poller import Poller
 from agentruns.checks.settings import check_values
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
-from tests.api.http import Api
-from tests.api.test_mounting import host, urlconf
-from tests.api.test_tokens import Program
+from tests.api.hosting import host
+from tests.api.http import Api, Program
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["urlconf"]  # a fixture
 
 
 @pytest.fixture(autouse=True)

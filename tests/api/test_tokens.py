@@ -25,13 +25,10 @@ from agentruns.models import ApiToken, Approval, Run
 from agentruns.services import api_tokens
 from agentruns.services.api_tokens import authenticate, create_token, revoke
 from agentruns.testing import frozen_clock
-from tests.api.http import Api, make_user
-from tests.api.test_auth import endpoints
-from tests.api.test_mounting import Bearer, host, urlconf
+from tests.api.hosting import Bearer, host
+from tests.api.http import Api, Program, endpoints, make_user
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["urlconf"]  # a fixture
 
 READ, WRITE, ACT_FOR, DECIDE, OWN = ApiToken.Scope.values
 Pending = Callable[..., Approval]
@@ -46,14 +43,6 @@ def sealed(text: str) -> str:
     letters = string.digits + string.ascii_uppercase + string.ascii_lowercase
     number = zlib.crc32(text.encode())
     return text + "".join(letters[number // 62**place % 62] for place in range(5, -1, -1))
-
-
-class Program(Api):
-    """The API as a program with a token uses it: no cookie, and CSRF is enforced."""
-
-    def __init__(self, text: str, root: str = "/api") -> None:
-        super().__init__(csrf=True, root=root)
-        self.client.defaults["HTTP_AUTHORIZATION"] = f"Bearer {text}"
 
 
 def ask(api: Api, method: str, where: str, body: Any) -> tuple[int, Any]:

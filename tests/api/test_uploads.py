@@ -21,13 +21,11 @@ from agentruns.services.sweep import sweep
 from agentruns.tools.card import MASK
 from tests.api.http import ROOT, Api, make_user
 from tests.db.helpers import the_run
-from tests.files import folder, row_of, stored_in
+from tests.files import row_of, stored_in
 from tests.pictures import BIG, HOSTILE, NOTE, PDF, PNG, files_of, photograph, png, scan_passport
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 def block(data: bytes, media_type: str = "image/png", **members: Any) -> dict[str, Any]:

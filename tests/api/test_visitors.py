@@ -24,14 +24,10 @@ from agentruns.services.retention import erase_session
 from agentruns.services.runs import resume_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, frozen_clock
-from tests.api.http import Api, make_user
-from tests.api.test_mounting import urlconf
-from tests.api.test_tokens import Program
+from tests.api.http import Api, Program, make_user
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["urlconf"]  # a fixture
 
 HOUR = timedelta(hours=1)
 CANCELLED: list[str] = []

@@ -57,8 +57,7 @@ def server() -> Iterator[str]:
 def demo(folder: Path) -> Iterator[str]:
     """Serve the demo project with a worker beside it; yield its URL."""
     from tests.crash.processes import wait_for
-    from tests.e2e.demo_project import ROOT, Project
-    from tests.e2e.test_console import answers
+    from tests.e2e.demo_project import ROOT, Project, answers
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -12,13 +12,12 @@ from agentruns.models import Run
 from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitors, path_of
-from tests.files import MEGABYTE, fetched, folder, report_of, stored_in
+from tests.files import MEGABYTE, fetched, report_of, stored_in
 from tests.pictures import HOSTILE, PDF, photograph
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-__all__ = ["folder"]  # a fixture
 ROOT = Path(__file__).parents[2]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentruns.models import Review, Run, Session
-from tests.admin.conftest import World
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.browser.desk import MAIL, REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors

@@ -10,8 +10,8 @@ from agentruns import approve
 from agentruns.admin import RunAdmin
 from agentruns.models import Approval
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.browser.desk import REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, path_of

@@ -11,8 +11,8 @@ from django.test import override_settings
 from agentruns import approve, deny
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import INDEX, LOGIN, QUEUE, RUNS, Visitor, Visitors, call_path, turn_path

@@ -7,8 +7,8 @@ from django.test import override_settings
 from agentruns import approve, deny
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
-from tests.admin.conftest import World
 from tests.admin.people import user
+from tests.admin.world import World
 from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors

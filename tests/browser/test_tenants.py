@@ -11,9 +11,7 @@ from agentruns.admin import RunAdmin
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors, decided
-from tests.tenants.project import KEY, TENANTS, cents, two, user
-
-__all__ = ["two"]  # a fixture
+from tests.tenants.project import KEY, TENANTS, cents, user
 
 
 def test_two_tenants_at_two_browsers(

@@ -8,7 +8,7 @@ import pytest
 
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World
+from tests.admin.world import World
 from tests.browser.desk import CARD, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.visitor import QUEUE, REASON, Visitor, Visitors, call_path, decided, turn_path
 from tests.effects import Effects

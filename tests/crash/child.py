@@ -50,6 +50,7 @@ from tests.mcp.agents import POST, write_to
 from tests.mcp.agents import TOOLS as OF_SERVER
 from tests.shop.agents import TOOLS, call, misfortune, shop_agent
 from tests.shop.models import Order
+from tests.statements import broken_commit
 
 
 @tool(transactional=True)
@@ -229,8 +230,6 @@ def _ask(pipe: Connection, faults: ExitStack) -> None:
     pipe.send(connection.connection.info.backend_pid if connection.vendor == "postgresql" else None)
     lost = pipe.recv()
     if lost:
-        from tests.crash.test_faults import broken_commit  # with pytest, which other children can do without
-
         left = faults.enter_context(broken_commit(1, went_through=lost == "committed"))
         faults.callback(_must_be_lost, left)
 

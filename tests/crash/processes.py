@@ -97,7 +97,7 @@ class Forked:
 
     def __init__(self, perform: Callable[[Orders, Connection], None], orders: Orders) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["tests.crash.child", "tests.crash.test_faults"])
+        context.set_forkserver_preload(["tests.crash.child"])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=perform, args=(orders, theirs), daemon=True)
         self.process.start()

@@ -11,8 +11,8 @@ from agentruns import cancel_run, pause_run, resume_run
 from agentruns.journal.verify import problems
 from agentruns.models import Run
 from tests.crash import processes
+from tests.crash.kills import finish, run_and_die
 from tests.crash.processes import expire_lease, start, wait_for
-from tests.crash.test_sigkill import finish, run_and_die
 from tests.db.helpers import payloads
 from tests.effects import Effects
 

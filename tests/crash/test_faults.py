@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from tests.db.racing import decide
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
-from tests.statements import at_each_commit, statement_wrapper
+from tests.statements import broken_commit, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,22 +74,6 @@ class BrokenStatement:
             terminate_backend(context["connection"])
             return execute("SELECT 1", None, False, context)
         raise OperationalError("the connection broke")
-
-
-@contextmanager
-def broken_commit(nth: int, went_through: bool) -> Iterator[list[int]]:
-    """Let the nth commit of this thread raise, although it went through or after it was undone."""
-    left = [nth]
-
-    def commit_or_break(commit: Callable[[], Any], undo: Callable[[], Any]) -> Any:
-        left[0] -= 1
-        if left[0] != 0:
-            return commit()
-        commit() if went_through else undo()
-        raise OperationalError("the connection broke before the acknowledgement came")
-
-    with at_each_commit(commit_or_break):
-        yield left
 
 
 def attempt(agent: Agent, session: str) -> None:

@@ -10,8 +10,8 @@ from agentruns.models import Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from tests.crash.kills import run_and_die
 from tests.crash.processes import expire_lease
-from tests.crash.test_sigkill import run_and_die
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

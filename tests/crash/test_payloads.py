@@ -14,11 +14,9 @@ from agentruns.services.sweep import sweep
 from tests.crash.fetching import fetcher
 from tests.crash.processes import LEASE, expire_lease, interpret_and_die
 from tests.effects import Effects
-from tests.files import MEGABYTE, folder, report_of, stored_in
+from tests.files import MEGABYTE, report_of, stored_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 def test_a_death_between_the_file_and_its_row(folder: Path, effects: Effects) -> None:

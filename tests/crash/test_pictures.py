@@ -18,11 +18,9 @@ from agentruns.testing import check_messages
 from tests.crash.photographing import photographer, task
 from tests.crash.processes import LEASE, expire_lease, interpret_and_die
 from tests.effects import Effects
-from tests.files import folder, stored_in
+from tests.files import stored_in
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 # point -> files, runs, effects and the run's status after a sweep
 WINDOWS = {

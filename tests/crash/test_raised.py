@@ -14,8 +14,8 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.waiting import uncleared
 from agentruns.testing import check_messages
+from tests.crash.kills import child
 from tests.crash.processes import expire_lease
-from tests.crash.test_sigkill import child
 from tests.db.helpers import outcomes, payloads
 from tests.effects import Effects
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentruns.models import Message, Run
+from tests.crash.kills import finish, run_and_die, sound
 from tests.crash.processes import expire_lease
-from tests.crash.test_sigkill import finish, run_and_die, sound
 from tests.db.helpers import payloads
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
-from django.db import connection
 
 from agentruns import approve, resume_run
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.child import Orders, perform
-from tests.crash.processes import Forked, expire_lease
-from tests.effects import VARIABLE, Effects
+from tests.crash.kills import finish, run_and_die, sound
+from tests.crash.processes import expire_lease
+from tests.effects import Effects
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,33 +39,6 @@ WINDOWS = {
 }
 
 
-def child(*action: str, point: str = "", **environment: str) -> int | None:
-    """Do it in another process; return how that ended. Nobody competes with it, so its lease is short."""
-    orders = Orders(
-        actions=[action],
-        point=point,
-        dies=True,
-        lease=0.3,
-        database={"NAME": str(connection.settings_dict["NAME"])},
-        environment={VARIABLE: os.environ[VARIABLE], **environment},
-    )
-    process = Forked(perform, orders)
-    try:
-        code = process.ended()
-        assert code != 0 or process.hear() == []
-        return code
-    finally:
-        process.close()
-
-
-def run_and_die(*action: str, point: str = "", **environment: str) -> None:
-    assert child(*action, point=point, **environment) == -signal.SIGKILL
-
-
-def finish(*action: str, **environment: str) -> None:
-    assert child(*action, **environment) == 0
-
-
 def die(tool: str, where: str, agent: str = "") -> Run:
     """Run the agent that calls `tool` in a process that is killed at a place; wait out its lease."""
     inside = where.startswith(f"{tool}:")
@@ -83,12 +51,6 @@ def die(tool: str, where: str, agent: str = "") -> Run:
 
 def started(run: Run) -> int:
     return run.messages.filter(kind="tool_started").count()
-
-
-def sound(run: Run) -> Run:
-    """Check the journal and return the run as it is now."""
-    assert problems(run.session_id) == []
-    return Run.objects.get(pk=run.pk)
 
 
 @pytest.mark.parametrize(("tool", "where"), WINDOWS, ids=[f"{tool}-{at}" for tool, at in WINDOWS])

@@ -12,12 +12,12 @@ from collections import Counter
 
 import pytest
 
-from agentruns import approve, deny, resume_run, start_run
-from agentruns.exceptions import AgentRunsError
+from agentruns import start_run
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run
+from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.testing import check_messages
+from tests.crash.people import decide
 from tests.crash.processes import start
 from tests.effects import Effects
 from tests.shop.models import Order
@@ -28,20 +28,6 @@ LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 # One worker is killed every second; the short form lets the few it has come a little further.
 RUNS, WORKERS, PAUSE, LIMIT = (200, 4, 0, 6000) if LONG else (15, 3, 3, 900)
 ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
-
-
-def decide(dice: random.Random) -> None:
-    """Play the people: approve or deny what waits, and resume what is in doubt or paused."""
-    for card in Approval.objects.pending():
-        try:
-            approve(card.pk, None) if dice.random() < 0.8 else deny(card.pk, None, "not today")
-        except AgentRunsError:
-            continue
-    for run in Run.objects.filter(status__in=["orphaned", "paused"]):
-        try:
-            resume_run(run.pk, drive=False)
-        except AgentRunsError:
-            continue
 
 
 def test_soak(effects: Effects) -> None:

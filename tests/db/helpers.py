@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -100,3 +101,13 @@ def run_out(approval: Approval, seconds: float = -1) -> None:
         batch.add(events.APPROVAL_EXTENDED, {"expires_at": end, "actor": None}, call=call)
 
     write(approval.run_id, change)
+
+
+def everywhere() -> str:
+    """Return every column of every table of the database as one text."""
+    texts = []
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names(cursor):
+            cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
+            texts += [str(value) for row in cursor.fetchall() for value in row]
+    return "\n".join(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.shop.models import Order
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 LIMIT = 120  # seconds after which a race counts as hung, on a machine however slow
+CLIENTS = 8
 GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
 
 
@@ -50,6 +52,11 @@ def at_once(*actions: Callable[[], Any]) -> list[Any]:
         thread.join(LIMIT)
     assert not any(thread.is_alive() for thread in threads), f"hung, after {results}"
     return results
+
+
+def together(act: Callable[[int], tuple[int, Any]], clients: int = CLIENTS) -> list[tuple[int, Any]]:
+    """Let every client act at once."""
+    return at_once(*(partial(act, number) for number in range(clients)))
 
 
 @contextmanager

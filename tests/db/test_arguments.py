@@ -15,7 +15,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import Crash, check_messages, crash_after_tool_results
-from tests.crash.test_arguments import act, bound, ordered, started
+from tests.crash.arguments import act, bound, ordered, started
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import act as effect

@@ -26,10 +26,10 @@ from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelReply, ProviderError
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
 from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH
+from tests.db.doubts import wire
 from tests.db.helpers import outcomes, payloads, the_run, user
-from tests.db.test_doubt import wire
+from tests.db.replies import Counting, nested, uses
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.shop.agents import TOOLS, act, call, shop_agent
@@ -50,23 +50,6 @@ def gated(ctx: ToolContext, value: Any) -> str:
     return act("gated", ctx)
 
 
-class Counting:
-    """A model object that gives its replies as they are, and counts how often it is asked."""
-
-    identity = "counting"
-
-    def __init__(self, *replies: ModelReply) -> None:
-        self.replies = replies
-        self.asked = 0
-
-    def propose(self, request: Any) -> ModelReply:
-        self.asked += 1
-        check_messages(request.messages)
-        if request.step < len(self.replies):
-            return self.replies[request.step]
-        return ModelReply([{"type": "text", "text": "all done"}], "end_turn", {"output_tokens": 1})
-
-
 def run_replies(*replies: ModelReply, tools: Any = (take, gated, *TOOLS)) -> tuple[Any, Counting]:
     """Run an agent whose model gives these replies, then "all done"; sweep as a worker would."""
     model = Counting(*replies)
@@ -77,22 +60,6 @@ def run_replies(*replies: ModelReply, tools: Any = (take, gated, *TOOLS)) -> tup
         if not sweep().errors:
             break
     return result_of(Run.objects.get().pk), model
-
-
-def uses(*calls: tuple[str, Any], **options: Any) -> ModelReply:
-    """A reply that makes calls."""
-    blocks = [
-        {"type": "tool_use", "id": f"t{n}", "name": name, "input": given}
-        for n, (name, given) in enumerate(calls)
-    ]
-    return ModelReply(blocks, "tool_use", {"output_tokens": 10}, **options)
-
-
-def nested(levels: int) -> Any:
-    deep: Any = "bottom"
-    for level in range(levels):
-        deep = [deep] if level % 2 else {"down": deep}
-    return deep
 
 
 DEPTHS = [MAX_DEPTH, 488, 600, 5_000]

@@ -39,16 +39,13 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import find_file, import_run, read_content
 from agentruns.testing import check_messages
+from tests.db.exports import forget_everything, sealed
 from tests.db.helpers import Checked, the_run
-from tests.db.test_imports import forget_everything, sealed
-from tests.db.test_storage_away import HangingStorage
-from tests.files import alias, folder, report_of, row_of, stored_in
+from tests.files import HangingStorage, alias, report_of, row_of, stored_in
 from tests.pictures import BIG, NOTE, PDF, PNG, files_of, photograph, png, scan_passport
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 MUG = [Text("It came broken."), Image(data=PNG, name="mug.png"), Document(data=PDF, name="bill.pdf")]
 DIGEST = hashlib.sha256(PNG).hexdigest()

@@ -15,13 +15,13 @@ from agentruns.services.transfer import import_run
 from agentruns.testing import ScriptedModel
 from tests.admin.people import browser
 from tests.api.http import Api, make_user
-from tests.db.test_cost import _nothing_by_time
 from tests.shop.agents import call, shop_agent
 from tests.statements import captured_statements
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["_nothing_by_time"]  # a fixture
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_by_time"),
+]
 
 LIST = "/admin/agentruns/run/"
 PIN = "pin-Q77001x"

@@ -10,25 +10,16 @@ from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
 from agentruns import run_agent, start_run
-from agentruns.engine import leases
 from agentruns.engine.worker import answer
-from agentruns.utils import clock
 from tests import rebuild
 from tests.shop.agents import call, shop_agent
 from tests.statements import captured_statements
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("nothing_by_time"),
     pytest.mark.skipif(rebuild.ALWAYS, reason="reading everything again after each append is not the cost"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_by_time(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver looks every five seconds, and on a slow machine a run lasts as long; a process asks once."""
-    monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 3600.0)
-    clock.now("default")
-    leases.request_at_start("default")
 
 
 def cost(turns: list[Any], session: str) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def test_everything_goes_to_the_named_database() -> None:
 
 
 def test_a_verdict_and_a_transactional_tool_go_there_too() -> None:
-    from tests.db.test_doubt import wire
+    from tests.db.doubts import wire
     from tests.shop.agents import TOOLS
     from tests.shop.models import Order
 

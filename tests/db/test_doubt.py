@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agentruns import Agent, ToolContext, approve, deny, resolve_orphan, resume_run, run_agent, tool
-from agentruns.exceptions import PermissionDeniedError, RunStateError, ToolDurabilityError
+from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
@@ -15,18 +15,12 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.crash.processes import wait_for
+from tests.db.doubts import wire
 from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@tool
-def wire(text: str) -> str:
-    """Send a wire that may or may not have gone out."""
-    Effects.from_environment().record("wire", text=text)
-    raise ToolDurabilityError("the bank's answer was lost")
 
 
 def held_run(*turns: object, **options: object) -> Run:

@@ -24,8 +24,8 @@ from agentruns.services.write import write
 from agentruns.testing import check_messages
 from tests.api.http import Api
 from tests.commands.running import run as command
+from tests.db.exports import forget_everything
 from tests.db.helpers import run_turns, the_run, user
-from tests.db.test_imports import forget_everything
 from tests.effects import Effects
 from tests.rows import erase
 from tests.shop.agents import call

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from uuid import UUID
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.core.files.storage import FileSystemStorage
 from django.db import DatabaseError, connection, transaction
 
 from agentruns import (
@@ -47,28 +44,16 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import interpret_and_die
-from tests.db.helpers import run_turns, user
+from tests.db.helpers import everywhere, run_turns, user
 from tests.db.racing import at_once
 from tests.effects import Effects
-from tests.files import fetched, folder, row_of, stored_in
+from tests.files import fetched, row_of, stored_in
 from tests.shop.agents import call, shop_agent
 from tests.shop.agents import refund as refund_tool
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-__all__ = ["folder"]  # a fixture
-
 WHY = "request 17 of the customer"
-
-
-def everywhere() -> str:
-    """Return every column of every table of the database as one text."""
-    texts = []
-    with connection.cursor() as cursor:
-        for table in connection.introspection.table_names(cursor):
-            cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
-            texts += [str(value) for row in cursor.fetchall() for value in row]
-    return "\n".join(texts)
 
 
 def intact() -> None:
@@ -313,13 +298,6 @@ def test_a_file_goes_after_the_commit(folder: Path) -> None:
     intact()
 
 
-class DeadlyStorage(FileSystemStorage):
-    """The process dies when it is to delete a file."""
-
-    def delete(self, name: str) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 ERASE = """
 import os, signal, sys, django
 django.setup()
@@ -327,7 +305,7 @@ from django.conf import settings
 from agentruns import erase_payload
 from agentruns.services import erasure
 from tests.files import alias
-settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.db.test_erasure.DeadlyStorage")}
+settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.files.DeadlyDeletingStorage")}
 settings.DATABASES.pop("other")
 if sys.argv[2] == "rows":
     erasure.clear_admin_log = lambda *about: os.kill(os.getpid(), signal.SIGKILL)

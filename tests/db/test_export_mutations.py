@@ -21,16 +21,13 @@ from agentruns.journal.verify import problems
 from agentruns.models import Definition, Run, Session
 from agentruns.services.transfer import import_run
 from agentruns.tools import ToolContext
+from tests.db.exports import forget_everything, sealed
 from tests.db.helpers import the_run
-from tests.db.test_imports import forget_everything, sealed
 from tests.effects import Effects
-from tests.files import folder
 from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 Line = dict[str, Any]
 VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"

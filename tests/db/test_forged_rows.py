@@ -15,10 +15,9 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import outcomes, run_turns, the_run
-from tests.db.test_verify import forge
 from tests.effects import Effects
 from tests.rows import change as change_row
-from tests.rows import row_of, sealed
+from tests.rows import forge, row_of, sealed
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,13 +17,11 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases
 from tests.db.helpers import names, outcomes, payloads, the_run
 from tests.effects import Effects
-from tests.files import MEGABYTE, fetch, folder, report_of, said
+from tests.files import MEGABYTE, fetch, report_of, said
 from tests.rows import change
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 POST = {"tools": [call("post", text="hello")]}
 

@@ -12,8 +12,8 @@ from django.db import connections, transaction
 from agentruns import fork_run
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
-from tests.crash.test_faults import broken_commit
-from tests.db.test_forks import seq_of, story
+from tests.db.stories import seq_of, story
+from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -39,32 +39,13 @@ from agentruns.services.write import write
 from agentruns.signals import run_ended
 from agentruns.testing import check_messages, crashing_at
 from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.db.stories import TURNS, seq_of, story, the_run_of
 from tests.effects import Effects
-from tests.files import folder
 from tests.rows import change
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
-
-TURNS: list[dict[str, Any]] = [
-    {"text": "look", "tools": [call("lookup", number="A1"), call("post", text="hello")]},
-    {"tools": [call("refund", cents=5000)]},
-]
-
-
-def story() -> Run:
-    """A run with two steps, the second gated, that ended."""
-    first = run_turns(*TURNS)
-    approve(first.pending[0].pk, None)
-    assert sweep().completed == 1
-    return the_run(first)
-
-
-def seq_of(run: Run, kind: str, position: int = 0) -> int:
-    return Message.objects.filter(run=run, kind=kind).order_by("seq")[position].seq
 
 
 def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects) -> None:
@@ -101,12 +82,6 @@ def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
     (started,) = [p for p in payloads(fork, "run_started") if "copied" not in p]
     row = Message.objects.get(run=run, seq=cut)
     assert started["origin"] == {"run": str(run.pk), "seq": cut, "hash": row.hash, "steps": 1}
-
-
-def the_run_of(run: Run) -> Run:
-    run.refresh_from_db()
-    assert problems(run.session_id) == []
-    return run
 
 
 def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects) -> None:

@@ -20,8 +20,8 @@ from agentruns.services import permissions
 from agentruns.services.forks import run_again
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
-from tests.api.test_races import together
 from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.db.racing import together
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 

@@ -153,7 +153,7 @@ def test_nobody_is_not_the_owner_of_what_belongs_to_nobody() -> None:
 
 
 def test_a_caller_without_the_permission_does_not_surface() -> None:
-    from tests.db.test_doubt import wire
+    from tests.db.doubts import wire
 
     ann = user("ann")
     agent = shop_agent("wired", {"tools": [call("wire", text="x")]}, tools=[wire])
@@ -380,7 +380,7 @@ def test_a_cancel_reaches_a_long_handler() -> None:
 
 
 def test_a_verdict_is_recorded_where_the_call_is() -> None:
-    from tests.db.test_doubt import wire
+    from tests.db.doubts import wire
 
     first = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     resume_run(first.run_id)

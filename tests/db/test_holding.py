@@ -9,11 +9,11 @@ from agentruns.engine.leases import claim
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import hold_all, sweep
+from tests.bells import Bell
+from tests.db.doubts import wire
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
-from tests.db.test_doubt import wire
-from tests.db.test_in_testcase import Bell
-from tests.db.test_sweep import spoilt
 from tests.effects import Effects
+from tests.rows import spoilt
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,7 +60,7 @@ def test_surfacing_is_done_in_the_name_of_the_sweep() -> None:
 
 
 def test_without_driving_workers_are_rung(settings: object) -> None:
-    settings.AGENTRUNS_DISPATCHER = "tests.db.test_in_testcase.Bell"  # type: ignore[attr-defined]
+    settings.AGENTRUNS_DISPATCHER = "tests.bells.Bell"  # type: ignore[attr-defined]
     run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
     held = run_turns({"tools": [call("wire", text="x")]}, session="held", tools=[wire])
     Bell.rung.clear()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -25,6 +25,7 @@ from agentruns.exceptions import NotDurableError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers
 from agentruns.services.sweep import sweep
+from tests.bells import WitnessBell
 from tests.db.dying import elsewhere
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
@@ -35,22 +36,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parents[2]
 TABLES = (Definition, Session, Run, Message, Approval)
-
-
-class Bell:
-    """Remembers who was rung, and whether another process could see why by then."""
-
-    rung: ClassVar[list[tuple[UUID, bool]]] = []
-
-    def notify(self, run_id: UUID) -> None:
-        self.rung.append((run_id, elsewhere(lambda: Run.objects.filter(pk=run_id).exists())))
-
-
-@pytest.fixture
-def bell(settings: Any, monkeypatch: pytest.MonkeyPatch) -> type[Bell]:
-    settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
-    monkeypatch.setattr(Bell, "rung", [])
-    return Bell
 
 
 # Projects of their own
@@ -115,7 +100,7 @@ def order(number: str) -> Order:
     return Order.objects.create(number=number, customer="Ada", total_cents=1)
 
 
-def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bell: type[Bell]) -> None:
+def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bell: type[WitnessBell]) -> None:
     agent = shop_agent("joined", {"tools": [call("post", text="x")]})
     for _ in range(2):
         with pytest.raises(RuntimeError), transaction.atomic():
@@ -129,7 +114,7 @@ def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bel
     assert (sweep().completed, effects.count(), problems(run.session_id)) == (1, 1, [])
 
 
-def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[Bell]) -> None:
+def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[WitnessBell]) -> None:
     agent = shop_agent("beside", {"tools": [call("annotate", number="A1", note="seen")]})
     with transaction.atomic():
         order("A1")
@@ -140,7 +125,7 @@ def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[Bell]) -> 
     assert (sweep().completed, Order.objects.get().note) == (1, "seen")
 
 
-def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[Bell]) -> None:
+def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[WitnessBell]) -> None:
     agent = shop_agent("saved", {"tools": [call("post", text="x")]})
     with transaction.atomic():
         kept = start_run(agent, "the first task", "s1", idempotency_key="k1")
@@ -155,7 +140,9 @@ def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bel
     assert (effects.count(), problems(kept.session_id), problems(again.session_id)) == (2, [], [])
 
 
-def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(effects: Effects, bell: type[Bell]) -> None:
+def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(
+    effects: Effects, bell: type[WitnessBell]
+) -> None:
     """Cancel and pause take the lease of a waiting run; that is undone with them."""
     result = run_turns({"tools": [call("refund", cents=5000)]})
     run = the_run(result)

@@ -22,15 +22,12 @@ from agentruns.services.transfer import import_run
 from agentruns.tools import ToolContext
 from agentruns.utils import json as canonical
 from tests.commands.running import run as command
+from tests.db.exports import forget_everything, sealed
 from tests.db.helpers import the_run
-from tests.db.test_imports import forget_everything, sealed
-from tests.files import folder
 from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 Line = dict[str, Any]
 OUTSIDE = {"prev_hash", "hash", "facts", "facts_salt", "content", "content_salt"}

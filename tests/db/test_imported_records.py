@@ -41,8 +41,8 @@ from agentruns.services.write import write
 from tests.admin.people import user as person
 from tests.api.http import Api
 from tests.commands.running import run as command
+from tests.db.exports import Line, forget_everything, sealed
 from tests.db.helpers import names, outcomes, payloads, run_turns, user
-from tests.db.test_imports import Line, forget_everything, sealed
 from tests.effects import Effects
 from tests.rows import sealed as seal
 from tests.shop.agents import call, shop_agent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +9,24 @@ from typing import Any
 
 import pytest
 from django.core.files.storage import storages
-from django.db import connection, transaction
 
 from agentruns import ToolContext, approve, export_run, fork_run, run_again, run_agent, tool
 from agentruns.exceptions import PayloadError, RunStateError
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
+from agentruns.models import Approval, Definition, Message, Run, Session
 from agentruns.models.parts import commitment
 from agentruns.services.sweep import Swept, hold_all, sweep
-from agentruns.services.transfer import _written, import_run
+from agentruns.services.transfer import import_run
 from agentruns.utils import json as canonical
 from tests.commands.running import run as command
-from tests.crash.test_faults import broken_commit
+from tests.db.doubts import wire
+from tests.db.exports import Line, forget_everything, sealed
 from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
-from tests.db.test_doubt import wire
 from tests.effects import Effects
-from tests.files import folder
 from tests.shop.agents import call, shop_agent
+from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
-
-Line = dict[str, Any]
 
 
 def story() -> Run:
@@ -42,19 +36,6 @@ def story() -> Run:
     assert sweep().completed == 1
     agent = shop_agent("later", {"text": "odd \x00 \ud800", "tools": [call("post", text="hi")]})
     return the_run(run_agent(agent, "more", "s1", idempotency_key="k2"))
-
-
-def forget_everything() -> None:
-    """Let this be another database: one that knows nothing."""
-    with triggers.lifted(connection), transaction.atomic():
-        for model in (Notification, Approval, Message, Run, Session, Definition):
-            model.objects.all().delete()
-
-
-def sealed(lines: list[Line]) -> list[Line]:
-    """Return the lines of an export with the hash of all of them computed anew."""
-    rest = [line for line in lines if "end" not in line]
-    return [*rest, {"end": hashlib.sha256(b"".join(map(_written, rest))).hexdigest()}]
 
 
 def contents(*models: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from agentruns.exceptions import NotDurableError
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
 from agentruns.testing.database import JournalFlushMixin
+from tests.bells import Bell
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -53,21 +54,12 @@ def test_an_atomic_block_in_it_is_still_refused() -> None:
 
 @pytest.mark.django_db
 def test_the_doorbell_rings_on_commit(settings: Any, django_capture_on_commit_callbacks: Any) -> None:
-    settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
+    settings.AGENTRUNS_DISPATCHER = "tests.bells.Bell"
     Bell.rung.clear()
     with django_capture_on_commit_callbacks(execute=True):
         run = start_run(shop_agent("rung"), "do it", "s1")
         assert Bell.rung == []
     assert Bell.rung == [run.pk]
-
-
-class Bell:
-    """A dispatcher that remembers."""
-
-    rung: list[object] = []
-
-    def notify(self, run_id: object) -> None:
-        self.rung.append(run_id)
 
 
 class WithTestCase(TestCase):

@@ -17,7 +17,7 @@ from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import expire_lease, run_and_die
-from tests.db import test_races
+from tests.db import races
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -148,11 +148,11 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
 @pytest.mark.parametrize(
     "race",
     [
-        test_races.test_one_of_many_deciders_wins,
-        test_races.test_many_starts_with_one_key_are_one_run,
-        test_races.test_many_sweeps_at_once_act_once,
+        races.one_of_many_deciders_wins,
+        races.many_starts_with_one_key_are_one_run,
+        races.many_sweeps_at_once_act_once,
     ],
-    ids=lambda race: race.__name__.removeprefix("test_"),
+    ids=lambda race: race.__name__,
 )
 def test_races_end_as_at_the_default_level(
     race: Callable[..., None], isolation: str, effects: Effects

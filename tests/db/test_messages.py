@@ -54,11 +54,9 @@ from agentruns.utils import json as canonical
 from tests.db.dying import die_at
 from tests.db.helpers import Checked, forget_backoff, outcomes, payloads, user
 from tests.db.racing import at_once
-from tests.files import folder, stored_in
+from tests.files import stored_in
 from tests.shop.agents import TOOLS, call
 from tests.shop.models import Order
-
-__all__ = ["folder"]  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,38 +9,15 @@ import pytest
 
 from agentruns import Agent, resume_run, run_agent
 from agentruns.models import Run
-from agentruns.providers.base import ProviderError
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
+from agentruns.testing import ScriptedModel
+from tests.db.failures import Flaky, failing, start
 from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Flaky:
-    """Raises what it was given, one error a request, then follows the script."""
-
-    def __init__(self, errors: list[Exception], turns: list[Any]) -> None:
-        self.errors = errors
-        self.script = ScriptedModel([*turns, {"text": "all done"}])
-
-    def propose(self, request: Any) -> Any:
-        check_messages(request.messages)
-        if self.errors:
-            raise self.errors.pop(0)
-        return self.script.propose(request)
-
-
-def failing(disposition: str, **facts: Any) -> ProviderError:
-    return ProviderError("no luck", disposition=disposition, type="some_error", **facts)
-
-
-def start(errors: list[Exception], *turns: Any, **options: Any) -> Run:
-    agent = Agent("flaky", instructions="Try.", tools=TOOLS, model=Flaky(errors, list(turns)), **options)
-    return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
 
 
 def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects) -> None:

@@ -15,8 +15,8 @@ from agentruns.services.sweep import sweep
 from agentruns.services.waiting import waits
 from agentruns.testing import run_until_blocked
 from tests.api.http import Api
+from tests.db.failures import Flaky, failing
 from tests.db.helpers import forget_backoff, payloads, user
-from tests.db.test_model_failures import Flaky, failing
 from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

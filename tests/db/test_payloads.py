@@ -25,16 +25,14 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.admin.doubts import timed_out
 from tests.commands.running import run as command
+from tests.db.exports import exported, verified
 from tests.db.helpers import the_run
-from tests.db.test_states import exported, verified
 from tests.effects import Effects
-from tests.files import MEGABYTE, alias, fetch, fetched, folder, report_of, row_of, said, sha256, stored_in
+from tests.files import MEGABYTE, alias, fetch, fetched, report_of, row_of, said, sha256, stored_in
 from tests.shop.agents import act, call, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 LIMIT = 65_536
 

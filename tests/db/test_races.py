@@ -15,13 +15,14 @@ from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_r
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import Lease, claim
 from agentruns.engine.worker import advance
-from agentruns.exceptions import AgentRunsError, ApprovalStateError, RunStateError, SessionBusyError
+from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run, Session
+from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.crash.processes import wait_for
+from tests.db import races
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, run_turns, the_run
 from tests.db.racing import (
@@ -65,31 +66,11 @@ def test_one_of_many_claimers_wins() -> None:
 
 
 def test_one_of_many_deciders_wins() -> None:
-    for round_number in range(5):
-        card = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{round_number}").pending[0]
-        decisions = [
-            partial(approve, card.pk, None, digest=card.digest),
-            partial(deny, card.pk, None, "no"),
-        ]
-        results = at_once(*decisions * 3)
-        refused = [result for result in results if isinstance(result, ApprovalStateError)]
-        assert len(refused) == 5, results
-        assert Message.objects.filter(run=card.run, kind="approval_decided").count() == 1
-        assert problems(card.run.session_id) == []
+    races.one_of_many_deciders_wins()
 
 
 def test_many_starts_with_one_key_are_one_run() -> None:
-    agent = shop_agent("started")
-    runs = at_once(*[partial(start_run, agent, "do it", "one", idempotency_key="k1")] * 6)
-    assert {getattr(run, "pk", run) for run in runs} == {Run.objects.get(idempotency_key="k1").pk}
-    runs = at_once(
-        *[partial(start_run, agent, "do it", f"session-{n}", idempotency_key="k2") for n in range(6)]
-    )
-    run = Run.objects.get(idempotency_key="k2")
-    refused = [one for one in runs if one != run]
-    assert len(refused) == 5
-    assert all(isinstance(one, RunStateError) and f"belongs to run {run.pk}" in str(one) for one in refused)
-    assert {session.pk for session in Session.objects.all()} == {run.session_id for run in Run.objects.all()}
+    races.many_starts_with_one_key_are_one_run()
 
 
 def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:
@@ -102,12 +83,7 @@ def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:
 
 
 def test_many_sweeps_at_once_act_once(effects: Effects) -> None:
-    for number in range(6):
-        start_run(shop_agent(f"swept-{number}", {"tools": [call("post", text="x")]}), "do it", f"s{number}")
-    results = at_once(*[sweep] * 4)
-    assert not [result for result in results if isinstance(result, Exception)]
-    assert effects.count() == 6
-    assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
+    races.many_sweeps_at_once_act_once(effects)
 
 
 def test_clicks_and_workers_never_deadlock_or_lose_a_row(effects: Effects) -> None:

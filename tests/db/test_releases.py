@@ -30,8 +30,8 @@ from tests.admin.people import browser, user
 from tests.api.http import Api
 from tests.api.streaming import Stream
 from tests.commands.running import run as command
+from tests.db.exports import forget_everything
 from tests.db.helpers import kill, payloads
-from tests.db.test_imports import forget_everything
 from tests.effects import Effects
 from tests.releases.agents import declare, while_at_work
 from tests.releases.journals import HOSTILE, RELEASES, lines_of, restored

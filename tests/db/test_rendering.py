@@ -31,13 +31,10 @@ from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import payloads
-from tests.files import folder
 from tests.registry import isolated_registry
 from tests.shop.agents import call, lookup, post, refund
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 SEEN: list[RunContext] = []
 SAYS: list[Any] = ["Serve {tenant}."]

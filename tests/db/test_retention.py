@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.files.storage import FileSystemStorage
 from django.db import DatabaseError, connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
@@ -41,13 +39,11 @@ from tests.db.dying import elsewhere
 from tests.db.helpers import user
 from tests.db.racing import at_once
 from tests.effects import Effects
-from tests.files import MEGABYTE, fetch, fetch_secretly, fetched, folder, row_of, stored_in
+from tests.files import MEGABYTE, fetch, fetch_secretly, fetched, row_of, stored_in
 from tests.registry import isolated_registry
 from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 DAY = 86_400
 
@@ -301,13 +297,6 @@ def test_files_that_no_row_names(folder: Path) -> None:
     assert set(stored_in(folder)) == {needed, young, awaited, foreign}
 
 
-class DeadlyStorage(FileSystemStorage):
-    """The process dies when it is to delete a file."""
-
-    def delete(self, name: str) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 PRUNE = """
 import os, signal, sys, django
 django.setup()
@@ -316,7 +305,7 @@ from django.db.models.signals import pre_delete
 from agentruns.models import Session
 from agentruns.services.retention import prune_ended
 from tests.files import alias
-settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.db.test_retention.DeadlyStorage")}
+settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.files.DeadlyDeletingStorage")}
 settings.DATABASES.pop("other")
 die = lambda **about: os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "rows":

@@ -12,15 +12,12 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.history import session_at
 from agentruns.services.sweep import sweep
-from tests.crash.test_faults import broken_commit
 from tests.db.helpers import payloads, the_run
-from tests.db.test_forks import seq_of, story, the_run_of
-from tests.files import folder
+from tests.db.stories import seq_of, story, the_run_of
 from tests.shop.agents import shop_agent
+from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["folder"]  # a fixture
 
 
 def test_again_in_the_same_session() -> None:

@@ -15,8 +15,8 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.dying import die_at
+from tests.db.failures import failing, start
 from tests.db.helpers import forget_backoff, run_turns
-from tests.db.test_model_failures import failing, start
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentruns import ToolContext, approve, deny, export_run, run_agent, state_at, tool
+from agentruns import ToolContext, approve, deny, run_agent, state_at, tool
 from agentruns.exceptions import DurableRunNotFoundError, RunStateError
 from agentruns.journal.masking import NOTHING
 from agentruns.journal.store import load
@@ -18,13 +16,13 @@ from agentruns.models import Message, Run
 from agentruns.services.history import record, session_at
 from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
+from tests.db.exports import exported, verified
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
 ODD = "nul \x00, dle \x10, surrogate \ud800, \u202e, <b>"
 
 
@@ -98,19 +96,6 @@ def secret() -> Run:
     deny(result.pending[0].pk, None, ODD)
     sweep()
     return the_run(result)
-
-
-def exported(run: Run, path: Path, **options: Any) -> list[dict[str, Any]]:
-    lines = list(export_run(run.pk, **options))
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    return lines
-
-
-def verified(path: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", str(VERIFY), str(path)], capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def test_an_export_is_verified_without_us(tmp_path: Path) -> None:

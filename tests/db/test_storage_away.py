@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.core.files.base import ContentFile
@@ -24,15 +24,23 @@ from agentruns.services import retention
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import the_run
 from tests.effects import Effects
-from tests.files import MEGABYTE, alias, fetch, fetched, folder, report_of, row_of, said, stored_in
+from tests.files import (
+    LONG,
+    MEGABYTE,
+    HangingStorage,
+    alias,
+    fetch,
+    fetched,
+    report_of,
+    row_of,
+    said,
+    stored_in,
+)
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-__all__ = ["folder"]  # a fixture
-
 OLD = 1_700_000_000  # a time in 2023
-LONG = 120.0  # seconds
 
 
 class StickyStorage(FileSystemStorage):
@@ -42,20 +50,6 @@ class StickyStorage(FileSystemStorage):
         if Path(str(name)).name.startswith("s"):
             raise PermissionError(13, "Permission denied")
         super().delete(name)
-
-
-class HangingStorage(FileSystemStorage):
-    """Answers only when the test is over, or after a long time."""
-
-    over: ClassVar[threading.Event] = threading.Event()
-
-    def _save(self, name: str, content: Any) -> str:
-        self.over.wait(LONG)
-        return super()._save(name, content)
-
-    def _open(self, name: str, mode: str = "rb") -> Any:
-        self.over.wait(LONG)
-        return super()._open(name, mode)
 
 
 class TruncatingStorage(FileSystemStorage):

@@ -14,15 +14,15 @@ from django.db.models.functions import Now
 
 from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.exceptions import ApprovalStateError, RunStateError
-from agentruns.models import Approval, Control, Message, Run, triggers
+from agentruns.models import Approval, Control, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import BATCH, RENEWED, STAMPED, sweep
 from tests.commands.running import run as command
+from tests.db.doubts import wire
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
-from tests.db.test_doubt import wire
 from tests.effects import Effects
 from tests.registry import isolated_registry
-from tests.rows import columns
+from tests.rows import spoilt
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,14 +72,6 @@ def test_the_reason_is_that_of_the_process_that_looked_last(effects: Effects) ->
     with isolated_registry():
         shop_agent("moved")
         assert sweep().completed == 1
-
-
-def spoilt(run_id: Any) -> None:
-    """Take from a journal what no run can be read without."""
-    row = Message.objects.filter(run=run_id, kind__in=("assistant", "run_started")).latest("seq")
-    kept = {key: value for key, value in row.payload.items() if key not in ("calls", "agent")}
-    with triggers.lifted(connection):
-        Message.objects.filter(pk=row.pk).update(**columns(row.kind, kept))
 
 
 def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None:

@@ -10,37 +10,18 @@ import time
 from typing import Any
 
 import pytest
-from django.db import connection, models
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from agentruns import run_agent, start_run
 from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
+from tests.db.crowds import ID, multiply, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 ENDED, WAITING, RESUMABLE = (1_000_000, 10_000, 10) if LONG else (5000, 2000, 10)
-SERIES = {
-    "postgresql": "generate_series(1, {}) AS series(n)",
-    "sqlite": "(WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {})"
-    " SELECT n FROM counted) AS series",
-}
-ID = {"postgresql": "lpad(to_hex({}), 32, '0')::uuid", "sqlite": "printf('%032x', {})"}
-
-
-def multiply(model: type[models.Model], times: int, **columns: str) -> None:
-    """Insert copies of the only row of a model, but for some columns, of which `n` is the number."""
-    names = [field.column for field in model._meta.concrete_fields]
-    values = [columns.get(name, f'"{name}"') for name in names]
-    quoted = ", ".join(f'"{name}"' for name in names)
-    table, key = model._meta.db_table, model._meta.pk.column
-    series = SERIES[connection.vendor].format(times)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} ({quoted}) SELECT {', '.join(values)} "
-            f"FROM (SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1) AS model, {series}"
-        )
 
 
 def fill() -> None:
@@ -54,14 +35,6 @@ def fill() -> None:
     multiply(Run, ENDED, id=made(f"n + {WAITING}"))
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
-
-
-def plan(query: str) -> str:
-    """Return how the database answers a query."""
-    explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
-    with connection.cursor() as cursor:
-        cursor.execute(explain + query)
-        return "\n".join(str(row[-1]) for row in cursor.fetchall())
 
 
 def swept() -> list[dict[str, Any]]:

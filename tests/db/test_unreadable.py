@@ -11,21 +11,16 @@ from agentruns import cancel_run, resume_run, run_agent, start_run
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
-from agentruns.models import Definition, Message, Run, triggers
+from agentruns.models import Definition, Message, Run
 from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
 from tests.db.helpers import payloads
-from tests.db.test_bounds import Counting, nested, uses
+from tests.db.replies import Counting, nested, uses
 from tests.effects import Effects
+from tests.rows import write_raw
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def write_raw(table: str, column: str, text: str, key: str, value: Any) -> None:
-    """Change a column behind everybody's back."""
-    with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {table} SET {column} = %s WHERE {key} = %s", [text, value])
 
 
 def sweep_often(times: int = 7) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 import agentruns.services.repair
@@ -19,7 +19,7 @@ from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
 from tests.rows import change as change_row
-from tests.rows import row_of, sealed
+from tests.rows import forge, row_of, sealed
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,20 +42,6 @@ def approved() -> Run:
 @pytest.fixture
 def waiting() -> Run:
     return the_run(run_turns({"tools": [call("refund", cents=5000)]}))
-
-
-def forge(session_id: Any, change: Callable[[Any], object]) -> None:
-    """Change rows as somebody would who can also write new hashes."""
-    with triggers.lifted(connection), transaction.atomic():
-        rows = Message.objects.filter(session_id=session_id).order_by("seq")
-        change(rows)
-        head = "0" * 64
-        for pk, (row, parts) in zip(rows.values_list("pk", flat=True), list(stored_rows(rows)), strict=True):
-            row, _parts = sealed(session_id, row._replace(prev_hash=head), parts)
-            names = ("facts_salt", "content_salt", "content_hash", "prev_hash", "hash")
-            Message.objects.filter(pk=pk).update(**{name: getattr(row, name) for name in names})
-            head = row.hash
-        Session.objects.filter(pk=session_id).update(head=head, next_seq=rows.count() + 1)
 
 
 def edited(kind: str, **changes: Any) -> Callable[[Any], None]:

@@ -27,7 +27,7 @@ from agentruns.journal.policy import ACTIONS
 from agentruns.models import ApiToken, Approval, Message, Review, Run
 from agentruns.services.api_tokens import create_token
 from agentruns.urls import urlpatterns
-from tests.admin.conftest import dying
+from tests.admin.world import dying
 from tests.doors.identities import (
     ACTS,
     BEARERS,

@@ -14,8 +14,8 @@ from agentruns import Policy, approve, cancel_run, run_agent, tool
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
 from agentruns.models import Approval, Notification, Run
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import dying
 from tests.admin.pages import read, url
+from tests.admin.world import dying
 from tests.api.http import Api
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

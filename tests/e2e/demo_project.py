@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,21 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180  # seconds
 TICKETS = {f"ticket-{number}" for number in range(1, 6)}
+STATUSES = {
+    "ticket-1": "completed",
+    "ticket-2": "completed",
+    "ticket-3": "completed",
+    "ticket-4": "awaiting-approval",
+    "ticket-5": "orphaned",
+}
+EFFECTS = [
+    ("ticket-1", "email"),
+    ("ticket-2", "refund"),
+    ("ticket-2", "email"),
+    ("ticket-3", "refund"),
+    ("ticket-3", "email"),
+    ("ticket-5", "email"),
+]
 
 
 class Project:
@@ -67,3 +83,12 @@ class Project:
         )
         done = self.run("shell", "-c", preamble + code)
         assert done.returncode == 0, done.stderr
+
+
+def answers(port: int) -> bool:
+    """Say whether a server listens on a port of this machine."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False

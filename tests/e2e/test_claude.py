@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.e2e import claude
-from tests.e2e.demo_project import ROOT, Project
+from tests.e2e.demo_project import EFFECTS, ROOT, STATUSES, Project
 from tests.e2e.faulty import FATAL, FAULTS, HARMLESS, met
-from tests.e2e.test_demo import EFFECTS, STATUSES
 from tests.fake_anthropic import FakeAnthropic
 
 REFUND, EMAIL = "refund", "email"

@@ -16,7 +16,7 @@ from http.cookiejar import CookieJar
 import pytest
 
 from tests.crash.processes import wait_for
-from tests.e2e.demo_project import ROOT, Project
+from tests.e2e.demo_project import ROOT, Project, answers
 
 PACE = "HELPDESK_PACE"
 
@@ -65,14 +65,6 @@ def console(project: Project, port: int) -> Iterator[subprocess.Popen[str]]:
     yield child
     child.terminate()
     child.communicate(timeout=30)
-
-
-def answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def is_there(pid: int) -> bool:

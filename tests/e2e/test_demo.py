@@ -8,23 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.demo_project import Project
+from tests.e2e.demo_project import EFFECTS, STATUSES, Project
 
-STATUSES = {
-    "ticket-1": "completed",
-    "ticket-2": "completed",
-    "ticket-3": "completed",
-    "ticket-4": "awaiting-approval",
-    "ticket-5": "orphaned",
-}
-EFFECTS = [
-    ("ticket-1", "email"),
-    ("ticket-2", "refund"),
-    ("ticket-2", "email"),
-    ("ticket-3", "refund"),
-    ("ticket-3", "email"),
-    ("ticket-5", "email"),
-]
 CARD = 'card = run("ticket-4").approvals.get(); '
 APPROVED = CARD + 'agentruns.approve(card.pk, user, digest=card.digest, reason="be generous")\n'
 DENIED = CARD + 'agentruns.deny(card.pk, user, "repair it", digest=card.digest)\n'

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.claude import SIDE_PATHS, transcript
-from tests.e2e.demo_project import Project
-from tests.e2e.test_demo import EFFECTS, STATUSES
+from tests.e2e.demo_project import EFFECTS, STATUSES, Project
 from tests.fake_openai import FakeOpenAI, chat
 
 MODEL = "llama3.3"

@@ -16,16 +16,13 @@ from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.services.api_tokens import create_token
 from agentruns.services.sweep import sweep
-from tests.admin.conftest import World, timed, world
 from tests.admin.people import browser, user
-from tests.admin.test_limits import drifted, seen
-from tests.db.test_host_project import Bell, bell
+from tests.admin.world import World, drifted, seen, timed
+from tests.bells import WitnessBell
 from tests.effects import Effects
 from tests.statements import statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["bell", "world"]  # fixtures
 
 # Where it is posted, what, and the run that a worker is told of (None: the run that the request makes).
 Post = tuple[str, dict[str, Any], Run | None]
@@ -249,7 +246,7 @@ def test_every_post(
     prepare: Callable[[World], Post],
     world: World,
     effects: Effects,
-    bell: type[Bell],
+    bell: type[WitnessBell],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, body, run = prepare(world)
@@ -275,7 +272,7 @@ def test_every_post(
 
 @pytest.mark.parametrize("name", QUIET)
 def test_every_post_that_lets_nothing_go_on(
-    name: str, world: World, bell: type[Bell], monkeypatch: pytest.MonkeyPatch
+    name: str, world: World, bell: type[WitnessBell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body, run = QUIET[name](world)
     assert run is not None

@@ -16,12 +16,10 @@ from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
 from tests.api.http import Api, make_user
-from tests.files import fetch_secretly, fetched, folder
+from tests.files import fetch_secretly, fetched
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-__all__ = ["folder"]  # a fixture
 
 PIN = "pin-Q77001x"
 

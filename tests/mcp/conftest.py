@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentruns.tools import Tool, ToolContext
+from agentruns.tools import Tool
 from agentruns.tools import mcp as declared
-from agentruns.tools.mcp import client, mcp_tools
+from agentruns.tools.mcp import client
 from tests.effects import Effects
-
-HOSTILE = str(Path(__file__).parent / "hostile.py")
-NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
-
-Declare = Callable[..., list[Tool]]
+from tests.mcp.servers import HOSTILE, Declare, lock
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +24,6 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(declared, "_servers", {})
     yield
     client.close()
-
-
-def lock(server: Any, name: str, file: Path, **options: Any) -> list[Tool]:
-    """Declare a server, write its lock file as it is now, and return its tools."""
-    if not file.exists():
-        assert mcp_tools(server, name=name, lock=file, **options) == []
-        (made,) = (each for each in declared.servers() if each.name == name)
-        file.write_text(made.lock_text(made.listed(NOBODY)))
-        declared._servers.pop(name)
-    return mcp_tools(server, name=name, lock=file, **options)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from agentruns import mcp_tools, run_agent
 from agentruns.models import Approval, Message, Run
-from tests.mcp.conftest import Declare
+from tests.mcp.servers import Declare
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

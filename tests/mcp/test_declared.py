@@ -18,8 +18,7 @@ from agentruns.tools import InvalidArguments
 from agentruns.tools.mcp import servers
 from agentruns.tools.mcp.arguments import arguments_model
 from tests.commands.running import run
-from tests.mcp import conftest
-from tests.mcp.conftest import Declare
+from tests.mcp.servers import NOBODY, Declare
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 NOWHERE = "https://mcp.example.com:9/at?token=sesame"
@@ -208,4 +207,4 @@ def test_the_committed_lock_file_is_current(effects: Any) -> None:
         None,
         agents.HERE / "hostile.mcp.json",
     )
-    assert server.lock_text(server.listed(conftest.NOBODY)) == server.file.read_text()
+    assert server.lock_text(server.listed(NOBODY)) == server.file.read_text()

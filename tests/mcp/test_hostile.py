@@ -15,14 +15,14 @@ from agentruns import ToolRefused, adopt_definition, approve, resume_run, run_ag
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.tools import Tool, ToolContext
+from agentruns.tools import ToolContext
 from agentruns.tools import mcp as declared
 from agentruns.tools.mcp import client
 from tests.crash.processes import wait_for
 from tests.effects import Effects
-from tests.mcp.conftest import HOSTILE, Declare
 from tests.mcp.hostile import HOSTILE as WORDS
 from tests.mcp.hostile import PNG
+from tests.mcp.servers import HOSTILE, Declare, drive
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 
@@ -47,14 +47,6 @@ def either(request: pytest.FixtureRequest) -> Declare:
     """The hostile server over each transport."""
     made: Declare = request.getfixturevalue(request.param)
     return made
-
-
-def drive(tools: list[Tool], name: str, *others: Any, **arguments: Any) -> Run:
-    """Let an agent call a tool, and return its run as it is then."""
-    agent = shop_agent(
-        f"mcp-{time.time_ns()}", {"tools": [call(f"h__{name}", **arguments), *others]}, tools=tools
-    )
-    return Run.objects.get(pk=run_agent(agent, "do it", f"s-{agent.name}").run_id)
 
 
 def results(run: Run) -> list[Any]:

@@ -17,8 +17,7 @@ from agentruns.tools.mcp import client
 from tests.crash.processes import expire_lease, run_and_die, wait_for
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for the parent as well
-from tests.mcp.conftest import HOSTILE, Declare
-from tests.mcp.test_hostile import drive
+from tests.mcp.servers import HOSTILE, Declare, drive
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

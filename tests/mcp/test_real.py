@@ -18,7 +18,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.tools import Tool
 from agentruns.tools.mcp import client
 from tests.crash.processes import ROOT, wait_for
-from tests.mcp.conftest import lock
+from tests.mcp.servers import lock
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

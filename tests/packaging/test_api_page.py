@@ -22,11 +22,8 @@ from agentruns.services.api_tokens import create_token
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.api.snapshot import FILE
-from tests.api.test_mounting import urlconf
 from tests.commands.running import run as manage
 from tests.shop.agents import call
-
-__all__ = ["urlconf"]  # a fixture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 CHAPTERS = re.split(r"^## ", PAGE, flags=re.MULTILINE)

@@ -6,8 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,31 +16,9 @@ from agentruns.contrib.mail import MailNotifier
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Run
 from agentruns.utils.ids import uuid7
+from tests.packaging.translations import PACKAGE, called, sources, templates
 
-PACKAGE = Path(__file__).parents[2] / "agentruns"
-CALLS = {"_": 1, "gettext": 1, "gettext_lazy": 1, "ngettext": 2, "ngettext_lazy": 2}  # by how many texts
 SENTENCE = re.compile(r"[A-Z][a-z]*,? [a-z]+")
-Texts = tuple[str, ...]  # one, or singular and plural
-
-
-def called(tree: ast.AST) -> Iterator[tuple[ast.Call, Texts]]:
-    """Yield each call of gettext, and what it is asked to translate."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-            texts = [one.value for one in node.args[: CALLS[node.func.id]] if isinstance(one, ast.Constant)]
-            yield node, tuple(texts)
-
-
-@cache
-def sources() -> list[tuple[Path, ast.Module]]:
-    """Return the modules that translate something."""
-    texts = [(path, path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
-    return [(path, ast.parse(text)) for path, text in texts if "gettext" in text]
-
-
-def templates() -> Iterator[tuple[Path, str]]:
-    for path in sorted((PACKAGE / "templates").rglob("*.html")):
-        yield path, path.read_text()
 
 
 def test_templates_have_no_words_of_their_own() -> None:

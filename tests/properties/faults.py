@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import sys
 import threading
@@ -15,12 +16,13 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection, connections
 from hypothesis import strategies as st
 
-from agentruns import deny, resume_run
+from agentruns import answer, approve, cancel_run, deny, pause_run, resolve_orphan, resume_run, run_agent
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import _is_inside
 from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Run
+from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill
 from tests.hostile import HOSTILITIES, clean
@@ -45,6 +47,14 @@ POINTS = [
     "before_model", "after_model", "after_reply", "before_tool", "after_tool", "before_result_commit",
     "after_result", "before_finish", "after_repair",
 ]  # fmt: skip
+CLICKS = st.lists(
+    st.sampled_from(
+        ["approve", "deny", "answer", "edit", "occurred", "not_occurred", "unknown", "cancel", "pause",
+         "resume", "run"]
+    ),
+    max_size=6,
+)  # fmt: skip
+DEATHS = st.lists(st.tuples(st.sampled_from(POINTS), st.integers(1, 4)), max_size=3)
 DIES_NOW = ("dies", "", 1)
 PATIENCE = 120  # seconds after which a worker counts as hung, on a machine however slow
 
@@ -224,3 +234,32 @@ def scripts(calls: list[Any], shortest: int = 0) -> st.SearchStrategy[list[dict[
 
 def _turn(content: list[Any], stop_reason: str) -> dict[str, Any]:
     return {"content": content, "stop_reason": stop_reason}
+
+
+TURNS = scripts(CALLS)
+NUMBER = itertools.count()
+
+
+def click(word: str, run: Run) -> None:
+    """Do what a word of CLICKS says, if the run is in a state for it."""
+    card = Approval.objects.pending().filter(run=run).first()
+    orphans = result_of(run.pk).orphans
+    if word in ("approve", "deny", "answer", "edit") and card is not None:
+        arguments = {"cents": 4000} if word == "edit" else None
+        decide = {
+            "approve": lambda: approve(card.pk, None, digest=card.digest),
+            "edit": lambda: approve(card.pk, None, digest=card.digest, arguments=arguments),
+            "deny": lambda: deny(card.pk, None, "no"),
+            "answer": lambda: answer(card.pk, None, "it is 42"),
+        }
+        surviving(decide[word])
+    elif word in ("occurred", "not_occurred", "unknown") and orphans:
+        surviving(lambda: resolve_orphan(run.pk, orphans[0], word, None, result="it did"))
+    elif word == "cancel":
+        surviving(lambda: cancel_run(run.pk))
+    elif word == "pause":
+        surviving(lambda: pause_run(run.pk))
+    elif word == "resume":
+        surviving(lambda: resume_run(run.pk))
+    elif word == "run":
+        surviving(lambda: run_agent(run.agent, "do it", run.session.key, idempotency_key=run.session.key))

@@ -24,18 +24,14 @@ from agentruns.services.transfer import import_run
 from agentruns.testing import check_messages
 from tests.db.helpers import kill, run_out
 from tests.effects import Effects
-from tests.files import folder
-from tests.properties.faults import CALLS, clear, scripts, surviving
+from tests.properties.faults import CALLS, CLICKS, DEATHS, clear, click, scripts, surviving
 from tests.properties.machine import OLD_TOOLS
-from tests.properties.test_fold import CLICKS, DEATHS, click, deaths
 from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["deaths", "folder"]  # fixtures
 
 INLINE_MAX = 2_000
 ASKED = "do it " * 500

@@ -16,8 +16,7 @@ from agentruns.management import timeline
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.properties.faults import clear, surviving
-from tests.properties.test_fold import CLICKS, NUMBER, TURNS, click
+from tests.properties.faults import CLICKS, NUMBER, TURNS, clear, click, surviving
 from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent

@@ -15,9 +15,8 @@ from agentruns.services.control import cancel_run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.db.test_erasure import everywhere
-from tests.properties.faults import clear, surviving
-from tests.properties.test_fold import CLICKS, NUMBER, TURNS, click
+from tests.db.helpers import everywhere
+from tests.properties.faults import CLICKS, NUMBER, TURNS, clear, click, surviving
 from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent

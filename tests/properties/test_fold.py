@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agentruns import (
-    answer,
-    approve,
-    cancel_run,
-    deny,
-    pause_run,
-    resolve_orphan,
-    resume_run,
     run_agent,
     start_run,
 )
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Run
-from agentruns.services.runs import result_of
+from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.helpers import kill
 from tests.effects import Effects
 from tests.properties.faults import (
-    CALLS,
-    POINTS,
-    Death,
+    CLICKS,
+    DEATHS,
+    NUMBER,
+    TURNS,
     at_each_append,
-    at_each_point,
     clear,
-    scripts,
+    click,
     surviving,
 )
 from tests.rebuild import examples
@@ -44,44 +34,6 @@ from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TURNS = scripts(CALLS)
-CLICKS = st.lists(
-    st.sampled_from(
-        [
-            "approve",
-            "deny",
-            "answer",
-            "edit",
-            "occurred",
-            "not_occurred",
-            "unknown",
-            "cancel",
-            "pause",
-            "resume",
-            "run",
-        ]
-    ),
-    max_size=6,
-)
-DEATHS = st.lists(st.tuples(st.sampled_from(POINTS), st.integers(1, 4)), max_size=3)
-
-
-@pytest.fixture
-def deaths(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Points at which the drive dies, without giving its lease back."""
-    armed: list[tuple[str, int]] = []
-
-    def reached(point: str) -> None:
-        for index, (at, left) in enumerate(armed):
-            if at == point:
-                armed[index] = (at, left - 1)
-                if left == 1:
-                    del armed[index]
-                    raise Death(point)
-
-    at_each_point(monkeypatch, reached)
-    return armed
-
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -89,33 +41,6 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     at_each_append(monkeypatch, after=lambda batch: found.extend(problems(batch.state.session_id)))
     return found
-
-
-def click(word: str, run: Run) -> None:
-    card = Approval.objects.pending().filter(run=run).first()
-    orphans = result_of(run.pk).orphans
-    if word in ("approve", "deny", "answer", "edit") and card is not None:
-        arguments = {"cents": 4000} if word == "edit" else None
-        decide = {
-            "approve": lambda: approve(card.pk, None, digest=card.digest),
-            "edit": lambda: approve(card.pk, None, digest=card.digest, arguments=arguments),
-            "deny": lambda: deny(card.pk, None, "no"),
-            "answer": lambda: answer(card.pk, None, "it is 42"),
-        }
-        surviving(decide[word])
-    elif word in ("occurred", "not_occurred", "unknown") and orphans:
-        surviving(lambda: resolve_orphan(run.pk, orphans[0], word, None, result="it did"))
-    elif word == "cancel":
-        surviving(lambda: cancel_run(run.pk))
-    elif word == "pause":
-        surviving(lambda: pause_run(run.pk))
-    elif word == "resume":
-        surviving(lambda: resume_run(run.pk))
-    elif word == "run":
-        surviving(lambda: run_agent(run.agent, "do it", run.session.key, idempotency_key=run.session.key))
-
-
-NUMBER = itertools.count()
 
 
 @settings(

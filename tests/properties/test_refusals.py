@@ -30,13 +30,10 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import kill
 from tests.effects import Effects
-from tests.properties.faults import surviving
-from tests.properties.test_fold import DEATHS, deaths
+from tests.properties.faults import DEATHS, surviving
 from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import call
-
-__all__ = ["deaths"]  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.http import HttpResponse
@@ -19,10 +18,8 @@ TENANTS = ("north", "south")
 KEY = "order-4711"
 
 
-@pytest.fixture
-def two(settings: Any) -> dict[str, Run]:
-    """A waiting run of each tenant under the same keys, whose every text names its tenant."""
-    settings.AGENTRUNS_POLICY = "tests.tenants.policy.Policy"
+def waiting_runs() -> dict[str, Run]:
+    """Start a run of each tenant under the same keys, and drive each until it waits for its approval."""
     runs = {}
     for tenant in TENANTS:
         post = call("refund", cents=cents(tenant))

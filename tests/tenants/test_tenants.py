@@ -8,11 +8,9 @@ import pytest
 
 from agentruns import start_run
 from agentruns.models import Approval, Run, Session
-from tests.tenants.project import KEY, TENANTS, api, browse, two, user
+from tests.tenants.project import KEY, TENANTS, api, browse, user
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("two")]
-
-__all__ = ["two"]  # a fixture
 
 
 def text(response: Any) -> str:

@@ -9,30 +9,15 @@ from django.db import connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from agentruns import Policy, tool
+from agentruns import Policy
 from agentruns.agents.agent import Agent
 from agentruns.checks.agents import check_agents, check_approvers
 from agentruns.checks.database import check_database
 from agentruns.checks.deployment import check_deployment, check_dispatcher, check_sweeper
 from agentruns.checks.settings import check_payload_storage, check_policy, check_settings
+from tests.unit.checks import ids, refund, wire
 
 pytestmark = pytest.mark.django_db
-
-
-@tool(requires_approval=True, approvers="finance")
-def wire(cents: int) -> str:
-    """Wire money."""
-    return "wired"
-
-
-@tool(requires_approval=lambda args, ctx: True, approvers="auth.change_user")
-def refund(cents: int) -> str:
-    """Refund."""
-    return "refunded"
-
-
-def ids(found: Any) -> list[str]:
-    return [message.id for message in found]
 
 
 def test_the_settings_of_the_tests_are_fine() -> None:

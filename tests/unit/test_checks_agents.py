@@ -14,7 +14,7 @@ from tests.db.helpers import user
 from tests.registry import isolated_registry
 from tests.shop.agents import refund as anybodys
 from tests.shop.agents import shop_agent
-from tests.unit.test_checks import ids, refund, wire
+from tests.unit.checks import ids, refund, wire
 
 MODEL = "claude-sonnet-5-5"
 

@@ -21,7 +21,7 @@ from agentruns.models.router import JournalRouter
 from agentruns.services.sweep import sweep, sweeper
 from agentruns.tasks import CeleryDispatcher
 from tests.shop.agents import shop_agent
-from tests.unit.test_checks import ids
+from tests.unit.checks import ids
 
 LATE = timedelta(minutes=10, seconds=1)
 

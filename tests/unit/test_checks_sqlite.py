@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import override_settings
 
 from agentruns.checks.database import check_database
-from tests.unit.test_checks import ids
+from tests.unit.checks import ids
 
 WAL = "PRAGMA journal_mode=WAL"
 

@@ -19,12 +19,9 @@ import pytest
 from agentruns.journal import conversation, events, fold, outbox, telemetry
 from agentruns.journal.masking import Mask
 from agentruns.models.parts import merged
+from tests.unit.kinds import KINDS, PAYLOADS
 
 ROOT = Path(__file__).parents[2]
-CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
-KINDS = CONSTANTS - {events.COPIED, events.OUTPUT_INVALID, events.MESSAGE}
-# Each kind has its form, a TypedDict of its name.
-PAYLOADS = {kind: getattr(events, kind.title().replace("_", "")) for kind in sorted(KINDS)}
 
 # Listed, not computed from KINDS: a new kind has to be put somewhere.
 OF_A_RUN = {

@@ -10,7 +10,7 @@ from tests.fake_anthropic import FakeAnthropic
 from tests.fake_anthropic.replies import sign
 from tests.pictures import NOTE, PDF, PNG, png
 from tests.unit import sdk
-from tests.unit.test_fake_anthropic import ASK, HELLO, STRANGE, create, stream, went_on, wire
+from tests.unit.conversations import ASK, HELLO, STRANGE, create, stream, went_on, wire
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
 CLOSED = {**SCHEMA, "additionalProperties": False}

@@ -8,7 +8,7 @@ import pytest
 
 from agentruns.journal import events
 from agentruns.models.parts import COMMON, ERASED, FORMS, Form, merged, split
-from tests.unit.test_event_kinds import PAYLOADS
+from tests.unit.kinds import PAYLOADS
 
 NESTED = {"calls": events.AskedCall, "error": events.Error}
 

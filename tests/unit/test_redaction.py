@@ -14,8 +14,8 @@ from agentruns.journal import events
 from agentruns.journal.masking import Mask, carries_mask
 from agentruns.utils import redaction
 from agentruns.utils.redaction import FAILED, get_logger, redact, redacted
-from tests.admin.test_journal_cards import row
 from tests.redacting import CARD, FAIL, HIDE, KEY, NOT_TEXT, leaks
+from tests.rows import row
 
 
 @pytest.fixture

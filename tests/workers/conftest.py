@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from agentruns import tasks
 from tests.celery_app import app
 from tests.crash.processes import ROOT
 from tests.servers import Broker
-
-Workers = Callable[..., subprocess.Popen[str]]
-QUICK = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
+from tests.workers.processes import QUICK, Workers, kill
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +69,3 @@ def worker(broker: Broker, tmp_path: Path) -> Iterator[Workers]:
         yield start
         for child in made:
             kill(child)
-
-
-def kill(worker: subprocess.Popen[str]) -> None:
-    """End a worker and the processes of its pool at once."""
-    with suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()

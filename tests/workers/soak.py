@@ -144,7 +144,7 @@ def go_on(dice: random.Random) -> int:
     """Do what the periodic task and the staff do; return how many runs have ended."""
     from agentruns.models import Approval, Run
     from agentruns.services.sweep import sweep
-    from tests.crash.test_soak import decide
+    from tests.crash.people import decide
 
     sweep(drives=False)
     if Approval.objects.pending().exists() or Run.objects.filter(status__in=["orphaned", "paused"]).exists():

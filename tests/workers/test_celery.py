@@ -20,7 +20,7 @@ from tests.crash.processes import ROOT, wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.servers import Broker
-from tests.workers.conftest import Workers
+from tests.workers.processes import Workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

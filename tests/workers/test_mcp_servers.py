@@ -13,7 +13,7 @@ from agentruns.services.sweep import sweep
 from tests.crash.processes import wait_for
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for this process as well
-from tests.workers.conftest import Workers
+from tests.workers.processes import Workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

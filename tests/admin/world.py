@@ -1,0 +1,93 @@
+"""Runs in every state that a person meets, and how often a test of the console is run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agentruns import ToolContext, run_agent, start_run, tool
+from agentruns.agents.agent import get_agent
+from agentruns.models import Approval, Run
+from agentruns.services.control import pause_run
+from tests.admin.people import user
+from tests.shop.agents import act, call, shop_agent
+
+# Pages only read, and refusals of the form: a transaction around the request makes no difference.
+ONCE = pytest.mark.parametrize("requests_commit", ["autocommit"], indirect=True)
+TURN = {"tools": [call("post", text="hi")]}
+
+
+@tool(name="refund", requires_approval=True, expires_in=timedelta(hours=1))
+def timed(ctx: ToolContext, cents: int) -> str:
+    """Refund, if somebody says so within an hour."""
+    return act("refund", ctx, cents=cents)
+
+
+@tool(name="refund", requires_approval=True, sensitive=["iban"])
+def secretive(ctx: ToolContext, cents: int, iban: str = "DE02-secret") -> str:
+    """Refund to an account that not everybody may see."""
+    return act("refund", ctx, cents=cents, iban=iban)
+
+
+class World:
+    """Makes runs; every agent is over the shop's tools."""
+
+    def waiting(
+        self, session: str = "waiting", cents: int = 5000, actor: Any = None, tools: Any = None
+    ) -> Approval:
+        """A run that waits for a refund to be approved; by another tool of that name, if one is given."""
+        given = {"tools": tools} if tools else {}
+        agent = shop_agent(f"gated-{session}", {"tools": [call("refund", cents=cents)]}, **given)
+        result = run_agent(agent, "refund the lamp", session, actor=actor, idempotency_key=session)
+        assert result.status == "awaiting-approval", result
+        return result.pending[0]
+
+    def orphaned(self, session: str = "orphaned") -> Run:
+        """A run with a call that nobody knows the outcome of."""
+        agent = shop_agent(f"orphan-{session}", {"tools": [call("dies")]}, tools=[dying()])
+        return self._run(run_agent(agent, "post it", session), "orphaned")
+
+    def paused(self, session: str = "paused") -> Run:
+        """A run that somebody paused."""
+        agent = shop_agent(f"paused-{session}", {"tools": [call("post", text="hi")]})
+        run = start_run(agent, "post it", session, actor=user("superuser"))
+        return pause_run(run.pk, None, reason="the bank is down")
+
+    def queued(self, session: str = "queued") -> Run:
+        """A run that waits for a worker."""
+        agent = shop_agent(f"queued-{session}", {"tools": [call("post", text="hi")]})
+        return start_run(agent, "post it", session)
+
+    def completed(self, session: str = "completed") -> Run:
+        """A run that did one thing and ended."""
+        agent = shop_agent(f"completed-{session}", {"tools": [call("post", text="hi")]})
+        return self._run(run_agent(agent, "post it", session), "completed")
+
+    def _run(self, result: Any, status: str) -> Run:
+        assert result.status == status, result
+        return Run.objects.get(pk=result.run_id)
+
+
+def dying() -> Any:
+    """A tool whose worker is gone before it returns."""
+
+    @tool
+    def dies() -> str:
+        """Act, and die before saying so."""
+        raise MemoryError("killed")
+
+    return dies
+
+
+def drifted(world: World, **options: Any) -> Run:
+    """A queued run whose agent is another one by now."""
+    run = world.queued()
+    shop_agent(run.agent, TURN, **(options or {"max_steps": 7}))
+    return run
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """What the form of Adopt carries on a page that is opened now."""
+    return {"hash": get_agent(run.agent).definition_hash, "seq": run.messages.latest("seq").seq}

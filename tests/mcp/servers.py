@@ -1,0 +1,37 @@
+"""MCP servers as tests declare them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentruns import run_agent
+from agentruns.models import Run
+from agentruns.tools import Tool, ToolContext
+from agentruns.tools import mcp as declared
+from agentruns.tools.mcp import mcp_tools
+from tests.shop.agents import call, shop_agent
+
+HOSTILE = str(Path(__file__).parent / "hostile.py")
+NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
+Declare = Callable[..., list[Tool]]
+
+
+def lock(server: Any, name: str, file: Path, **options: Any) -> list[Tool]:
+    """Declare a server, write its lock file as it is now, and return its tools."""
+    if not file.exists():
+        assert mcp_tools(server, name=name, lock=file, **options) == []
+        (made,) = (each for each in declared.servers() if each.name == name)
+        file.write_text(made.lock_text(made.listed(NOBODY)))
+        declared._servers.pop(name)
+    return mcp_tools(server, name=name, lock=file, **options)
+
+
+def drive(tools: list[Tool], name: str, *others: Any, **arguments: Any) -> Run:
+    """Let an agent call a tool, and return its run as it is then."""
+    agent = shop_agent(
+        f"mcp-{time.time_ns()}", {"tools": [call(f"h__{name}", **arguments), *others]}, tools=tools
+    )
+    return Run.objects.get(pk=run_agent(agent, "do it", f"s-{agent.name}").run_id)

@@ -1,0 +1,65 @@
+"""The form of the tests: fixtures come from conftest.py, helpers from modules that hold no test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+MODULES = {path.relative_to(TESTS).as_posix(): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+
+
+def dotted(name: str) -> str:
+    """Build the name under which a module of the tests is imported."""
+    return "tests." + name.removesuffix(".py").replace("/", ".")
+
+
+def is_private(name: str) -> bool:
+    """Say whether a module of the tests, by its dotted name, is one that nobody imports."""
+    return any(part == "conftest" or part.startswith("test_") for part in name.split(".")[1:])
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """List what a module imports of the tests, at its top or inside a function, by dotted names."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "the tests import by full names"
+            module = str(node.module)
+            # A name is a module only in an import from a folder of the tests: `from tests.db import helpers`.
+            folder = TESTS.parent.joinpath(*module.split(".")).is_dir()
+            names |= {f"{module}.{alias.name}" for alias in node.names} if folder else {module}
+    return {name for name in names if name.split(".")[0] == "tests"}
+
+
+def test_no_module_imports_a_module_of_tests_or_a_conftest() -> None:
+    assert {
+        name: private
+        for name, tree in MODULES.items()
+        if (private := sorted(filter(is_private, imported(tree))))
+    } == {}
+
+
+def test_fixtures_are_defined_where_pytest_finds_them() -> None:
+    """A fixture in a helper module reaches a test only through an import."""
+    assert [
+        f"{name}: {node.name}"
+        for name, tree in MODULES.items()
+        if not is_private(dotted(name))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ] == []
+
+
+def test_no_module_of_tests_lists_public_names() -> None:
+    """`__all__` keeps an import that nothing uses, such as that of a fixture."""
+    assert [
+        name
+        for name, tree in MODULES.items()
+        if is_private(dotted(name))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "__all__"
+    ] == []
