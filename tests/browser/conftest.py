@@ -8,14 +8,12 @@ from contextlib import ExitStack
 import pytest
 from django.conf import settings
 from django.test import override_settings
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 from pytest_django.live_server_helper import LiveServer
 
 from tests.browser import chromium
 from tests.browser.desk import Desk
-from tests.browser.visitor import Visitor, Visitors
-
-PATIENCE = 5  # seconds
+from tests.browser.visitor import PATIENCE, Visitor, Visitors
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +40,14 @@ def _strict_policy(django_db_setup: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _visitors(browser: Browser, live_server: LiveServer) -> Iterator[Visitors]:
+    expect.set_options(timeout=PATIENCE)
     visitors = Visitors(browser, live_server.url)
     yield visitors
     for visitor in visitors.gone:
         visitor.context.close()
     for thread in threading.enumerate():  # each still has a connection that the server takes from it
         if "process_request_thread" in thread.name:
-            thread.join(PATIENCE)
+            thread.join(30)
 
 
 @pytest.fixture

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from agentruns import Agent, ToolContext, ask_human, run_agent, tool
+from agentruns import Agent, ModelReply, ToolContext, ask_human, run_agent, tool
 from agentruns.models import Approval, Run
 from agentruns.testing import ScriptedModel
 from tests.effects import Effects
 from tests.shop.agents import call
 
+PATIENCE = 300  # seconds
 _numbers = count(1)
+
+
+class Writer:
+    """A model that writes a text word by word; it waits for the test before each word of `stops`."""
+
+    identity = "writer"
+
+    def __init__(self, text: str, stops: list[int]) -> None:
+        self.text, self.stops = text, stops
+        self._steps = threading.Semaphore(0)
+
+    def go_on(self) -> None:
+        """Let the model write up to its next stop."""
+        self._steps.release()
+
+    def propose(self, request: Any) -> ModelReply:
+        """Write the text."""
+        deadline = time.monotonic() + PATIENCE
+        for number, word in enumerate(self.text.split(" ")):
+            while number in self.stops and not self._steps.acquire(timeout=0.05):
+                request.on_text("")  # what was written goes out meanwhile
+                if time.monotonic() > deadline:
+                    raise TimeoutError("The test did not let the model go on.")
+            request.on_text(f"{word} ")
+        return ModelReply([{"type": "text", "text": self.text}], "end_turn")
 
 
 def euros(cents: int) -> str:

@@ -356,28 +356,6 @@ def told(people: People) -> list[Measure]:
     ]
 
 
-class Slow:
-    """A model that writes word by word, as long as the test lets it."""
-
-    identity = "slow"
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-
-    def propose(self, request: Any) -> Any:
-        """Write some words, then wait, then write the others."""
-        from agentruns import ModelReply
-
-        text = "I look at order 4107, and write to him then."
-        deadline = time.monotonic() + 60
-        for end in range(1, len(text.split()) + 1):
-            request.on_text(" ".join(text.split()[end - 1 : end]) + " ")
-            while end == 5 and not self.go_on.is_set() and time.monotonic() < deadline:
-                request.on_text("")
-                time.sleep(0.05)
-        return ModelReply([{"type": "text", "text": text}], "end_turn")
-
-
 def work(run_id: Any) -> threading.Thread:
     """Start a worker for one run; it ends with the run."""
     from django.db import connections
@@ -401,9 +379,10 @@ def work(run_id: Any) -> threading.Thread:
 def start(people: People) -> list[Measure]:
     from agentruns import Agent
     from agentruns.models import Run
+    from tests.browser.desk import Writer
     from tests.browser.visitor import INDEX
 
-    model = Slow()
+    model = Writer("I look at order 4107, and write to him then.", stops=[5])
     Agent("writer", version="1", instructions="Write.", model=model, starters="anyone")
     visitor = people.at()
     page = visitor.open(INDEX)
@@ -418,8 +397,8 @@ def start(people: People) -> list[Measure]:
     words = page.locator(".ar-draft .ar-say", has_text="I look at order 4107,")
     words.wait_for()
     is_early = not run.messages.filter(kind="assistant").exists()
-    model.go_on.set()
-    thread.join(30)
+    model.go_on()
+    thread.join()
     page.locator(".ar-say--agent", has_text="and write to him then.").wait_for()
     kept = page.get_by_label("Reply to this agent").input_value()
     page.get_by_label("Reply to this agent").fill("Thank you. And order 4108?")

@@ -23,6 +23,7 @@ from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.services.api_tokens import revoke
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, run_until_blocked
+from tests.browser.desk import Writer
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors
 from tests.pictures import PNG
@@ -187,19 +188,21 @@ def test_a_broken_connection_and_a_reply_on_its_way(chat: Visitor) -> None:
 
 
 def test_words_as_they_are_written_survive_a_reload(chat: Visitor) -> None:
-    page, words = chat.page, " ".join(f"word{number}" for number in range(60))
-    Agent("chat", instructions="Serve.", version="2", model=ScriptedModel([{"text": words}], pace=0.25))
+    page, words = chat.page, " ".join(f"word{number}" for number in range(10, 30))
+    writer = Writer(words, stops=[4, 13])
+    Agent("chat", instructions="Serve.", version="2", model=writer)
     say(chat, "Hi")
     chat.wait_for("Hi")
     worker = threading.Thread(target=lambda: (sweep(), connections.close_all()))
     worker.start()
     draft = page.locator("#draft")
-    expect(draft).to_contain_text("word3")
-    assert "word59" not in draft.inner_text()
+    expect(draft).to_have_text(words[: words.index("word14")].strip())
     page.reload()
-    expect(draft).to_contain_text("word12")
-    assert "word59" not in draft.inner_text()
-    chat.wait_for("word59")
+    expect(draft).to_have_text(words[: words.index("word14")].strip())
+    writer.go_on()
+    expect(draft).to_have_text(words[: words.index("word23")].strip())
+    writer.go_on()
+    chat.wait_for("word29")
     worker.join()
     expect(draft).to_be_hidden()
     assert shown(chat) == ["Hi", words]

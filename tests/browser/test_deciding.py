@@ -182,10 +182,10 @@ def test_a_stale_tab_is_told_who_was_faster_and_when(
     fast.wait_for("Denied.")
     with slow.refused():
         slow.choose(verb, **fields)
-    when = timezone.localtime().strftime("%Y-%m-%d")
+    assert decided(approval) == ("denied", "decider")
+    when = timezone.localtime(approval.decided_at).strftime("%Y-%m-%d")
     slow.wait_for(f"Your decision was not recorded. Denied by decider on {when}")
     assert slow.page.get_by_role("alert").is_visible()
-    assert decided(approval) == ("denied", "decider")
     assert approval.reason == "Repair it, please."
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.urls import path
 from django.views.static import serve
-from playwright.sync_api import Locator, Route
+from playwright.sync_api import Locator, Route, expect
 
 from agentruns import approve
 from agentruns.services.api_tokens import create_token, revoke
@@ -41,9 +42,10 @@ def card(inbox: Visitor, title: str) -> Locator:
 def hold_polls(inbox: Visitor) -> Route:
     """Return a poll that waits until it is continued: until then the page learns nothing by itself."""
     held: list[Route] = []
-    inbox.page.route(LIST, lambda route: held.append(route))
-    while not held:
-        inbox.page.wait_for_timeout(50)
+    with inbox.page.expect_request(LIST):
+        inbox.page.route(LIST, lambda route: held.append(route))
+    while not held:  # the route is told right after the request
+        inbox.page.evaluate("0")
     return held[0]
 
 
@@ -64,7 +66,8 @@ def test_an_inbox_of_another_language(inbox: Visitor, desk: Desk) -> None:
     assert_sound(page)
 
     first = card(inbox, "Refund 349.00 EUR for order 1004")
-    assert "high risk, requested by superuser (agent helpdesk), just now" in first.inner_text()
+    about = r"high risk, requested by superuser \(agent helpdesk\), (just now|\d+ minutes ago)"
+    expect(first.locator(".about")).to_have_text(re.compile(about))
     assert "cents: 34900" in first.locator("pre").inner_text()
     first.get_by_role("button", name="Approve").click()
     inbox.wait_for("You decided: approved. A worker does the rest.")

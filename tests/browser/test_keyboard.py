@@ -95,8 +95,8 @@ def test_from_card_to_card(desk: Desk, visitor: Visitor) -> None:
     visitor.wait_until_at(second)
     visitor.press("k")
     visitor.wait_until_at(first)
-    visitor.press("k")
-    visitor.page.wait_for_timeout(100)
+    with visitor.staying():
+        visitor.press("k")
     assert visitor.path == path_of(first)
 
 
@@ -157,8 +157,8 @@ def test_nothing_is_decided_by_one_key(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     for key in ("a", "d", "e", "A", "Control+a", "Alt+d", "y", "1"):
         visitor.open(approval)
-        visitor.press(key)
-        visitor.page.wait_for_timeout(50)
+        with visitor.staying():
+            visitor.press(key)
         assert visitor.path == path_of(approval)
         assert decided(approval) == ("pending", "")
 
@@ -177,8 +177,8 @@ def test_letters_typed_into_the_search_are_letters(desk: Desk, visitor: Visitor)
 def test_keys_that_a_question_has_not(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one(QUESTION)
     visitor.open(approval)
-    visitor.press("e")
-    visitor.page.wait_for_timeout(100)
+    with visitor.staying():
+        visitor.press("e")
     assert decided(approval) == ("pending", "")
     visitor.press("a")
     assert focused(visitor).startswith("Yes, a new one")

@@ -16,12 +16,18 @@ from tests.browser.desk import REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, path_of
 
-QUIET = 500  # milliseconds: several intervals
+QUIET = 600_000  # milliseconds: longer than a page ever waits between two looks
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunAdmin, "live_interval", 100)
+
+
+@pytest.fixture
+def visitor(visit: Visitors) -> Visitor:
+    """Somebody who may do everything, at a page whose clock can be moved."""
+    return visit(clock=True)
 
 
 def decide(approval: Approval) -> None:
@@ -31,12 +37,13 @@ def decide(approval: Approval) -> None:
 
 
 def asked(visitor: Visitor) -> Callable[[], int]:
-    """Return what counts how often the page has asked."""
+    """Build the function that lets time pass and counts how often the page has asked by then."""
     found: list[str] = []
     visitor.page.on("request", lambda request: found.append(request.url) if "/live/" in request.url else None)
 
     def count() -> int:
-        visitor.page.wait_for_timeout(QUIET)
+        visitor.page.clock.fast_forward(QUIET)
+        visitor.ask_for_nothing()
         return len(found)
 
     return count

@@ -43,8 +43,8 @@ def test_what_a_browser_complains_about_is_noticed(visitors: Any, complaint: str
 def test_an_error_of_a_script_and_a_missing_file_are_noticed(visitors: Any) -> None:
     visitor = visitors()
     serve(visitor, "<img alt='' src='/not/there.png'>")
-    visitor.page.evaluate("setTimeout(() => { throw new Error('oh no') })")
-    visitor.page.wait_for_timeout(50)
+    with visitor.page.expect_event("pageerror"):
+        visitor.page.evaluate("setTimeout(() => { throw new Error('oh no') })")
     assert any("answered 404" in said for said in visitor.complaints)
     assert any("oh no" in said for said in visitor.complaints)
 
