@@ -10,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, PermissionsMixin
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 
 from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
@@ -22,7 +22,6 @@ from agentruns.tools.mcp import servers
 from agentruns.tools.options import REQUESTER
 
 DECIDE = "agentruns.decide_approval"
-# With any other backend, rows do not say who has a permission.
 PLAIN_BACKENDS = {
     f"django.contrib.auth.backends.{name}"
     for name in ("ModelBackend", "AllowAllUsersModelBackend", "RemoteUserBackend")
@@ -67,21 +66,43 @@ def check_approvers(
     """Check that somebody may decide the approvals of each gated tool."""
     users = get_user_model()
     alias = router.db_for_write(users)  # a replica may not know yet
-    gated = _gated()
-    if not gated or alias not in (databases or ()) or not _is_known_who_may(users):
+    gated: dict[str, set[str]] = {}  # names of tools by their approvers; "" for anybody who may decide
+    for tool in (tool for agent in registered() for tool in agent.tools.values()):
+        if tool.requires_approval is not False and tool.approvers != REQUESTER:
+            gated.setdefault(tool.approvers or "", set()).add(tool.name)
+    # With other users or backends, rows do not say who has a permission.
+    has_rows = issubclass(users, PermissionsMixin) and "is_active" in {
+        field.name for field in users._meta.get_fields()
+    }
+    is_plain = has_rows and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
+    if not gated or alias not in (databases or ()) or not is_plain:
         return []
     needed = {model._meta.db_table for model in (users, Group, Permission)}
     if not needed <= {*connections[alias].introspection.table_names()}:
         return []  # before the first migrate
     active = users._default_manager.using(alias).filter(is_active=True)
     has_users = active.exists()  # a project that is being set up has none yet
-    known = _known({*gated}, alias)
+    permissions = Permission.objects.using(alias)
+    # Names of groups, and those of permissions with their app and without.
+    known = {*Group.objects.using(alias).filter(name__in=gated).values_list("name", flat=True)}
+    named = permissions.filter(codename__in={name.rpartition(".")[2] for name in gated})
+    for app, codename in named.values_list("content_type__app_label", "codename"):
+        known |= {codename, f"{app}.{codename}"}
+
+    def holding(name: str) -> Q:
+        app, _, codename = name.rpartition(".")
+        named = permissions.filter(codename=codename, **({"content_type__app_label": app} if app else {}))
+        return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
+
     found: list[CheckMessage] = []
-    for approvers, tools in sorted(gated.items()):
+    for approvers, names in sorted(gated.items()):
+        tools, deciders = ", ".join(sorted(names)), active.filter(holding(DECIDE))
+        if approvers:
+            deciders = deciders.filter(holding(approvers) | Q(groups__name=approvers))
         if approvers and approvers not in known:
             text = f"approvers={approvers!r} of {tools} names neither a permission nor a group."
             hint = "Correct it, or make the group; until then only superusers may decide."
-        elif has_users and not _deciders(active, approvers, alias).exists():
+        elif has_users and not deciders.exists():
             who = f"may decide for {approvers!r}" if approvers else "has the permission to decide approvals"
             text = f"No active user {who}, so calls of {tools} wait for ever."
             hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
@@ -89,50 +110,3 @@ def check_approvers(
             continue
         found.append(Warning(text, hint=hint, id="agentruns.W010"))
     return found
-
-
-def _known(names: set[str], alias: str) -> set[str]:
-    """Return the names of groups among these, and those of permissions, with their app and without."""
-    groups = Group.objects.using(alias).filter(name__in=names).values_list("name", flat=True)
-    named = Permission.objects.using(alias).filter(codename__in={name.rpartition(".")[2] for name in names})
-    found = set(groups)
-    for app, codename in named.values_list("content_type__app_label", "codename"):
-        found |= {codename, f"{app}.{codename}"}
-    return found
-
-
-def _permissions(name: str, alias: str) -> QuerySet[Permission]:
-    """Return the permissions of a name, given with its app or without."""
-    app, _, codename = name.rpartition(".")
-    found = Permission.objects.using(alias).filter(codename=codename)
-    return found.filter(content_type__app_label=app) if app else found
-
-
-def _deciders(users: QuerySet[Any], approvers: str, alias: str) -> QuerySet[Any]:
-    """Return those of some users who may decide for these approvers."""
-    found = users.filter(_holding(DECIDE, alias))
-    return found.filter(_holding(approvers, alias) | Q(groups__name=approvers)) if approvers else found
-
-
-def _holding(name: str, alias: str) -> Q:
-    named = _permissions(name, alias)
-    return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
-
-
-def _gated() -> dict[str, str]:
-    """Return the names of gated tools by their approvers; "" stands for anybody who may decide."""
-    gated: dict[str, set[str]] = {}
-    for agent in registered():
-        for tool in agent.tools.values():
-            if tool.requires_approval is not False and tool.approvers != REQUESTER:
-                gated.setdefault(tool.approvers or "", set()).add(tool.name)
-    return {approvers: ", ".join(sorted(tools)) for approvers, tools in gated.items()}
-
-
-def _is_known_who_may(users: Any) -> bool:
-    fields = {field.name for field in users._meta.get_fields()}
-    return (
-        issubclass(users, PermissionsMixin)
-        and "is_active" in fields
-        and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
-    )

@@ -21,7 +21,7 @@ from agentruns.utils.db import later
 LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
 TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
 # Seconds after which these brokers deliver an unacknowledged message again; others wait for the connection.
-VISIBILITY = {"redis": 3600, "rediss": 3600, "sentinel": 3600, "sqs": 1800}
+VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 NOT_NOTIFIED = (
     ", so workers are not notified: no model and no tool may run inside a web request. "
     "Runs wait for the next sweep."
@@ -84,7 +84,12 @@ def _celery(app: Any) -> Iterator[CheckMessage]:
         )
         text = f"Celery's task_always_eager is on{NOT_NOTIFIED}"
         yield Warning(text, hint=hint, id="agentruns.W009")
-    task, visible = app.tasks.get(TASK), _visibility(app.conf)
+    url = app.conf.broker_read_url or app.conf.broker_url or ""
+    scheme = str(url[0] if isinstance(url, list | tuple) and url else url).partition(":")[0]
+    given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    task, visible = app.tasks.get(TASK), VISIBILITY.get(scheme)
+    if visible is not None and given is not None:
+        visible = float(given)
     timeouts = (tool.timeout or 0 for agent in registered() for tool in agent.tools.values())
     longest = max(LONGEST_REPLY, *timeouts)
     if task is not None and task.acks_late and visible is not None and visible < longest:
@@ -96,15 +101,6 @@ def _celery(app: Any) -> Iterator[CheckMessage]:
             "finds what a dead worker leaves. Or raise broker_transport_options['visibility_timeout'].",
             id="agentruns.W008",
         )
-
-
-def _visibility(conf: Any) -> float | None:
-    url = conf.broker_read_url or conf.broker_url or ""
-    scheme = str(url[0] if isinstance(url, list | tuple) and url else url).partition(":")[0]
-    if scheme not in VISIBILITY:
-        return None
-    given = (conf.broker_transport_options or {}).get("visibility_timeout")
-    return float(VISIBILITY[scheme] if given is None else given)
 
 
 @check(of_database=True)

@@ -109,7 +109,9 @@ def check_values() -> Iterator[CheckMessage]:
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
     yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    yield from unusable("REFUSALS", _wrong_refusal, hint, id="agentruns.E017")
+    yield from unusable(
+        "REFUSALS", lambda: next(filter(None, map(mistake, settings.refusals)), ""), hint, id="agentruns.E017"
+    )
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
     path = settings.TELEMETRY
     yield from unusable("TELEMETRY", lambda: path and import_string(path), hint, id="agentruns.E016")
@@ -133,10 +135,6 @@ def _wrong_anchor() -> str:
     return (
         "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else _uncalled("ANCHOR", "session_id", "seq", "head")
     )
-
-
-def _wrong_refusal() -> str:
-    return next(filter(None, map(mistake, settings.refusals)), "")
 
 
 def _no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
