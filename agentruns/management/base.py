@@ -8,8 +8,7 @@ import sys
 import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Self
 
@@ -64,22 +63,26 @@ class AgentRunsCommand(BaseCommand):
             parser.add_argument(*names, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.json = options["json"]
-        with journal_in(options["database"]):
-            try:
-                code = self.act(**options)
-            except AgentRunsError as error:
-                raise CommandError(escaped(error), returncode=WRONG) from _cause(error)
-            except BrokenPipeError:  # such as `list_runs | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                sys.exit(WRONG)
-            except CommandError:
+        self.json, before = options["json"], settings.DATABASE
+        settings.DATABASE = options["database"] or before  # in all threads of this process
+        try:
+            code = self.act(**options)
+        except AgentRunsError as error:
+            # Where AGENTRUNS_REDACT is set, no traceback shows an error as it is.
+            cause = None if redaction.is_on() else error
+            raise CommandError(escaped(error), returncode=WRONG) from cause
+        except BrokenPipeError:  # such as `list_runs | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(WRONG)
+        except CommandError:
+            raise
+        except Exception as error:
+            if not redaction.is_on():
                 raise
-            except Exception as error:
-                if _cause(error) is not None:
-                    raise
-                lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
-                raise CommandError("\n".join(map(escaped, lines)), returncode=WRONG) from None
+            lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
+            raise CommandError("\n".join(map(escaped, lines)), returncode=WRONG) from None
+        finally:
+            settings.DATABASE = before
         if code:
             sys.exit(int(code))
 
@@ -194,19 +197,3 @@ def count_of(text: str) -> int:
     if count < 1:
         raise ArgumentTypeError("give a whole number from 1")
     return count
-
-
-def _cause(error: Exception) -> Exception | None:
-    """Return the error that a traceback may show: none where AGENTRUNS_REDACT is set."""
-    return None if redaction.is_on() else error
-
-
-@contextmanager
-def journal_in(alias: str | None) -> Iterator[None]:
-    """Switch all threads of this process to another journal for a block."""
-    before = settings.DATABASE
-    settings.DATABASE = alias or before
-    try:
-        yield
-    finally:
-        settings.DATABASE = before

@@ -31,8 +31,16 @@ class Command(AgentRunsCommand):
         alias = settings.DATABASE
         leases.drain(alias)
         self.tell(None, "Draining: processes that are running now claim no more runs.")
+        began, watched = time.monotonic(), dict[UUID, int]()
         with Stop() as stop:
-            left = _wait(alias, timeout, stop)
+            while True:
+                driven, passed = leases.driven_runs(alias), time.monotonic() - began
+                if passed <= SETTLES:  # later ones belong to processes started since
+                    watched |= driven
+                left = [run_id for run_id, epoch in watched.items() if driven.get(run_id) == epoch]
+                if stop() or passed >= max(timeout, SETTLES) or (not left and passed > SETTLES):
+                    break
+                time.sleep(PAUSE)
         runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
         found = [
             f"After {timeout:g} s {runs} still in a call:",
@@ -42,17 +50,3 @@ class Command(AgentRunsCommand):
         none = "Drained: no process of the old code drives a run. Stop its workers and start the new ones."
         self.tell({"drained": not left, "runs": list(map(str, left))}, *(found if left else [none]))
         return bool(left)
-
-
-def _wait(alias: str, timeout: float, stop: Stop) -> list[UUID]:
-    """Wait until the runs that were driven at the stamp are released; return those that are not."""
-    began = time.monotonic()
-    watched: dict[UUID, int] = {}
-    while True:
-        driven, passed = leases.driven_runs(alias), time.monotonic() - began
-        if passed <= SETTLES:  # later ones belong to processes started since
-            watched |= driven
-        left = [run_id for run_id, epoch in watched.items() if driven.get(run_id) == epoch]
-        if stop() or passed >= max(timeout, SETTLES) or (not left and passed > SETTLES):
-            return left
-        time.sleep(PAUSE)

@@ -83,20 +83,16 @@ class Command(AgentRunsCommand):
         which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:
             if watch:
-                self._watch(which, stop, options["interval"])
+                self.tell(None, f"Process {os.getpid()} watches for runs that can go on.")
+                with Listener(settings.DATABASE) as bell:
+                    self._attend(bell, {**which, "seconds": ROUND}, stop, options["interval"])
+                self.tell(None, "Stopped.")
                 return False
             swept = sweep(**which, should_stop=stop)
         shows_rest = self.json or not any(swept.as_dict().values())
         stands = standing(settings.DATABASE, options["run"]) if shows_rest else {}
         self._report(swept, stands, options["run"])
         return bool(swept.errors)
-
-    def _watch(self, which: dict[str, Any], stop: Stop, interval: float) -> None:
-        self.tell(None, f"Process {os.getpid()} watches for runs that can go on.")
-        which |= {"seconds": ROUND}
-        with Listener(settings.DATABASE) as bell:
-            self._attend(bell, which, stop, interval)
-        self.tell(None, "Stopped.")
 
     def _attend(self, bell: Listener, which: dict[str, Any], stop: Stop, interval: float) -> None:
         said, polls, pause = False, False, interval / EAGER
@@ -105,7 +101,13 @@ class Command(AgentRunsCommand):
             if bell.why_deaf and not polls:
                 polls = True
                 self.tell(None, f"{bell.why_deaf}: it looks every {interval:g} s.")
-            swept = self._survive(which, stop)
+            close_old_connections()
+            try:
+                swept = sweep(**which, should_stop=stop)
+            except Exception:  # such as a database that is down: the next sweep tries again
+                logger.exception("Sweep failed; trying again")
+                connections.close_all()
+                swept = Swept()
             with suppress(DatabaseError, InterfaceError):  # it is asked again after the next sweep
                 if not said and (said := leases.is_draining(settings.DATABASE)):
                     logger.warning("Draining pid=%s: claims no run any more", os.getpid())
@@ -116,31 +118,16 @@ class Command(AgentRunsCommand):
             more_may_follow = swept.driven or _wait(pause, stop, bell)
             pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
 
-    def _survive(self, which: dict[str, Any], stop: Stop) -> Swept:
-        """Sweep once; whatever ends it, such as a database that is down, the next sweep tries again."""
-        close_old_connections()
-        try:
-            return sweep(**which, should_stop=stop)
-        except Exception:
-            logger.exception("Sweep failed; trying again")
-            connections.close_all()
-            return Swept()
-
     def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:
         if self.json:
             self.say_json({**swept.as_dict(), **stands})
             return
+        alias, lines = settings.DATABASE, list[str]()
+        with suppress(DatabaseError, InterfaceError):  # a mere report must not end a worker
+            lines += [*waiting.lines(alias, swept.left)] if swept.left else []
+            lines += [*waiting.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
-        self.tell(None, counts or waiting.idle(stands), *self._left(swept, stands, run_id))
-
-    def _left(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> list[str]:
-        alias = settings.DATABASE
-        try:
-            left = [*waiting.lines(alias, swept.left)] if swept.left else []
-            says = swept.blocked or stands.get("unserved")
-            return [*left, *waiting.unserved(alias, run_id)] if says else left
-        except (DatabaseError, InterfaceError):  # a mere report must not end a worker
-            return []
+        self.tell(None, counts or waiting.idle(stands), *lines)
 
     def _list(self, which: dict[str, Any]) -> None:
         runs = candidates(**which)

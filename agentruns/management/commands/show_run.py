@@ -29,18 +29,14 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
-        if at is None and not self.json:
-            self._show(run)
-            return
         mask = mask_of(run)
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
-        rows = [mask.row(row) for row in run_rows(settings.DATABASE, run.pk)]
-        self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
-
-    def _show(self, run: Run) -> None:
-        mask = mask_of(run)
+        if self.json:
+            rows = [mask.row(row) for row in run_rows(settings.DATABASE, run.pk)]
+            self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
+            return
         for label, value in _header(mask.run(run), mask):
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")

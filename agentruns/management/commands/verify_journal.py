@@ -50,21 +50,6 @@ class Command(AgentRunsCommand):
             usage("--scope goes with --session only.")
         one = None if session is None else session_named(session, scope).pk
         sessions = _every(alias) if one is None else iter([one])
-        self._triggers(alias, repair)
-        self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
-        for session_id in sessions:
-            try:
-                self._session(alias, session_id, repair)
-            except Session.DoesNotExist:  # pruned meanwhile
-                continue
-        for problem in strays(alias) if one is None else ():
-            self._report(problem, str(problem))
-        if anchors is not None:
-            self._anchors(alias, anchors, one)
-        self._summary(repair)
-        return bool(self.counts["problems"])
-
-    def _triggers(self, alias: str, repair: bool) -> None:
         connection = connections[alias]
         wrong = triggers.differences(connection)
         if wrong and repair:
@@ -76,16 +61,33 @@ class Command(AgentRunsCommand):
             wrong = left  # what is not ours is not ours to drop
         for what in wrong:
             self._report(Problem("", what), what)
-
-    def _anchors(self, alias: str, file: str, session_id: UUID | None) -> None:
-        try:
-            with open(file, encoding="utf-8") as lines:
-                compared = Compared(alias, lines, session_id)
-                for problem in compared.problems():
-                    self._report(problem, str(problem))
-        except (OSError, ValueError) as error:
-            usage(f"{escaped(file)} cannot be read: {error}")
-        self.counts |= {"anchors": compared.anchors, "anchors_of_pruned": compared.pruned}
+        self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
+        for session_id in sessions:
+            try:
+                self._session(alias, session_id, repair)
+            except Session.DoesNotExist:  # pruned meanwhile
+                continue
+        for problem in strays(alias) if one is None else ():
+            self._report(problem, str(problem))
+        if anchors is not None:
+            try:
+                with open(anchors, encoding="utf-8") as lines:
+                    compared = Compared(alias, lines, one)
+                    for problem in compared.problems():
+                        self._report(problem, str(problem))
+            except (OSError, ValueError) as error:
+                usage(f"{escaped(anchors)} cannot be read: {error}")
+            self.counts |= {"anchors": compared.anchors, "anchors_of_pruned": compared.pruned}
+        counts = self.counts
+        text = f"Sessions checked: {counts['sessions']}. "
+        if repair:
+            text += f"Repaired: {counts['repaired']}. "
+        if "anchors" in counts:
+            text += f"Anchors compared: {counts['anchors']}, "
+            text += f"of pruned sessions: {counts['anchors_of_pruned']}. "
+        text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
+        self.tell({"summary": counts}, text)
+        return bool(self.counts["problems"])
 
     def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
         found = Repaired([], check(session_id, alias))
@@ -109,18 +111,6 @@ class Command(AgentRunsCommand):
     def _report(self, problem: Problem, text: str) -> None:
         self.counts["problems"] += 1
         self.tell({**_names(problem), "problem": redact(problem.what)}, text)
-
-    def _summary(self, repair: bool) -> None:
-        counts = self.counts
-        text = f"Sessions checked: {counts['sessions']}. "
-        if repair:
-            text += f"Repaired: {counts['repaired']}. "
-        if "anchors" in counts:
-            text += (
-                f"Anchors compared: {counts['anchors']}, of pruned sessions: {counts['anchors_of_pruned']}. "
-            )
-        text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
-        self.tell({"summary": counts}, text)
 
 
 def _every(alias: str) -> Iterator[UUID]:
