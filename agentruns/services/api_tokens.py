@@ -6,6 +6,7 @@ import hmac
 import re
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -62,35 +63,28 @@ def create_token(
     lifetime = timedelta(days=settings.TOKEN_DAYS) if expires_in is None else expires_in
     if not timedelta() < lifetime <= timedelta(days=settings.TOKEN_MAX_DAYS):
         raise ValueError(f"A token's lifetime must be positive and at most {settings.TOKEN_MAX_DAYS} days.")
-    text = new_text()
-    token = store(
-        text,
-        lifetime,
-        name=name,
-        scopes=[scope for scope in known if scope in asked],
-        owner_id=whose.id,
-        credential=_credential(text, _passwords(owner)[0]),
-    )
+    granted = [scope for scope in known if scope in asked]
+    password = _passwords(owner)[0]
+    token, text = _make(lifetime, password, name=name, scopes=granted, owner_id=whose.id)
     logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))
     return _of(token, owner), text
 
 
-def new_text() -> str:
-    """Return the text of a new token: `ar_`, a prefix that finds it, a secret, the checksum of all that."""
-    begun = f"ar_{get_random_string(_PREFIX).lower()}_{get_random_string(_SECRET)}"
-    return begun + _checksum(begun)
+def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> tuple[ApiToken, str]:
+    """Store a new token, and return it with its text, which is not stored.
 
-
-def store(text: str, lifetime: timedelta, **columns: Any) -> ApiToken:
-    """Store the token of this text, without the text."""
-    ends = clock.now(settings.DATABASE) + lifetime
-    tokens = ApiToken.objects.using(settings.DATABASE)
-    prefix = text[: len("ar_") + _PREFIX]
-    return tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
+    The text is `ar_`, a prefix that finds the token, a secret, and the checksum of all that.
+    """
+    prefix = f"ar_{get_random_string(_PREFIX).lower()}"
+    begun = f"{prefix}_{get_random_string(_SECRET)}"
+    text = begun + _checksum(begun)
+    columns |= {} if password is None else {"credential": _credential(text, password)}
+    ends, tokens = clock.now(settings.DATABASE) + lifetime, ApiToken.objects.using(settings.DATABASE)
+    return tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns), text
 
 
 def authenticate(text: str) -> ApiToken | None:
-    """Return the token of this text, with its current owner if it has one; None if it gives no access.
+    """Find the token of this text, with its current owner if it has one; None if it gives no access.
 
     No access: unknown, mistyped, expired or revoked tokens, and owners who are gone, inactive, another user
     of the same key, or have changed their password.
@@ -106,26 +100,22 @@ def authenticate(text: str) -> ApiToken | None:
     if token is None or not is_right:
         return None
     owner = owners([token]).get(token.owner_id)
-    if token.session_id is None and not _is_same_owner(token, owner, text):
-        return None
+    if token.session_id is None:  # bound to its owner, and to the password that they had when it was made
+        if owner is None or not owner.is_active:
+            return None
+        given = [_credential(text, password) for password in _passwords(owner)]
+        matching = [each for each in given if hmac.compare_digest(token.credential, each)]
+        if not matching:
+            return None
+        if matching[0] != given[0]:  # SECRET_KEY was rotated: the fallback will be taken away
+            bound = tokens.filter(pk=token.pk, credential=token.credential)
+            renew = partial(bound.update, credential=given[0])
+            transaction.on_commit(renew, using=settings.DATABASE, robust=True)
     if token.is_due:
         used = tokens.filter(due, pk=token.pk)
         # After the request's transaction: the row would else be locked, or refused, for every other request.
         transaction.on_commit(lambda: used.update(last_used_at=Now()), using=settings.DATABASE, robust=True)
     return _of(token, owner)
-
-
-def _is_same_owner(token: ApiToken, owner: Any, text: str) -> bool:
-    """Tell whether the owner is active and has the password that they had when the token was made."""
-    if owner is None or not owner.is_active:
-        return False
-    given = [_credential(text, password) for password in _passwords(owner)]
-    matching = [each for each in given if hmac.compare_digest(token.credential, each)]
-    if matching and matching[0] != given[0]:  # SECRET_KEY was rotated: the fallback will be taken away
-        tokens = ApiToken.objects.using(settings.DATABASE).filter(pk=token.pk, credential=token.credential)
-        change = {"credential": given[0]}
-        transaction.on_commit(lambda: tokens.update(**change), using=settings.DATABASE, robust=True)
-    return bool(matching)
 
 
 def _passwords(owner: Any) -> list[str]:
@@ -176,8 +166,7 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
     require_no_record(session)
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
     of_session.filter(expires_at__lte=Now()).delete()  # a chat asks for one at each page
-    text = new_text()
-    token = store(text, ttl, session_id=session.pk)
+    token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text
 

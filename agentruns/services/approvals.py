@@ -23,7 +23,7 @@ from agentruns.journal.store import Batch, card_columns
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write
-from agentruns.tools import InvalidArguments, Tool, to_jsonable
+from agentruns.tools import InvalidArguments, to_jsonable
 from agentruns.tools.card import MASK, call_text, in_time, one_line
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
@@ -271,11 +271,18 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
     `describe` and `preview` are the project's own code, and not waited for long. Whether the actor may decide
     is asked about the arguments that will run; raises PermissionDeniedError.
     """
+    tool = get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
+    if tool is None:
+        permissions.require_decide(actor, approval, verb="edit")
+        text = _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
+        raise ApprovalStateError(text % {"tool": approval.tool_name})
     try:
-        tool, edited = _effective(approval, arguments)
-    except ApprovalStateError:
+        edited = tool.effective(arguments)
+    except InvalidArguments as error:
         permissions.require_decide(actor, approval, verb="edit")  # others do not learn what a tool takes
-        raise
+        why = Secrets([arguments.get(name) for name in tool.sensitive]).hide(str(error), short=True)
+        text = _("The edited arguments do not fit %(tool)s: %(why)s")
+        raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
     permissions.require_decide(actor, approval, edited, verb="edit")
     told: dict[str, Any] = {"title": call_text(tool.name, edited, tool.sensitive), "preview": None}
 
@@ -285,21 +292,6 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
 
     in_time(ask)
     return {"arguments": edited, **told, "edited": to_jsonable(arguments)[0]}
-
-
-def _effective(approval: Approval, arguments: dict[str, Any]) -> tuple[Tool, dict[str, Any]]:
-    """Return the tool of an approval and the arguments it would run with; raises ApprovalStateError."""
-    run = approval.run
-    tool = get_agent(run.agent, run.version).tools.get(approval.tool_name)
-    if tool is None:
-        text = _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
-        raise ApprovalStateError(text % {"tool": approval.tool_name})
-    try:
-        return tool, tool.effective(arguments)
-    except InvalidArguments as error:
-        why = Secrets([arguments.get(name) for name in tool.sensitive]).hide(str(error), short=True)
-        text = _("The edited arguments do not fit %(tool)s: %(why)s")
-        raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:

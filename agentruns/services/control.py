@@ -43,15 +43,11 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
         if batch.epoch:
             in_doubt.close_cancelled(batch, actor, reason)
 
-    return write(run.pk, change, takes_lease=True, by_force=_ignored)
+    def is_ignored(state: RunState) -> bool:
+        at, honoured_in = state.cancel_requested_at, timedelta(seconds=settings.LEASE_SECONDS)
+        return at is not None and clock.now(settings.DATABASE) - at >= honoured_in
 
-
-def _ignored(state: RunState) -> bool:
-    """Tell whether the worker has had a lease's time to honour a cancel request."""
-    requested = state.cancel_requested_at
-    return requested is not None and clock.now(settings.DATABASE) - requested >= timedelta(
-        seconds=settings.LEASE_SECONDS
-    )
+    return write(run.pk, change, takes_lease=True, by_force=is_ignored)
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
@@ -106,7 +102,14 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
     """
     run = find_run(run_id)
     permissions.require(actor, "adopt", run)
-    made = _rendered(run, actor)
+    made: dict[str, Any] = {}
+    if not run.is_ended and renders(newest := agent_again(run)):
+        body = definition_body(settings.DATABASE, run.definition_id)
+        has = {"instructions"} if not isinstance(body["instructions"], str) else set()
+        if "tools_for" in body:
+            has.add("tools")
+        request = request_again(run, newest, actor, run_id=run.pk)
+        made = put_away(rendered(request, has=has).rendered, run.session_id)
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("given another definition"))
@@ -122,18 +125,6 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both, **made})
 
     return write(run.pk, change, takes_lease=True)
-
-
-def _rendered(run: Run, actor: Any) -> dict[str, Any]:
-    """Return what the functions of the definition to be adopted make, where the one of the run had none."""
-    if run.is_ended or not renders(agent := agent_again(run)):
-        return {}
-    body = definition_body(settings.DATABASE, run.definition_id)
-    has = {"instructions"} if not isinstance(body["instructions"], str) else set()
-    if "tools_for" in body:
-        has.add("tools")
-    request = request_again(run, agent, actor, run_id=run.pk)
-    return put_away(rendered(request, has=has).rendered, run.session_id)
 
 
 def agent_again(run: Run) -> Agent:

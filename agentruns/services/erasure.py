@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -110,14 +109,14 @@ def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run
         asks = row.kind == events.ASSISTANT and any(call["id"] == call_id for call in row.payload["calls"])
         return asks or row.call_id == call_id
 
-    _finish(_erase(run.session_id, chosen, actor, reason, run))
+    _log(_erase(run.session_id, chosen, actor, reason, run))
     return find_run(run_id)
 
 
 def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
     """Do what `erase_payload` does, or only find out with `dry_run`, and return what goes."""
     run = find_run(run_id)
-    return _finish(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
+    return _log(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
 
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
@@ -133,7 +132,7 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
             found.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
         except AgentRunsError as error:
             found.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
-    return _finish(found)
+    return _log(found)
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
@@ -148,10 +147,10 @@ def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = F
         pruned = erase_session(key, scope=scope, forget_key=True)  # refuses a key of several scopes
         erased.answers, erased.files = pruned.answers, pruned.files
         erased.refused = [_("Session %r has copies of its rows.") % copy for copy in pruned.copies]
-    return _finish(erased)
+    return _log(erased)
 
 
-def _finish(erased: Erased) -> Erased:
+def _log(erased: Erased) -> Erased:
     logger.info(
         "Erased rows=%s approvals=%s files=%s; not reached: %s",
         [f"{run}/{seq}" for run, seq, _kind in erased.rows], erased.approvals, erased.files,
@@ -199,7 +198,10 @@ class _Erasure:
         self.rows = {
             pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in found])
         }
-        self.gone = {pk: its for pk, rows in self.rows.items() if (its := [*filter(_has_content, rows)])}
+        self.gone: dict[UUID, list[Row]] = {}
+        for pk, rows in self.rows.items():
+            if its := [row for row in rows if not row.is_erased and split(row.kind, row.payload)[1]]:
+                self.gone[pk] = its
         if run is not None and not self.gone and not any(row.is_erased for row in self.rows[session_id]):
             text = _("The row of run %(run)s says nothing that can be erased.")
             raise RunStateError(text % {"run": run.pk})
@@ -260,10 +262,10 @@ class _Erasure:
 
     def _project(self, session_id: UUID, erased: Erased) -> None:
         """Rewrite what was made of a session's rows from what is left of these."""
-        session = Session.objects.using(self.alias).get(pk=session_id)
+        sessions = Session.objects.using(self.alias).filter(pk=session_id)
+        session = sessions.get()
         history = History(session)
-        problem = history.read(self.alias)
-        if problem is not None:
+        if problem := history.read(self.alias):
             raise JournalConflictError(str(problem))
         left, calls = session_rows(self.alias, session_id), set[str]()
         for row in self.rows[session_id]:
@@ -271,7 +273,19 @@ class _Erasure:
             calls |= {row.call_id, *(call["id"] for call in asked)}
         run_ids = {row.run_id for row in self.rows[session_id]}
         runs = Run.objects.using(self.alias).filter(pk__in=run_ids)
-        _rewrite_runs(self.alias, session_id, runs, left)
+        tasks = {run_id for run_id, row in tasks_of(left).items() if row.is_erased}
+        runs.update(blocked_reason="")
+        runs.filter(pk__in=tasks).update(input=ERASED, title=ERASED)
+        started = [row for row in left if row.kind == events.RUN_STARTED]
+        without = runs.filter(pk__in=[row.run_id for row in started if row.is_erased])
+        without.update(context={})
+        ContextValue.objects.using(self.alias).filter(run__in=without).delete()
+        # Nobody can tell whether a note repeats what was erased.
+        Review.objects.using(self.alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
+        sessions.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
+        first = next((row.run_id for row in started if events.COPIED not in row.payload), None)
+        if first in tasks:
+            sessions.exclude(title="").update(title=ERASED)
         requests = {row.call_id for row in left if row.kind == events.APPROVAL_REQUESTED and row.is_erased}
         approvals: set[UUID] = set()
         for call in (call for its in history.calls.values() for call in its.values() if call.id in calls):
@@ -286,24 +300,6 @@ class _Erasure:
         erased.approvals += len(approvals)
         erased.answers += delete_answers_of(self.alias, session, runs)
         clear_admin_log(self.alias, run_ids, approvals)
-
-
-def _rewrite_runs(alias: str, session_id: UUID, runs: QuerySet[Run], left: list[Row]) -> None:
-    """Rewrite these runs and their session, of which some rows were erased."""
-    tasks = {run_id: row for run_id, row in tasks_of(left).items() if row.is_erased}
-    runs.update(blocked_reason="")
-    runs.filter(pk__in=tasks).update(input=ERASED, title=ERASED)
-    started = [row for row in left if row.kind == events.RUN_STARTED]
-    without = runs.filter(pk__in=[row.run_id for row in started if row.is_erased])
-    without.update(context={})
-    ContextValue.objects.using(alias).filter(run__in=without).delete()
-    # Nobody can tell whether a note repeats what was erased.
-    Review.objects.using(alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
-    session = Session.objects.using(alias).filter(pk=session_id)
-    session.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
-    first = next((row.run_id for row in started if events.COPIED not in row.payload), None)
-    if first in tasks:
-        session.exclude(title="").update(title=ERASED)
 
 
 def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
@@ -347,10 +343,6 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
     raise JournalUnreadableError(text % {"problem": problem})
 
 
-def _has_content(row: Row) -> bool:
-    return not row.is_erased and bool(split(row.kind, row.payload)[1])
-
-
 def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> set[Place]:
     """Return these places, and all that repeat a value that is held in one of them."""
     values: dict[Place, set[Value]] = {}
@@ -377,14 +369,20 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
     digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
     for row in rows:
         payload, call = row.payload, row.call_id
-        held: set[Value] = {("content", row.content_hash), *_files_of(row)}
+        held: set[Value] = {("content", row.content_hash)}
+        if payloads.has_blocks(row.payload):
+            held |= {("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload)}
         match row.kind:
             case events.RUN_STARTED | events.RUN_ADOPTED:
                 origin = payload.get("origin") or {}
                 if origin and "seq" not in origin:
                     first = UUID(origin["run"])
                     again[row.run_id] = again.get(first, first)
-                held |= {*_of_start(payload)}
+                if payload.get("context"):
+                    held.add(("context", canonical.dumps(payload["context"])))
+                if "instructions" in payload:  # the preview of a file names it
+                    file = payload.get("stored", {})
+                    held.add(("instructions", file.get("sha256", payload["instructions"])))
             case events.USER if payload.get("reason") == events.OUTPUT_INVALID:
                 held.add(("reply", row.run_id, replies.get(row.run_id)))
             case events.USER if row.seq in tasks:
@@ -401,7 +399,12 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 if payload["verb"] != "approve":
                     held |= {("returned", call), ("denied", *digests.get(call, (call,)))}
             case events.TOOL_RESULT:
-                held |= {("returned", call), *_of_result(row, digests.get(call, (call,)))}
+                held.add(("returned", call))
+                outcome = payload["outcome"] if row.attempt == 0 else ""
+                if payload.get("edited") is not None or outcome == "error":  # names the invalid arguments
+                    held.add(("asked", call))
+                if outcome == "denied":  # perhaps for the reason of an earlier denial
+                    held.add(("denied", *digests.get(call, (call,))))
             case events.LATE_RESULT | events.ORPHAN_FOUND | events.ORPHAN_RESOLVED:
                 held.add(("returned", call))
             case events.MODEL_FAILED:
@@ -415,24 +418,3 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
             case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:
                 held.add(("cancelled", row.run_id))
         yield row, held
-
-
-def _files_of(row: Row) -> Iterator[Value]:
-    if payloads.has_blocks(row.payload):
-        yield from (("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload))
-
-
-def _of_start(payload: dict[str, Any]) -> Iterator[Value]:
-    if payload.get("context"):
-        yield "context", canonical.dumps(payload["context"])
-    if "instructions" in payload:  # the preview of a file names it
-        yield "instructions", payload.get("stored", {}).get("sha256", payload["instructions"])
-
-
-def _of_result(row: Row, digest: tuple[str, ...]) -> Iterator[Value]:
-    if row.payload.get("edited") is not None:
-        yield "asked", row.call_id
-    if row.attempt == 0 and row.payload["outcome"] == "error":  # says which arguments were not valid
-        yield "asked", row.call_id
-    if row.attempt == 0 and row.payload["outcome"] == "denied":  # perhaps for an earlier denial's reason
-        yield "denied", *digest

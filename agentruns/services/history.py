@@ -17,7 +17,7 @@ from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import conversation, events
 from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.events import Row, timestamp
-from agentruns.journal.fold import Call, RunState, text_of
+from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import instructions_of
 from agentruns.journal.read import definition_body, rows_until, session_rows
@@ -67,24 +67,22 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
         "pause_requested": state.pause_requested,
         "cancel_requested": state.cancel_requested,
         "model_failures": state.failures,
-        "calls": [_call(call, state.task, mask) for call in state.calls.values()],
-    }
-
-
-def _call(call: Call, task: str, mask: Mask) -> dict[str, Any]:
-    approval = call.approval
-    return {
-        "id": call.id,
-        "tool": call.tool,
-        "arguments": mask.arguments(call.tool, call.arguments),
-        "digest": call.digest,
-        "idempotency_key": call.idempotency_key(task),
-        "attempt": call.attempt,
-        "started_at": timestamp(call.started_at) if call.started_at else None,
-        "outcome": call.outcome or None,
-        "in_doubt": call.in_doubt or (call.orphan == "held" and call.is_open),
-        "approval": approval
-        and {"id": str(approval.id), "status": approval.status, "approved_by": approval.names},
+        "calls": [
+            {
+                "id": call.id,
+                "tool": call.tool,
+                "arguments": mask.arguments(call.tool, call.arguments),
+                "digest": call.digest,
+                "idempotency_key": call.idempotency_key(state.task),
+                "attempt": call.attempt,
+                "started_at": timestamp(call.started_at) if call.started_at else None,
+                "outcome": call.outcome or None,
+                "in_doubt": call.in_doubt or (call.orphan == "held" and call.is_open),
+                "approval": (card := call.approval)
+                and {"id": str(card.id), "status": card.status, "approved_by": card.names},
+            }
+            for call in state.calls.values()
+        ],
     }
 
 
@@ -112,8 +110,8 @@ class ReplayReport:
 
     @property
     def is_equal(self) -> bool:
-        """Return whether nothing differs."""
-        return self.difference is None and self.seq is None
+        """Tell whether nothing differs."""
+        return self.difference is None
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON, with sensitive arguments masked; the caller redacts it."""
@@ -126,9 +124,8 @@ class ReplayReport:
                 {"seq": one.seq, "step": one.step, "then": self.masked(one.then), "now": self.masked(one.now)}
                 for one in self.steps
             ],
-            "difference": None
-            if found is None
-            else {
+            "difference": found
+            and {
                 "seq": self.seq,
                 "path": found.path,
                 "then": self._shown(found.path, found.then),
@@ -187,7 +184,9 @@ def replay_run(
         model = agent.model
     report.model = None if model is None else model_identity(model)
     rows = session_rows(alias, run.session_id)
-    _require_whole(run, rows)
+    if gone := [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]:
+        text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
+        raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
     for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
         if number == limit:
@@ -199,23 +198,13 @@ def replay_run(
         agent = agents[one.version]
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
-        if reply is None:
-            found = _compare(one, agent)
-        else:
-            found = _at(one.row.seq, first_difference(_decision(one.given), _plain(_decision(reply))))
         now = _said(reply) if reply else None
         report.steps.append(ReplayStep(one.row.seq, one.step, _said(one.reply), now))
-        if found is not None:
-            report.seq, report.difference = found
-            break
+        for seq, difference in _differences(one, agent, reply):
+            if difference is not None:
+                report.seq, report.difference = seq, difference
+                return report
     return report
-
-
-def _require_whole(run: Run, rows: list[Row]) -> None:
-    gone = [str(row.seq) for row in rows if row.is_erased and row.kind in conversation.KINDS]
-    if gone:
-        text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
-        raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
 
 
 @dataclass(slots=True)
@@ -281,16 +270,15 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
                 made=state,
             )
         then.apply(row)
-        if not observations:
-            continue
+        other = row
         if row.kind == events.TOOL_RESULT and row.seq in observations:
             altered = {**row.payload, "content": _plain(observations[row.seq])}
             altered.pop("stored", None)
             if first_difference(row.payload, altered) is not None:
                 altered_at = altered_at or row.seq
-            now.apply(row._replace(payload=altered))
-        else:
-            now.apply(row)
+            other = row._replace(payload=altered)
+        if now is not then:
+            now.apply(other)
 
 
 def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
@@ -307,19 +295,23 @@ def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
     return agent
 
 
-def _compare(one: _Recorded, agent: Agent | None) -> tuple[int, Difference] | None:
+def _differences(
+    one: _Recorded, agent: Agent | None, reply: ModelReply | None
+) -> Iterator[tuple[int, Difference | None]]:
+    """Compare a recorded reply with the model's new `reply`, else with today's agent, one part at a time."""
+    seq = one.row.seq
+    if reply is not None:
+        yield seq, first_difference(_decision(one.given), _plain(_decision(reply)))
+        return
     if not one.is_as_sent:
         text = _("the conversation that the journal adds up to now")
-        return one.row.seq, Difference("$.messages", _("the conversation that was sent"), text)
+        yield seq, Difference("$.messages", _("the conversation that was sent"), text)
     if agent is not None:
-        found = first_difference(_head(one.body), _plain(_head(agent.definition())))
-        if found is not None:
-            return one.row.seq, found
+        yield seq, first_difference(_head(one.body), _plain(_head(agent.definition())))
     if one.altered_at is not None:
-        found = first_difference(one.messages, one.replaced, "$.messages")
-        if found is not None:
-            return one.altered_at, found
-    return _at(one.row.seq, first_difference(*_arguments(one, agent))) if agent else None
+        yield one.altered_at, first_difference(one.messages, one.replaced, "$.messages")
+    if agent is not None:
+        yield seq, first_difference(*_arguments(one, agent))
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
@@ -412,7 +404,3 @@ def _said(reply: ModelReply) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a value as the journal gives it back: tuples are lists, keys are texts."""
     return canonical.loads(canonical.dumps(value))
-
-
-def _at(seq: int, found: Difference | None) -> tuple[int, Difference] | None:
-    return None if found is None else (seq, found)

@@ -88,8 +88,11 @@ def send(
         permissions.require(actor, "message", last)
     if context is None and last is not None:
         context = last.context
-    agent = get_agent(agent)
-    sending = _Sending(refusal, start_limit(actor, agent), _open_to(actor, session))
+    agent, seen = get_agent(agent), None
+    if permissions.hides(actor):
+        open_runs = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
+        seen = {*open_runs.values_list("pk", flat=True)}
+    sending = _Sending(refusal, start_limit(actor, agent), seen)
     text, stored = read_input(content, agent)
     request = RunRequest(
         agent=agent,
@@ -117,20 +120,13 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
     return (key and last.filter(idempotency_key=key).first()) or last.first()
 
 
-def _open_to(actor: Any, session: Session) -> set[Any] | None:
-    """Return the open runs of a session that a user may see; None: all."""
-    if not permissions.hides(actor):
-        return None
-    seen = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
-    return {*seen.values_list("pk", flat=True)}
-
-
 class _Sending:
     """One message on its way; a transaction that is tried again may find that it has arrived."""
 
     def __init__(self, refusal: str, limit: int | None, seen: set[Any] | None) -> None:
         self.refusal, self.limit = refusal, limit
-        self.seen = seen  # asked before the transaction: in it no rule of a project is
+        # Open runs that the sender may see (None: all). No rule of a project is asked in the transaction.
+        self.seen = seen
         self.tried: list[str] = []  # hashes of the rows that it was put in
         self.is_new = False
 
@@ -161,7 +157,14 @@ class _Sending:
             if row.hash in self.tried:
                 return row.run_id
             if request.key and row.payload.get("idempotency_key") == request.key:
-                if not _says(row, request.text):
+                stored = row.payload.get("stored")
+                if row.is_erased:  # nobody can tell whether it was another text
+                    is_same = True
+                elif isinstance(stored, dict):
+                    is_same = stored["sha256"] == canonical.sha256(request.text)
+                else:
+                    is_same = payloads.said_in(row.run_id, row.seq, row.payload) == request.text
+                if not is_same:
                     text = _(
                         "Idempotency key %(key)r belongs to another message of run %(run)s. Use a new one."
                     )
@@ -200,16 +203,6 @@ class _Sending:
         self.tried.append(row.hash)
         store.append(batch)
         self.is_new = True
-
-
-def _says(row: events.Row, text: str) -> bool:
-    """Tell whether a row says a text, as far as it still says anything."""
-    if row.is_erased:
-        return True
-    stored = row.payload.get("stored")
-    if isinstance(stored, dict):
-        return bool(stored["sha256"] == canonical.sha256(text))
-    return payloads.said_in(row.run_id, row.seq, row.payload) == text
 
 
 def _refuse_pruned(session: Session) -> None:

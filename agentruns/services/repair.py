@@ -39,7 +39,17 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
         if any(problem.seq is not None for problem in found):
             return Repaired([], found)
         changed = [problem for problem in found if problem.column]
-        _rewrite(alias, session_id, changed)
+        rows: dict[tuple[type[Model], Any, str], dict[str, Any]] = {}
+        for problem in changed:
+            row = (problem.model, problem.approval or problem.run or session_id, problem.status)
+            rows.setdefault(row, {})[problem.column] = value_of(problem)
+        # Ended ones first: a session has one unfinished run at any moment.
+        in_order = sorted(rows.items(), key=lambda item: item[1].get("status") not in Run.ENDED)
+        for (model, pk, status), columns in in_order:
+            # A lease may be taken without the session's lock, which makes a queued run a running one.
+            where = {"status": status} if status else {}  # a session has none, and is locked
+            if model._default_manager.using(alias).filter(pk=pk, **where).update(**columns) != 1:
+                raise JournalConflictError(f"{model.__name__} {pk} is not {status} any more.")
         return Repaired(changed, [problem for problem in found if not problem.column])
 
     try:
@@ -57,18 +67,3 @@ def value_of(problem: Problem) -> Any:
     if problem.column == "status" and problem.folded == ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded
-
-
-def _rewrite(alias: str, session_id: UUID, changed: list[Problem]) -> None:
-    rows: dict[tuple[type[Model], Any, str], dict[str, Any]] = {}
-    for problem in changed:
-        row = (problem.model, problem.approval or problem.run or session_id, problem.status)
-        rows.setdefault(row, {})[problem.column] = value_of(problem)
-    # Ended ones first: a session has one unfinished run at any moment.
-    for (model, pk, status), columns in sorted(
-        rows.items(), key=lambda item: item[1].get("status") not in Run.ENDED
-    ):
-        # A lease may be taken without the session's lock, which makes a queued run a running one.
-        where = {"status": status} if status else {}  # a session has none, and is locked
-        if model._default_manager.using(alias).filter(pk=pk, **where).update(**columns) != 1:
-            raise JournalConflictError(f"{model.__name__} {pk} is not {status} any more.")

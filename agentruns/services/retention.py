@@ -102,7 +102,10 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         files.clear()
         if enough():
             break
-    _delete_answers(alias, cutoff, pruned, should_stop)
+    old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
+    while not should_stop() and (keys := list(old.values_list("pk", flat=True)[:ANSWERS])):
+        answers = IdempotencyRecord.objects.using(alias).filter(pk__in=keys)
+        pruned.answers += in_transaction(alias, answers.delete)[0]
     _delete_definitions(alias, definitions, pruned)
     pruned.files += delete_old_files(should_stop)
     return pruned
@@ -127,7 +130,11 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     alias, files, definitions = settings.DATABASE, set[str](), set[str]()
     _require_no_transaction(alias)
     if scope is None:
-        scope = _scope_of(alias, key)
+        scopes = set[str]()
+        for rows in (Session.objects.using(alias), Tombstone.objects.using(alias)):
+            scopes.update(rows.filter(key__in=[key, forgotten(key)]).values_list("scope", flat=True))
+        require_one_scope(key, sorted(scopes))
+        scope = scopes.pop() if scopes else ""
     tombstones = Tombstone.objects.using(alias).filter(scope=scope, key__in=[key, forgotten(key)])
 
     def action() -> Pruned:
@@ -142,19 +149,13 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     session_ids = list(tombstones.values_list("pk", flat=True))
     if not session_ids:
         raise RunStateError(f"There is no session {key!r}, and none was pruned.")
-    pruned.files = delete_files(files | files_of_sessions(session_ids))
+    if payloads.is_configured():
+        storage = storages[settings.PAYLOAD_STORAGE]
+        files |= {f"{folder}/{name}" for folder in session_ids for name in _listed(storage, str(folder), 1)}
+    pruned.files = delete_files(files)
     _delete_definitions(alias, definitions, pruned)
     logger.info("Erased session=%s runs=%s rows=%s", session_ids, pruned.runs, pruned.rows)
     return pruned
-
-
-def _scope_of(alias: str, key: str) -> str:
-    """Return the only scope that has, or had, a session of that key; "" if none has."""
-    scopes: set[str] = set()
-    for rows in (Session.objects.using(alias), Tombstone.objects.using(alias)):
-        scopes.update(rows.filter(key__in=[key, forgotten(key)]).values_list("scope", flat=True))
-    require_one_scope(key, sorted(scopes))
-    return scopes.pop() if scopes else ""
 
 
 def revived(alias: str) -> QuerySet[Session]:
@@ -224,11 +225,20 @@ def _prune(
     pruned = Pruned(sessions=1)
     try:
         if cutoff is None:
-            pruned.copies = _copies(alias, session, runs)
+            # Forks of these runs, and of pruned forks, begin with the same rows.
+            forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
+            sharing = {*forks.values_list("session_id", flat=True), *kin(alias, [session.pk])} - {session.pk}
+            copies = Session.objects.using(alias).filter(pk__in=sharing)
+            pruned.copies = sorted(copies.values_list("key", flat=True))
             pruned.answers = delete_answers_of(alias, session, runs)
         approvals = Approval.objects.using(alias).filter(run__in=runs).values_list("pk", flat=True)
         clear_admin_log(alias, [*runs.values_list("pk", flat=True)], [*approvals])
-        _delete(alias, session, pruned)
+        pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
+        pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
+        notifications = Notification.objects.using(alias).filter(run__session_id=session.pk)
+        pruned.notifications, _ = notifications.delete()
+        pruned.runs = runs.delete()[1].get(Run._meta.label, 0)
+        sessions.delete()
     except (ProtectedError, RestrictedError) as error:
         rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
         kept_by = sorted({row._meta.label for row in rows})
@@ -283,37 +293,10 @@ def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
     )
 
 
-def _delete(alias: str, session: Session, pruned: Pruned) -> None:
-    pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
-    pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
-    pruned.notifications, _ = Notification.objects.using(alias).filter(run__session_id=session.pk).delete()
-    _, deleted = Run.objects.using(alias).filter(session_id=session.pk).delete()
-    pruned.runs = deleted.get(Run._meta.label, 0)
-    Session.objects.using(alias).filter(pk=session.pk).delete()
-
-
-def _copies(alias: str, session: Session, runs: QuerySet[Run]) -> list[str]:
-    """Return the keys of sessions that begin with the same rows: forks of these runs, and of pruned forks."""
-    forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
-    sharing = {*forks.values_list("session_id", flat=True), *kin(alias, [session.pk])} - {session.pk}
-    return sorted(Session.objects.using(alias).filter(pk__in=sharing).values_list("key", flat=True))
-
-
 def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
     """Delete the API's idempotency keys of requests about some runs of a session."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
     return records.filter(run_id__in=list(runs.values_list("pk", flat=True))).delete()[0]
-
-
-def _delete_answers(alias: str, cutoff: datetime, pruned: Pruned, should_stop: Stop) -> None:
-    """Delete the API's idempotency keys from before the cut-off."""
-    old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
-    while not should_stop():
-        some = list(old.values_list("pk", flat=True)[:ANSWERS])
-        if not some:
-            return
-        these = IdempotencyRecord.objects.using(alias).filter(pk__in=some)
-        pruned.answers += in_transaction(alias, these.delete)[0]
 
 
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
@@ -345,7 +328,15 @@ def delete_files(names: Collection[str]) -> int:
         logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
         return 0
     storage = storages[settings.PAYLOAD_STORAGE]
-    deleted = sum(_remove(storage, name) for name in sorted(unnamed))
+    deleted = 0
+    for name in sorted(unnamed):
+        try:
+            there = storage.exists(name)
+            storage.delete(name)
+        except Exception:  # each storage has its own
+            logger.exception("File %r of storage %r was not deleted.", name, settings.PAYLOAD_STORAGE)
+        else:
+            deleted += there
     for folder in {_folder(name) for name in unnamed}:
         with suppress(NotImplementedError, OSError):  # no folder there, or not empty
             os.rmdir(storage.path(folder))
@@ -368,20 +359,17 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
         page = folders[start : start + PAGE]
         names = {f"{folder}/{name}" for folder in page for name in _listed(storage, folder, 1)}
         try:
-            names = _unnamed(names) - _of_unfinished(names)
+            names = _unnamed(names)
+            for alias in _journals():
+                runs = Run.objects.using(alias).unfinished()
+                runs = runs.filter(session_id__in={_folder(name) for name in names})
+                busy = {*map(str, runs.values_list("session_id", flat=True))}
+                names = {name for name in names if _folder(name) not in busy}
         except (DatabaseError, InterfaceError):
             logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
             break
         deleted += delete_files([name for name in names if _is_old(storage, name)])
     return deleted
-
-
-def files_of_sessions(session_ids: Collection[UUID]) -> set[str]:
-    """Return the files in the folders of these sessions."""
-    if not payloads.is_configured():
-        return set()
-    storage = storages[settings.PAYLOAD_STORAGE]
-    return {f"{folder}/{name}" for folder in map(str, session_ids) for name in _listed(storage, folder, 1)}
 
 
 def _listed(storage: Storage, folder: str, what: int) -> list[str]:
@@ -420,14 +408,6 @@ def _texts(rows: QuerySet[Message], part: str) -> QuerySet[Any]:
     return rows.annotate(text=Cast(part, TextField()))
 
 
-def _of_unfinished(names: Collection[str]) -> set[str]:
-    busy: set[str] = set()
-    for alias in _journals():
-        runs = Run.objects.using(alias).unfinished().filter(session_id__in={_folder(name) for name in names})
-        busy.update(map(str, runs.values_list("session_id", flat=True)))
-    return {name for name in names if _folder(name) in busy}
-
-
 def _journals() -> Iterator[str]:
     """Yield the databases with a journal of their own, which a replica, always a little late, has not."""
     for alias in connections:
@@ -447,13 +427,3 @@ def _is_old(storage: Storage, name: str) -> bool:
         return storage.get_modified_time(name) < clock.now(settings.DATABASE) - LEAST_AGE
     except FileNotFoundError:
         return False
-
-
-def _remove(storage: Storage, name: str) -> bool:
-    try:
-        there = storage.exists(name)
-        storage.delete(name)
-    except Exception:  # each storage has its own
-        logger.exception("File %r of storage %r was not deleted.", name, settings.PAYLOAD_STORAGE)
-        return False
-    return there

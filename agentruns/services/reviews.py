@@ -43,7 +43,17 @@ def review_run(
     permissions.require(actor, "review", run)
     if rating not in Review.Rating.values or len(note) > REASON_LENGTH:
         raise ValueError(f"A rating is -1, 0 or 1, and a note has at most {REASON_LENGTH} characters.")
-    whose, author = _assignee(assignee, run), Owner.of(actor)
+    author, whose = Owner.of(actor), Owner()
+    if assignee:
+        users = get_user_model()
+        try:
+            person = users._default_manager.get_by_natural_key(assignee)
+        except (users.DoesNotExist, ValueError):
+            person = None
+        # One answer for both: names of users are not to be found out here.
+        if not _may_see(person, run):
+            raise ValueError(_("No user of this name may see the run."))
+        whose = Owner.of(person)
     columns = {
         "rating": rating,
         "note": note,
@@ -75,18 +85,3 @@ def assignable(actor: Any, run: Run) -> list[str]:
 
 def _may_see(person: Any, run: Run) -> bool:
     return is_somebody(person) and visible_runs(person).filter(pk=run.pk).exists()
-
-
-def _assignee(name: str, run: Run) -> Owner:
-    """Return the user of a name who may see a run, nobody for ""; ValueError for any other."""
-    if not name:
-        return Owner()
-    users = get_user_model()
-    try:
-        person = users._default_manager.get_by_natural_key(name)
-    except (users.DoesNotExist, ValueError):
-        person = None
-    # One answer for both: names of users are not to be found out here.
-    if not _may_see(person, run):
-        raise ValueError(_("No user of this name may see the run."))
-    return Owner.of(person)

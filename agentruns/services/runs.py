@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Unpack
@@ -187,39 +188,28 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     run = find_run(run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    pending = [
-        call for call in state.run.calls.values() if call.approval and call.approval.status == "pending"
-    ]
+    waits = any(call.approval and call.approval.status == "pending" for call in state.run.calls.values())
     cards = Approval.objects.using(alias).filter(run=run, status=Approval.Status.PENDING)
+    held = [call for call in state.run.open_calls() if call.orphan == "held"]
+    error, value = run.error, run.output
+    if not error and run.status == Run.Status.ORPHANED:
+        calls = ", ".join(f"{call.tool} ({call.id})" for call in held)
+        error = f"Nobody knows whether {calls} happened: resolve_orphan or resume_run goes on."
+    elif not error and run.status in (Run.Status.PAUSED, Run.Status.QUEUED):
+        error = run.blocked_reason or state.run.failure
+    with suppress(UnknownAgentError):  # only a process that has the agent knows its `output_type`
+        value = output.value_of(get_agent(run.agent, run.version).output_type, run.output)
     return RunResult(
         status=run.status,
-        output=_output_of(run),
+        output=value,
         run_id=str(run.pk),
         session_key=run.session.key,
         messages=state.conversation.settled_messages(),
         usage=run.usage,
-        pending=list(cards.order_by("requested_at")) if pending else [],
-        orphans=[call.id for call in state.run.open_calls() if call.orphan == "held"],
-        error=run.error or _standstill(run, state),
+        pending=list(cards.order_by("requested_at")) if waits else [],
+        orphans=[call.id for call in held],
+        error=error,
     )
-
-
-def _standstill(run: Run, state: SessionState) -> str:
-    """Return why a run that nobody asks to approve anything does not go on; "" if it does, or has ended."""
-    held = [f"{call.tool} ({call.id})" for call in state.run.open_calls() if call.orphan == "held"]
-    if run.status == Run.Status.ORPHANED:
-        return f"Nobody knows whether {', '.join(held)} happened: resolve_orphan or resume_run goes on."
-    if run.status in (Run.Status.PAUSED, Run.Status.QUEUED):
-        return run.blocked_reason or state.run.failure
-    return ""
-
-
-def _output_of(run: Run) -> Any:
-    """Return the output as a value of the agent's `output_type` if this process has the agent."""
-    try:
-        return output.value_of(get_agent(run.agent, run.version).output_type, run.output)
-    except UnknownAgentError:
-        return run.output
 
 
 def _go_on(

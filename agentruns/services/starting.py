@@ -99,7 +99,12 @@ def send_message(
         if last is not None and isinstance(user, SessionBearer):
             given["context"] = _visitors_context(session, last)
         else:
-            _require_owner(user, session, acts_for=acts_for)
+            whose = session.owner_id
+            if whose != user.pk:
+                # The owner has to be active. For the program's own sessions the policy gets AnonymousUser.
+                owner = AnonymousUser() if whose is None else permissions.active_user(whose)
+                if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
+                    raise PermissionDeniedError(_not_for_others(user))
             if last is not None:
                 given["context"] = permissions.context_again(user, found, restore(last), session.owner_id)
     except PermissionDeniedError as error:  # in the way of a start only
@@ -192,18 +197,6 @@ def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, 
     if whose is None or scope is None or not (is_own or ask("can", False, user, "act_for", (owner, scope))):
         raise PermissionDeniedError(_not_for_others(user))
     return owner, scope
-
-
-def _require_owner(user: Any, session: Session, *, acts_for: bool) -> None:
-    """Raise PermissionDeniedError unless a user may start a run in a session, for its owner.
-
-    The program's own is AnonymousUser's for the policy: None stands for the user, in another scope.
-    """
-    if session.owner_id == user.pk:
-        return
-    owner = AnonymousUser() if session.owner_id is None else permissions.active_user(session.owner_id)
-    if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
-        raise PermissionDeniedError(_not_for_others(user))
 
 
 def _not_for_others(user: Any) -> str:

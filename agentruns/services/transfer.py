@@ -198,24 +198,20 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
         yield {"definition": key, "body" if whole else "redacted": canonical.dumps(body)}
     rows = Message.objects.using(alias).filter(session_id=session.pk, seq__lt=session.next_seq)
     for row, parts in stored_rows(rows):
-        yield _line(row, parts, mask, true_values)
+        line: dict[str, Any] = {
+            **{name: getattr(row, name) for name in PLAIN},
+            "run": str(row.run_id),
+            "created_at": events.timestamp(row.created_at),
+            "consumes": str(row.consumes) if row.consumes else None,
+            "facts_hash": commitment(row.facts_salt, parts.facts),
+        }
+        shown = parts if true_values else _readable(row, parts, mask)
+        salts = (row.facts_salt, row.content_salt)
+        for name, text, seen, salt in zip(Parts._fields, parts, shown, salts, strict=True):
+            if text is not None:
+                line |= {name: text, f"{name}_salt": salt} if seen == text else {f"{name}_redacted": seen}
+        yield line
         yield from _file(row._replace(payload=parts.payload(row.kind)), mask, true_values)
-
-
-def _line(row: Row, parts: Parts, mask: Mask, true_values: bool) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        **{name: getattr(row, name) for name in PLAIN},
-        "run": str(row.run_id),
-        "created_at": events.timestamp(row.created_at),
-        "consumes": str(row.consumes) if row.consumes else None,
-        "facts_hash": commitment(row.facts_salt, parts.facts),
-    }
-    shown = parts if true_values else _readable(row, parts, mask)
-    salts = (row.facts_salt, row.content_salt)
-    for name, text, seen, salt in zip(Parts._fields, parts, shown, salts, strict=True):
-        if text is not None:
-            line |= {name: text, f"{name}_salt": salt} if seen == text else {f"{name}_redacted": seen}
-    return line
 
 
 def _file(row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
@@ -346,9 +342,18 @@ class _Export:
             if any("redacted" in name for name in line):
                 raise RunStateError("The export is redacted; make one with export_run --true-values.")
             if "definition" in line:
-                self._define(line)
+                if line["definition"] in self.definitions:
+                    raise RunStateError(f"Definition {line['definition']} is there twice.")
+                body = canonical.loads(line["body"])
+                if canonical.digest(body) != line["definition"]:
+                    raise RunStateError(f"Definition {line['definition']} was altered.")
+                self.definitions[line["definition"]] = body
             elif "file" in line:
-                self._keep(line)
+                if "data" not in line:
+                    raise RunStateError(f"The file of row {line['of']} is left out: {line['left_out']}")
+                place = self._files.tell()
+                length = self._files.write(base64.b64decode(line["data"], validate=True))
+                self._parts.setdefault((line["of"], line["file"]), []).append((place, length))
             else:
                 self._add(line)
         wrong = self.history.cut()
@@ -363,14 +368,6 @@ class _Export:
             raise RunStateError(f"No row names the definitions {', '.join(sorted(unknown))}.")
         if end != {"end": whole.hexdigest()}:
             raise RunStateError("The export's last line, with the hash of all others, is missing or differs.")
-
-    def _define(self, line: dict[str, Any]) -> None:
-        if line["definition"] in self.definitions:
-            raise RunStateError(f"Definition {line['definition']} is there twice.")
-        body = canonical.loads(line["body"])
-        if canonical.digest(body) != line["definition"]:
-            raise RunStateError(f"Definition {line['definition']} was altered.")
-        self.definitions[line["definition"]] = body
 
     def _add(self, line: dict[str, Any]) -> None:
         parts = Parts(line["facts"], line.get("content"))
@@ -396,13 +393,6 @@ class _Export:
             payloads.check_name(stored, None if events.COPIED in row.payload else self.session.pk)
         self.rows.append(row)
         self.parts.append(parts)
-
-    def _keep(self, line: dict[str, Any]) -> None:
-        if "data" not in line:
-            raise RunStateError(f"The file of row {line['of']} is left out: {line['left_out']}")
-        place = self._files.tell()
-        length = self._files.write(base64.b64decode(line["data"], validate=True))
-        self._parts.setdefault((line["of"], line["file"]), []).append((place, length))
 
     def files(self) -> Iterator[tuple[Stored, Iterator[bytes]]]:
         """Yield each file that a row points at, with those of its parts that are there."""
@@ -436,7 +426,11 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     Message.objects.using(alias).bulk_create(
         (_message(session.pk, *pair) for pair in zip(found.rows, found.parts, strict=True)), batch_size=CHUNK
     )
-    Approval.objects.using(alias).bulk_create(_approvals(found), batch_size=CHUNK)
+    calls = [(run_id, call) for run_id, its in found.history.calls.items() for call in its.values()]
+    Approval.objects.using(alias).bulk_create(
+        [new_approval(call, call.approval, run_id) for run_id, call in calls if call.approval is not None],
+        batch_size=CHUNK,
+    )
     for wrong in check(session.pk, alias, files=False):
         if wrong.column not in ("scope", "owner_id"):  # they may be others than the journal says
             raise RunStateError(f"{wrong} Nothing was imported.")
@@ -506,10 +500,3 @@ def _runs(found: _Export) -> Iterator[Run]:
             columns["status"] = Run.Status.QUEUED
         times = {"created_at": mine[0].created_at, "updated_at": mine[-1].created_at}
         yield Run(id=run_id, session_id=session.pk, input=task, title=title_of(task), **times, **columns)
-
-
-def _approvals(found: _Export) -> Iterator[Approval]:
-    for run_id, calls in found.history.calls.items():
-        for call in calls.values():
-            if call.approval is not None:
-                yield new_approval(call, call.approval, run_id)

@@ -120,7 +120,7 @@ DECISIONS = [
     ),
     Mutant(
         "approvals: an edit fits the tool",
-        (Edit(APPROVALS, "return tool, tool.effective(arguments)", "return tool, arguments"),),
+        (Edit(APPROVALS, "edited = tool.effective(arguments)", "edited = arguments"),),
         ("db/test_expiry_races.py::test_what_cannot_be_meant_changes_nothing",),
     ),
     Mutant(
