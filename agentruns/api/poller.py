@@ -16,10 +16,10 @@ from uuid import UUID
 from django.db.models import Q
 
 from agentruns.conf import settings
+from agentruns.engine.drafts import AT_WORK, watch
 from agentruns.journal.events import Row
 from agentruns.journal.read import read_rows
 from agentruns.models import Message, Run
-from agentruns.services.drafts import AT_WORK, watch
 from agentruns.utils.forks import in_child
 
 CONNECTIONS = 8  # of all listeners, at once

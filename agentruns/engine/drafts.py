@@ -8,21 +8,22 @@ who is asked to pause or to cancel: that reply is stopped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from uuid import UUID
 
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Now
 
+from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.journal import events
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.models import Draft, Message, Run
 from agentruns.providers.base import ProviderError
-from agentruns.utils.db import in_transaction, uptime
+from agentruns.utils.db import in_transaction, later, short_lock_waits, uptime
 from agentruns.utils.forks import in_child
 from agentruns.utils.redaction import bound, get_logger, is_on, redact
 
@@ -33,6 +34,8 @@ PERIOD = 0.2
 LOOKS = 0.5  # seconds between two looks who is watched
 HELD = 100  # characters at the end in which AGENTRUNS_REDACT may not yet find what they begin
 LONGEST = 50_000  # characters; of a longer reply the rest is seen when it is journaled
+WATCHED = 20  # seconds for which a worker stores drafts, unless somebody goes on reading
+AT_WORK = ("queued", "running")
 STOPPED = "It was stopped while it was written: the run is to pause, or to end. Its usage may be unknown."
 
 
@@ -204,3 +207,24 @@ def shown(text: str, mask: Mask) -> str:
 
 writer = Writer()
 in_child(writer.__init__)  # type: ignore[misc]
+
+
+def watch(run_ids: Iterable[UUID]) -> None:
+    """Let workers know that somebody reads what these runs write; where that cannot be, there is no draft."""
+    alias = settings.DATABASE
+    found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
+    try:
+        with transaction.atomic(using=alias), short_lock_waits(alias):
+            Draft.objects.using(alias).bulk_create(
+                found, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
+            )
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("No drafts for now, as it cannot be stored that somebody listens: %s", error)
+
+
+def draft_of(run: Run) -> str:
+    """Find the text that is written so far of a run's next reply, "" where nothing is written."""
+    if run.status not in AT_WORK:
+        return ""
+    its = Draft.objects.using(settings.DATABASE).filter(pk=run.pk, epoch=run.lease_epoch, step=run.step)
+    return its.values_list("text", flat=True).first() or ""

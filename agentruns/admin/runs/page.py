@@ -33,12 +33,13 @@ from agentruns.admin.runs.list import cost, task_title, words
 from agentruns.admin.runs.steps import RowCard, mask_for, row_card, starts
 from agentruns.admin.runs.timing import Timing, timings
 from agentruns.conf import settings
+from agentruns.engine import drafts
 from agentruns.journal.events import Row
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows, run_rows
 from agentruns.journal.verify import MARK
 from agentruns.models import Approval, Message, Run
-from agentruns.services import drafts, permissions, starting, waiting
+from agentruns.services import permissions, starting, waiting
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
 
