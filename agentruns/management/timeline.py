@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -33,7 +34,10 @@ Payload = dict[str, Any]
 
 def line(row: Row) -> str:
     """Return a row as one line: number, time, kind, tool, and a summary of its payload."""
-    says = _SAYS.get(row.kind, _anything)(row.payload)
+    if row.kind in _SAYS:
+        says = _SAYS[row.kind](row.payload)
+    else:
+        says = _text({name: value for name, value in row.payload.items() if name != "v"})
     copied = "(copied)" if events.COPIED in row.payload else ""
     is_call = says.startswith(f"{row.tool_name}(")  # a card without a sentence of its own
     tool = "" if is_call else row.tool_name
@@ -53,14 +57,9 @@ def _actor(payload: Payload) -> str:
     return f"by {actor['name']}" if actor else "by the program"
 
 
-def _started(payload: Payload) -> str:
-    key = f", key {payload['idempotency_key']}" if payload.get("idempotency_key") else ""
-    return f"{payload['agent']} version {payload['version']} {_actor(payload)}{key}"
-
-
-def _user(payload: Payload) -> str:
-    reason = payload.get("reason")
-    return (f"{reason}: " if reason else "") + _size(payload) + described(payload["content"])
+def _after(lead: str, text: str | None) -> str:
+    """Build the end of a sentence: the text after its lead, "" where there is no text."""
+    return f"{lead}{text}" if text else ""
 
 
 def _assistant(payload: Payload) -> str:
@@ -68,25 +67,10 @@ def _assistant(payload: Payload) -> str:
     return "  ".join(part for part in (text_of(payload["content"]), *calls) if part)
 
 
-def _requested(payload: Payload) -> str:
-    return f"{payload['title']} (risk {payload['risk']}, digest {payload['digest'][:12]}): {payload['why']}"
-
-
 def _decided(payload: Payload) -> str:
-    said = payload.get("reason") or payload.get("text") or ""
-    settled = ", ".join(payload.get("settles", []))
-    settles = f", which settles the doubt about {settled}" if settled else ""
-    return f"{payload['verb']} {_actor(payload)}{settles}" + (f": {said}" if said else "")
-
-
-def _tool_started(payload: Payload) -> str:
-    approved = ", ".join(payload.get("approved_by", []))
-    return f"key {payload['key'][:12]}" + (f", approved by {approved}" if approved else "")
-
-
-def _result(payload: Payload) -> str:
-    doubt = ", in doubt" if payload.get("in_doubt") else ""
-    return f"{payload['outcome']}{doubt}: {_content(payload)}"
+    settles = _after(", which settles the doubt about ", ", ".join(payload.get("settles", [])))
+    said = _after(": ", payload.get("reason") or payload.get("text"))
+    return f"{payload['verb']} {_actor(payload)}{settles}{said}"
 
 
 def _failed(payload: Payload) -> str:
@@ -103,11 +87,6 @@ def _reason(payload: Payload) -> str:
     return f"{payload.get('reason', '')} {_actor(payload)}".strip()
 
 
-def _verdict(payload: Payload) -> str:
-    evidence = payload.get("evidence")
-    return f"{payload['verdict']} {_actor(payload)}" + (f": {evidence}" if evidence else "")
-
-
 def _content(payload: Payload) -> str:
     if has_blocks(payload) and isinstance(payload["content"], list):
         return described(payload["content"])
@@ -120,29 +99,40 @@ def _size(payload: Payload) -> str:
     return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
 
-def _anything(payload: Payload) -> str:
-    return _text({name: value for name, value in payload.items() if name != "v"})
-
-
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else canonical.dumps(redacted(content))
 
 
 _SAYS: dict[str, Callable[[Payload], str]] = {
-    events.RUN_STARTED: _started,
-    events.USER: _user,
+    events.RUN_STARTED: lambda payload: (
+        f"{payload['agent']} version {payload['version']} {_actor(payload)}"
+        + _after(", key ", payload.get("idempotency_key"))
+    ),
+    events.USER: lambda payload: (
+        (f"{payload['reason']}: " if payload.get("reason") else "")
+        + _size(payload)
+        + described(payload["content"])
+    ),
     events.ASSISTANT: _assistant,
-    events.APPROVAL_REQUESTED: _requested,
+    events.APPROVAL_REQUESTED: lambda payload: (
+        f"{payload['title']} (risk {payload['risk']}, digest {payload['digest'][:12]}): {payload['why']}"
+    ),
     events.APPROVAL_DECIDED: _decided,
     events.APPROVAL_VOIDED: lambda payload: payload.get("why", ""),
-    events.TOOL_STARTED: _tool_started,
-    events.TOOL_RESULT: _result,
+    events.TOOL_STARTED: lambda payload: (
+        f"key {payload['key'][:12]}" + _after(", approved by ", ", ".join(payload.get("approved_by", [])))
+    ),
+    events.TOOL_RESULT: lambda payload: (
+        f"{payload['outcome']}{', in doubt' if payload.get('in_doubt') else ''}: {_content(payload)}"
+    ),
     events.MODEL_FAILED: _failed,
     events.LATE_RESULT: lambda payload: (
         "never entered" if payload.get("never_entered") else _content(payload)
     ),
     events.ORPHAN_FOUND: lambda payload: f"{payload['action']}: {payload['evidence']}",
-    events.ORPHAN_RESOLVED: _verdict,
+    events.ORPHAN_RESOLVED: lambda payload: (
+        f"{payload['verdict']} {_actor(payload)}" + _after(": ", payload.get("evidence"))
+    ),
     events.RUN_RESUMED: _reason,
     events.RUN_PAUSE_REQUESTED: _reason,
     events.RUN_PAUSED: lambda payload: payload.get("reason", ""),
@@ -170,43 +160,37 @@ def run_record(run: Run) -> dict[str, Any]:
     }
 
 
-class Follower:
-    """Passes every row that is added to a session inside the block to `show`, each once and in order."""
+@contextmanager
+def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> Iterator[None]:
+    """Pass every row that is added to a session inside the block to `show`, each once and in order."""
+    sessions, stop = Session.objects.using(alias).filter(scope=scope, key=key), threading.Event()
+    seq = sessions.values_list("next_seq", flat=True).first() or 1
 
-    def __init__(self, alias: str, key: str, scope: str, show: Callable[[Row], None]) -> None:
-        self.alias = alias
-        self.sessions = Session.objects.using(alias).filter(scope=scope, key=key)
-        self.show = show
-        self.seq = self.sessions.values_list("next_seq", flat=True).first() or 1
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="agentruns-follower", daemon=True)
+    def show_new() -> None:
+        nonlocal seq
+        session_id = sessions.values_list("pk", flat=True).first()
+        for row in () if session_id is None else session_rows(alias, session_id, after=seq - 1):
+            seq = row.seq + 1
+            show(row)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._show_new()
-
-    def _follow(self) -> None:
+    def follow() -> None:
         try:
-            while not self._stop.wait(PAUSE):
+            while not stop.wait(PAUSE):
                 try:
-                    self._show_new()
+                    show_new()
                 except (DatabaseError, InterfaceError):  # rows missed now are shown at the end
                     logger.info("Journal not readable now", exc_info=True)
-                    connections[self.alias].close()
+                    connections[alias].close()
                 except BrokenPipeError:  # no reader any more; the run goes on anyway
                     return
         finally:
-            connections[self.alias].close()
+            connections[alias].close()
 
-    def _show_new(self) -> None:
-        session_id = self.sessions.values_list("pk", flat=True).first()
-        if session_id is None:
-            return
-        for row in session_rows(self.alias, session_id, after=self.seq - 1):
-            self.seq = row.seq + 1
-            self.show(row)
+    thread = threading.Thread(target=follow, name="agentruns-follower", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        show_new()

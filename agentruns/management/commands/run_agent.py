@@ -16,7 +16,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.management import timeline, waiting
 from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
 from agentruns.management.terminal import escaped
-from agentruns.management.timeline import Follower
+from agentruns.management.timeline import following
 from agentruns.models import Run
 from agentruns.services.runs import RunResult
 from agentruns.services.sessions import place
@@ -65,7 +65,7 @@ class Command(AgentRunsCommand):
         self.unknown: list[str] = []
         given: Input = [Text(text), *map(_file, options["file"])] if options["file"] else text
         try:
-            with Follower(settings.DATABASE, session, scope, self._print):
+            with following(settings.DATABASE, session, scope, self._print):
                 result = run_agent(found, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
