@@ -172,13 +172,20 @@ def _erase(
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
     alias = settings.DATABASE
-
-    def erasure(family: Callable[[str, UUID], set[UUID]]) -> _Erasure:
-        return _Erasure(alias, family(alias, session_id), session_id, chosen, run, actor)
-
     if dry_run:  # who only looks keeps nobody waiting
-        return erasure(_family).look()
-    return in_transaction(alias, lambda: erasure(_lock_family).carry_out(reason))
+        return _Erasure(alias, _family(alias, session_id), session_id, chosen, run, actor).look()
+
+    def action() -> Erased:
+        held: set[UUID] = set()
+        while (
+            missing := _family(alias, session_id) - held
+        ):  # a fork may have come while a lock was waited for
+            for pk in sorted(missing):
+                lock_session(alias, pk)
+            held |= missing
+        return _Erasure(alias, held, session_id, chosen, run, actor).carry_out(reason)
+
+    return in_transaction(alias, action)
 
 
 class _Erasure:
@@ -306,17 +313,8 @@ def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
     return (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
 
 
-def _lock_family(alias: str, session_id: UUID) -> set[UUID]:
-    """Lock a session with all that share rows with it, forks and their origins, and return their ids."""
-    held: set[UUID] = set()
-    while missing := _family(alias, session_id) - held:  # a fork may have come while the lock was waited for
-        for pk in sorted(missing):
-            lock_session(alias, pk)
-        held |= missing
-    return held
-
-
 def _family(alias: str, session_id: UUID) -> set[UUID]:
+    """Find the ids of a session and of all that share rows with it: its forks and their origins."""
     found: set[UUID] = set()
     new = {session_id}
     while new:

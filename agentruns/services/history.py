@@ -193,9 +193,10 @@ def replay_run(
             seen = {"limit": limit, "replies": sum(_is_reply(row, run) for row in rows)}
             report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
             break
-        if one.version not in agents:
-            agents[one.version] = _agent_now(run, one.version, report)
-        agent = agents[one.version]
+        version = one.made.version
+        if version not in agents:
+            agents[version] = _agent_now(run, version, report)
+        agent = agents[version]
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
         now = _said(reply) if reply else None
@@ -213,13 +214,12 @@ class _Recorded:
 
     row: Row
     step: int
-    version: str
     body: dict[str, Any]
     messages: list[dict[str, Any]]
     replaced: list[dict[str, Any]]  # the same with other observations
     altered_at: int | None
     is_as_sent: bool
-    made: RunState  # has the instructions and the tools that were made for the run
+    made: RunState  # has the version, and the instructions and tools that were made for the run
 
     @property
     def payload(self) -> events.Assistant:
@@ -261,7 +261,6 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
             yield _Recorded(
                 row,
                 step=state.inherited + state.step,
-                version=state.version,
                 body=body,
                 messages=messages,
                 replaced=now.conversation.messages(read, limits) if observations else messages,
