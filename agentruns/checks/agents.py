@@ -71,10 +71,9 @@ def check_approvers(
         if tool.requires_approval is not False and tool.approvers != REQUESTER:
             gated.setdefault(tool.approvers or "", set()).add(tool.name)
     # With other users or backends, rows do not say who has a permission.
-    has_rows = issubclass(users, PermissionsMixin) and "is_active" in {
-        field.name for field in users._meta.get_fields()
-    }
-    is_plain = has_rows and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
+    fields = {field.name for field in users._meta.get_fields()}
+    is_plain = issubclass(users, PermissionsMixin) and "is_active" in fields
+    is_plain = is_plain and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
     if not gated or alias not in (databases or ()) or not is_plain:
         return []
     needed = {model._meta.db_table for model in (users, Group, Permission)}

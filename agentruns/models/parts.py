@@ -61,9 +61,8 @@ class Form:
     def neutral(self, facts: Payload) -> Payload:
         """Return what stands for the content that belonged to these facts."""
         content: Payload = deepcopy(self.content)
-        content |= {
-            name: deepcopy(self.optional[name]) for name in facts.get(HAS, ()) if name in self.optional
-        }
+        has = self.optional.keys() & {*facts.get(HAS, ())}
+        content |= {name: deepcopy(self.optional[name]) for name in sorted(has)}
         for name, form in self.inside.items():
             value = facts.get(name)
             if isinstance(value, list):

@@ -91,9 +91,8 @@ def deny(
 ) -> Approval:
     """Deny a gated call; the model learns that it was not executed, and why. Errors as `approve`."""
     if not reason.strip():
-        raise ApprovalStateError(
-            _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
-        )
+        text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
+        raise ApprovalStateError(text)
 
     def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
         _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
@@ -248,10 +247,8 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
         raise ApprovalStateError(text % {"id": approval.pk})
     # People read the columns, and rules were applied to them. `why` is a sentence, and decides nothing; where
     # the rows contradict each other nothing runs, whatever is decided.
-    now, folded = (
-        find_approval(approval.pk),
-        card_columns(call, pending) if pending.digest == call.digest else {},
-    )
+    now = find_approval(approval.pk)
+    folded = card_columns(call, pending) if pending.digest == call.digest else {}
     if altered := [name for name, value in folded.items() if name != "why" and getattr(now, name) != value]:
         text = _(
             "Approval %(id)s is not what its journal says (%(columns)s were altered). Nothing was decided. "

@@ -370,9 +370,8 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
     if agent is not None and _head(agent.definition())["params"] == head["params"]:
         head["params"] = dict(agent.model_params)  # a definition keeps no secret
     chosen = head["tools"] if "tools_for" not in one.body else one.made.tools or ()
-    names = sorted(
-        {*head["tools"]} & {*chosen}, key=lambda name: order.index(name) if name in order else len(order)
-    )
+    order += sorted({*head["tools"]} - {*order})  # tools that the agent does not have now come last
+    names = [name for name in order if name in head["tools"] and name in chosen]
     request = ModelRequest(
         model=model_identity(model),
         system=head["system"] if isinstance(head["system"], str) else instructions_of(one.made),

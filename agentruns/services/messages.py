@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from django.utils.translation import gettext as _
 
@@ -131,10 +132,13 @@ class _Sending:
         self.is_new = False
 
     def join(self, session: Session, request: RunRequest) -> Run | None:
-        """Return the run of the locked session that has or takes the message; None where one has to start."""
-        found = self._sent(session, request)
-        if found is not None:
-            return find_run(found)
+        """Find the run of the locked session that has or takes the message; None where one has to start."""
+        runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
+        if runs.exists():  # the commit went through, only its acknowledgement was lost
+            return find_run(request.run_id)
+        sent_by = self._sent(session, request) if request.key or self.tried else None
+        if sent_by is not None:
+            return find_run(sent_by)
         run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
         if run is not None:
             self._append(run, session, request)
@@ -145,13 +149,8 @@ class _Sending:
             raise PermissionDeniedError(self.refusal)
         return None
 
-    def _sent(self, session: Session, request: RunRequest) -> Any:
-        """Return the id of the run that has the message already; raises RunStateError for another's key."""
-        runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
-        if runs.exists():  # the commit went through, only its acknowledgement was lost
-            return request.run_id
-        if not (request.key or self.tried):
-            return None
+    def _sent(self, session: Session, request: RunRequest) -> UUID | None:
+        """Find the run that has the message already; raises RunStateError for the key of another message."""
         said = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
         for row in read_rows(said.own().order_by("seq")):
             if row.hash in self.tried:
@@ -207,9 +206,8 @@ class _Sending:
 
 def _refuse_pruned(session: Session) -> None:
     """Raise RunStateError for a session that was pruned, and is not there any more."""
-    pruned = Tombstone.objects.using(settings.DATABASE).filter(
-        scope=session.scope, key__in=[session.key, forgotten(session.key)]
-    )
+    keys = [session.key, forgotten(session.key)]
+    pruned = Tombstone.objects.using(settings.DATABASE).filter(scope=session.scope, key__in=keys)
     if pruned.exists():
         text = _("Session %(session)r was pruned. Start a run in it to begin a new conversation.")
         raise RunStateError(text % {"session": session.key})

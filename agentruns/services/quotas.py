@@ -47,6 +47,5 @@ def count_start(alias: str, actor: Any, limit: int | None) -> None:
     since = counts.values_list("since", flat=True).get(user_id=user_id)
     seconds = max(1, math.ceil((since + HOUR - now).total_seconds()))
     text = _("%(name)s may start %(limit)s runs in an hour. Start the next one in %(seconds)s s.")
-    raise QuotaExceededError(
-        text % {"name": actor.get_username(), "limit": limit, "seconds": seconds}, seconds
-    )
+    facts = {"name": actor.get_username(), "limit": limit, "seconds": seconds}
+    raise QuotaExceededError(text % facts, seconds)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from django.apps import apps
@@ -219,7 +218,23 @@ def _prune(
             f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}). Cancel it first; "
             "nothing was deleted."
         )
-    _bury(alias, session, runs)
+    # The database lets the session's rows be deleted once it has the tombstone.
+    keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
+    keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}
+    tombstones = Tombstone.objects.using(alias)
+    if not tombstones.filter(pk=session.pk).exists():  # else it was restored with the triggers lifted
+        hashes = {forgotten(key): str(run_id) for key, (_, run_id) in keys.items()}
+        tombstones.create(
+            session_id=session.pk,
+            scope=session.scope,
+            key=session.key,
+            head=session.head,
+            idempotency_keys={NAMED: forgotten(session.key), **hashes},
+        )
+    PrunedKey.objects.using(alias).bulk_create(
+        PrunedKey(tombstone_id=session.pk, owner_id=owner_id, key=forgotten(key), run_id=run_id)
+        for key, (owner_id, run_id) in keys.items()
+    )
     files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
     definitions |= definitions_of(alias, session.pk)
     pruned = Pruned(sessions=1)
@@ -271,28 +286,6 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
         transaction.on_commit(clear, using=alias)
 
 
-def _bury(alias: str, session: Session, runs: QuerySet[Run]) -> None:
-    """Write the tombstone, after which the database lets the session's rows be deleted."""
-    keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
-    keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}
-    tombstones = Tombstone.objects.using(alias)
-    if not tombstones.filter(pk=session.pk).exists():  # else it was restored with the triggers lifted
-        tombstones.create(
-            session_id=session.pk,
-            scope=session.scope,
-            key=session.key,
-            head=session.head,
-            idempotency_keys={
-                NAMED: forgotten(session.key),
-                **{forgotten(key): str(run_id) for key, (_, run_id) in keys.items()},
-            },
-        )
-    PrunedKey.objects.using(alias).bulk_create(
-        PrunedKey(tombstone_id=session.pk, owner_id=owner_id, key=forgotten(key), run_id=run_id)
-        for key, (owner_id, run_id) in keys.items()
-    )
-
-
 def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
     """Delete the API's idempotency keys of requests about some runs of a session."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
@@ -309,8 +302,8 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
     unused = Definition.objects.using(alias).filter(~Exists(runs), pk__in=hashes)
     for name in list(unused.values_list("pk", flat=True)):
-        naming = _texts(Message.objects.using(alias).filter(kind__in=NAMING), "facts")
-        if not naming.filter(text__contains=name).exists():
+        naming = Message.objects.using(alias).filter(kind__in=NAMING)
+        if not naming.annotate(text=Cast("facts", TextField())).filter(text__contains=name).exists():
             this = unused.filter(pk=name)
             pruned.definitions += in_transaction(alias, this.delete)[0]
 
@@ -399,13 +392,9 @@ def _unnamed(names: Collection[str]) -> set[str]:
 
 
 def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
-    pointing = _texts(rows, "content").filter(text__contains=POINTS)
+    pointing = rows.annotate(text=Cast("content", TextField())).filter(text__contains=POINTS)
     for content in pointing.values_list("content", flat=True).iterator(chunk_size=500):
         yield from payloads.names_in(content)
-
-
-def _texts(rows: QuerySet[Message], part: str) -> QuerySet[Any]:
-    return rows.annotate(text=Cast(part, TextField()))
 
 
 def _journals() -> Iterator[str]:

@@ -256,9 +256,8 @@ def _refuse_live(run: Run) -> None:
         "Run %(run)s is live in another process until %(time)s at least. Wait for it, or cancel it; if "
         "that process died, the run can be taken over then."
     )
-    raise SessionBusyError(
-        text % {"run": run.pk, "time": readable(run.lease_expires_at)}, str(run.pk), run.lease_expires_at
-    )
+    facts = {"run": run.pk, "time": readable(run.lease_expires_at)}
+    raise SessionBusyError(text % facts, str(run.pk), run.lease_expires_at)
 
 
 def _require_durable(store: Store | None) -> None:

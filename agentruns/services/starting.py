@@ -58,14 +58,13 @@ def start_run(
     """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:
-            raise PermissionDeniedError(
-                _("A visitor starts runs in their own session only, now and without a context.")
-            )
+            text = _("A visitor starts runs in their own session only, now and without a context.")
+            raise PermissionDeniedError(text)
         own, last = _conversation(user, session, agent)
         key = user.key(idempotency_key) if idempotency_key else None
         context = _visitors_context(own, last)
         return runs.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
-    found = startable(user, _agent(user, agent))
+    found = startable(user, agent)
     owner, scope = _acts_for(user, behalf)
     context = permissions.context_of(user, found, behalf.context or {})
     given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
@@ -93,7 +92,7 @@ def send_message(
         found, key = get_agent(last.agent), user.key(idempotency_key) if idempotency_key else None
     else:
         last, key = messages.last_run(session, idempotency_key, user), idempotency_key
-        found = startable(user, _agent(user, agent or (last.agent if last else "")))
+        found = startable(user, agent or (last.agent if last else ""))
     given: dict[str, Any] = {"actor": user, "owner": Owner.of_row(session), "key": key}
     try:
         if last is not None and isinstance(user, SessionBearer):
@@ -126,7 +125,7 @@ def fork_run(
     It stays in the scope of its origin, and asks for the origin's context, unless others are asked for.
     """
     origin = restore(find_run(run_id))
-    found = startable(user, agent_again(origin) if agent is None else _agent(user, agent))
+    found = startable(user, agent_again(origin) if agent is None else agent)
     owner, scope = _acts_for(user, behalf, origin.scope)
     if behalf.context is not None:
         context: dict[str, Any] | None = permissions.context_of(user, found, behalf.context)
@@ -164,21 +163,18 @@ def why_not_start(user: Any, agent: Agent) -> str:
     return _("%(name)s may not start agent %(agent)s: only %(who)s may.") % facts
 
 
-def startable(user: Any, agent: Agent) -> Agent:
-    """Return an agent that a user may start; PermissionDeniedError says what is missing."""
+def startable(user: Any, agent: Agent | str) -> Agent:
+    """Find an agent that a user may start; UnknownAgentError, PermissionDeniedError say what is missing."""
+    try:
+        agent = get_agent(agent)
+    except UnknownAgentError:
+        names = ", ".join(dict.fromkeys(each.name for each in agents_of(user))) or _("none")
+        text = _("There is no agent %(name)r in this process. You may start: %(names)s.")
+        raise UnknownAgentError(text % {"name": agent, "names": names}) from None
     permissions.require_somebody(user)
     if why := why_not_start(user, agent):
         raise PermissionDeniedError(why)
     return agent
-
-
-def _agent(user: Any, name: str) -> Agent:
-    try:
-        return get_agent(name)
-    except UnknownAgentError:
-        names = ", ".join(dict.fromkeys(agent.name for agent in agents_of(user))) or _("none")
-        text = _("There is no agent %(name)r in this process. You may start: %(names)s.")
-        raise UnknownAgentError(text % {"name": name, "names": names}) from None
 
 
 def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:

@@ -469,10 +469,8 @@ def _refuse_known(alias: str, found: _Export) -> None:
     same = Q(pk=session.pk) | Q(scope=session.scope, key=session.key)
     if Session.objects.using(alias).filter(same).exists():
         raise RunStateError(_THERE % (session.pk, session.key))
-    started = [
-        row for row in found.rows if row.kind == events.RUN_STARTED and events.COPIED not in row.payload
-    ]
-    keys = {row.payload["idempotency_key"] for row in started} - {""}
+    started = [row.payload for row in found.rows if row.kind == events.RUN_STARTED]
+    keys = {payload["idempotency_key"] for payload in started if events.COPIED not in payload} - {""}
     for key in keys:
         refuse_pruned(alias, key, None, session.scope)
     taken = Run.objects.using(alias).filter(owner=None, scope=session.scope, idempotency_key__in=keys).first()

@@ -571,7 +571,7 @@ SENT = [
     ),
     Mutant(
         "messages: who may not start the agent writes to no run of it",
-        (Edit(STARTING, "found = startable(user, _agent(user, agent or", "found = (_agent(user, agent or"),),
+        (Edit(STARTING, "found = startable(user, agent or", "found = get_agent(agent or"),),
         ("api/test_messages.py::test_who_may_not_start_an_agent_any_more_writes_in_no_run_of_it",),
     ),
     Mutant(

@@ -50,9 +50,8 @@ class Command(AgentRunsCommand):
         else:
             with Stop() as stop:
                 pruned = prune_ended(days, limit=limit, should_stop=stop)
-        copies = (
-            f"Session {key!r} was forked from it and holds copies of its rows." for key in pruned.copies
-        )
+        copied = "was forked from it and holds copies of its rows."
+        copies = [f"Session {key!r} {copied}" for key in pruned.copies]
         texts = {name: [redact(text) for text in getattr(pruned, name)] for name in ("refused", "copies")}
         counts = {name: value for name, value in asdict(pruned).items() if isinstance(value, int) and value}
         said = ", ".join(f"{name} {value}" for name, value in counts.items()) or "nothing"

@@ -50,7 +50,6 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _short(said: dict[str, Any]) -> str:
-    calls = ", ".join(
-        f"{call['name']}({json.dumps(call['input'], ensure_ascii=False)})" for call in said["calls"]
-    )
+    inputs = [json.dumps(call["input"], ensure_ascii=False) for call in said["calls"]]
+    calls = ", ".join(f"{call['name']}({text})" for call, text in zip(said["calls"], inputs, strict=True))
     return " ".join(filter(None, (said["text"], calls))) or f"nothing ({said['stop_reason']})"

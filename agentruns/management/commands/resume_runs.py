@@ -15,7 +15,7 @@ from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
-from agentruns.management import waiting
+from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, Stop, argument, count_of, flag, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
@@ -124,10 +124,10 @@ class Command(AgentRunsCommand):
             return
         alias, lines = settings.DATABASE, list[str]()
         with suppress(DatabaseError, InterfaceError):  # a mere report must not end a worker
-            lines += [*waiting.lines(alias, swept.left)] if swept.left else []
-            lines += [*waiting.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
+            lines += [*timeline.for_people(alias, swept.left)] if swept.left else []
+            lines += [*timeline.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
-        self.tell(None, counts or waiting.idle(stands), *lines)
+        self.tell(None, counts or timeline.idle(stands), *lines)
 
     def _list(self, which: dict[str, Any]) -> None:
         runs = candidates(**which)
@@ -143,7 +143,7 @@ class Command(AgentRunsCommand):
             self.tell(None, *table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]))
             return
         alias, run_id = settings.DATABASE, which["run_id"]
-        self.tell(None, waiting.idle(standing(alias, run_id)), *waiting.unserved(alias, run_id))
+        self.tell(None, timeline.idle(standing(alias, run_id)), *timeline.unserved(alias, run_id))
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:

@@ -13,7 +13,7 @@ from agentruns.exceptions import ContentError, SessionBusyError
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, mask_of
-from agentruns.management import timeline, waiting
+from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
 from agentruns.management.terminal import escaped
 from agentruns.management.timeline import following
@@ -96,18 +96,18 @@ class Command(AgentRunsCommand):
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
         for approval in map(mask.approval, result.pending):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
-            self.say(waiting.to_decide(approval))
+            self.say(timeline.to_decide(approval))
         for call in result.orphans:
             self.say(f"Waits for a person: did call {call} happen?")
-            self.say(f"Say what became of it: {waiting.verdict(str(result.run_id), call)}")
+            self.say(f"Say what became of it: {timeline.verdict(str(result.run_id), call)}")
         if result.status == Run.Status.PAUSED:
-            self.say(waiting.to_resume(get_run(str(result.run_id))))
+            self.say(timeline.to_resume(get_run(str(result.run_id))))
         if many := len(self.unknown):
             calls, them = ("1 call", "it") if many == 1 else (f"{many} calls", "them")
             text = f"The outcome of {calls} is unknown, and the model is told so."
             self.say(f"{text} Say what became of {them}:")
         for call in self.unknown:
-            self.say(waiting.verdict(str(result.run_id), call))
+            self.say(timeline.verdict(str(result.run_id), call))
         is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # why was just said
         for text in redact(output or error).splitlines() if not is_held else ():
             self.say(text)

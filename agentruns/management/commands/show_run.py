@@ -10,7 +10,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import run_rows
-from agentruns.management import timeline, waiting
+from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
 from agentruns.management.terminal import moment
 from agentruns.management.timeline import run_record
@@ -77,4 +77,4 @@ def _header(run: Run, mask: Mask) -> Iterator[tuple[str, object]]:
     approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
     for approval in map(mask.approval, approvals.order_by("requested_at")):
         yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
-        yield "", waiting.to_decide(approval)
+        yield "", timeline.to_decide(approval)

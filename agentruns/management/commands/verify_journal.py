@@ -100,7 +100,14 @@ class Command(AgentRunsCommand):
         self.counts["sessions"] += 1
         self.counts["bad_sessions"] += bool(found.changed or found.left)
         for problem in found.changed:
-            text = _change(problem)
+            row = f"run {problem.run}: " if problem.run else ""
+            row = f"approval {problem.approval}: " if problem.approval else row
+            text = f"{row}{problem.column} rewritten"
+            if problem.column != "arguments":  # which may hold secrets
+                value = stored_form(problem.model, problem.column, value_of(problem))
+                before, after = redacted([problem.stored, value])
+                text += f" from {shown(before)} to {shown(after)}"
+            text += "."
             self.tell({**_names(problem), "repaired": redact(text)}, f"Session {problem.session}: {text}")
             self.counts["repaired"] += 1
         for problem in found.left:
@@ -131,13 +138,3 @@ def _names(problem: Problem) -> dict[str, Any]:
         "approval": problem.approval,
         "column": problem.column or None,
     }
-
-
-def _change(problem: Problem) -> str:
-    row = f"run {problem.run}: " if problem.run else ""
-    row = f"approval {problem.approval}: " if problem.approval else row
-    text = f"{row}{problem.column} rewritten"
-    if problem.column == "arguments":  # may hold secrets
-        return f"{text}."
-    stored, value = redacted([problem.stored, stored_form(problem.model, problem.column, value_of(problem))])
-    return f"{text} from {shown(stored)} to {shown(value)}."
