@@ -1,7 +1,6 @@
 """System checks: an Error only where the promise is false, each with the fix as its hint.
 
-Checks that query a database are run by `check --database ALIAS` and by `migrate` only, as Django does it, and
-are quick. Importing this package registers them.
+Importing this package registers them. Only `check --database ALIAS` and `migrate` query a database, quickly.
 """
 
 from agentruns.checks import agents, database, deployment, settings

@@ -17,10 +17,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from agentruns.conf import settings
-from agentruns.exceptions import AgentRunsError, AmbiguousSessionError, SessionAccessDeniedError
+from agentruns.exceptions import AgentRunsError
 from agentruns.management.terminal import as_json, escaped
-from agentruns.models import Approval, Session
-from agentruns.services.sessions import find_session
+from agentruns.models import Approval
 from agentruns.utils import redaction
 
 WRONG, USAGE = 1, 2
@@ -176,14 +175,6 @@ def user_named(name: str, *, is_active: bool = True) -> Any:
     if is_active and not user.is_active:
         usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")
     return user
-
-
-def session_named(key: str, scope: str | None) -> Session:
-    """Return the session of that key; end the command where there is none, or one in several scopes."""
-    try:
-        return find_session(key, scope)
-    except (SessionAccessDeniedError, AmbiguousSessionError) as error:
-        usage(escaped(error))
 
 
 def usage(text: str) -> NoReturn:

@@ -275,9 +275,8 @@ def to_resume(run: Run) -> str:
 def to_decide(approval: Approval) -> str:
     """Return the steps by which an approval is decided and carried out."""
     command = f"manage.py approve_call {approval.pk} --user NAME; then manage.py resume_runs."
-    if page("approval_change", approval.pk):
-        return f"Decide in the admin under Approvals, or: {command}"
-    return f"Decide: {command}"
+    in_admin = " in the admin under Approvals, or" if page("approval_change", approval.pk) else ""
+    return f"Decide{in_admin}: {command}"
 
 
 def page(name: str, *args: Any) -> str:

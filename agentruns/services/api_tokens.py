@@ -71,10 +71,7 @@ def create_token(
 
 
 def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> tuple[ApiToken, str]:
-    """Store a new token, and return it with its text, which is not stored.
-
-    The text is `ar_`, a prefix that finds the token, a secret, and the checksum of all that.
-    """
+    """Store a new token without its text, and return both: `ar_`, a prefix, a secret, their checksum."""
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
@@ -196,8 +193,7 @@ def require_requester(agent: Agent, session: Session) -> None:
 def revoke(token_id: UUID | str, actor: Any) -> bool:
     """End a token at once and for good; return False if it was revoked before.
 
-    Raises NotFoundError if there is no such token, PermissionDeniedError unless it is the actor's
-    own or they may revoke everybody's.
+    Raises NotFoundError, and PermissionDeniedError for a token of somebody else without the permission.
     """
     token = find_token(token_id)
     if not may_revoke(actor, token):

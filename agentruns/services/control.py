@@ -13,7 +13,7 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
-from agentruns.journal.fold import Call, RunState
+from agentruns.journal.fold import RunState
 from agentruns.journal.read import definition_body
 from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
@@ -168,9 +168,17 @@ def resolve_orphan(
         if held and not run.is_ended and not batch.epoch:
             text = _("Run %(run)s is live in another process; wait until the call waits for a person.")
             raise RunStateError(text % {"run": run.pk})
+        rows = Message.objects.using(settings.DATABASE)  # never a replica's, which may not have it yet
+        late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call_id)
+        for row in late if held and verdict == "not_occurred" else ():
+            if not row.payload.get("never_entered") and not row.payload.get("is_error"):
+                text = _(
+                    "Call %(call)s returned after its worker lost the run (row %(seq)s), so it did happen. "
+                    "Give the verdict 'occurred' with that result."
+                )
+                raise RunStateError(text % {"call": call_id, "seq": row.seq})
         payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
         if held and call is not None:
-            _refuse_against_evidence(run, call, verdict)
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
             if verdict == "occurred":
                 batch.result(call, occurred, "ok", actor=events.actor_ref(actor))
@@ -182,20 +190,6 @@ def resolve_orphan(
 
     held_now = run.status == Run.Status.ORPHANED
     return write(run.pk, change, takes_lease=held_now, closed=not held_now)
-
-
-def _refuse_against_evidence(run: Run, call: Call, verdict: str) -> None:
-    if verdict != "not_occurred":
-        return
-    rows = Message.objects.using(settings.DATABASE)  # never a replica's, which may not have it yet
-    late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call.id)
-    for row in late:
-        if not row.payload.get("never_entered") and not row.payload.get("is_error"):
-            text = _(
-                "Call %(call)s returned after its worker lost the run (row %(seq)s), so it did happen. "
-                "Give the verdict 'occurred' with that result."
-            )
-            raise RunStateError(text % {"call": call.id, "seq": row.seq})
 
 
 def _require_unfinished(run: Run, what: str) -> None:

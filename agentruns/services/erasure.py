@@ -1,8 +1,7 @@
 """Erasing values: the content of rows is destroyed wherever the journal and its projections repeat it.
 
 The chain stays as it is, being made of commitments; a `payload_erased` row says who erased a row and why.
-Every run that shares the value must have ended: one that goes on was sent it, and could repeat it in its next
-reply or call.
+Every run that shares the value must have ended: the model of a run that goes on could repeat the value.
 """
 
 from __future__ import annotations

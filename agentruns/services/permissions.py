@@ -1,8 +1,7 @@
 """Permissions. Every service asks here, and the policy behind it, so admin, API and commands cannot differ.
 
-`None` is the program itself, which may do everything, as may a `Program`, a part of it; admin and API pass
-neither. The rule "may decide"
-stands in two forms: `why_not_decide` for one approval, `decidable_by` as a query for very many.
+`None` is the program itself, a `Program` a part of it. Both may do everything; admin and API pass neither.
+The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for many.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ def start_limit(actor: Any, agent: Agent) -> int | None:
 def count_start(alias: str, actor: Any, limit: int | None) -> None:
     """Count a run, or a message, that a user or visitor with a limit starts, in its transaction.
 
-    All of them count, whatever their agent; an hour begins with the first of them. Raises
-    QuotaExceededError if it is one too many.
+    The starts of all agents count; an hour begins with its first start. Raises QuotaExceededError.
     """
     if limit is None:
         return

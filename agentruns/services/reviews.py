@@ -35,8 +35,7 @@ def review_run(
 ) -> Review:
     """Replace the review of a run; `assignee` is a username, `seen` when the review was changed last.
 
-    Raises RunStateError if somebody else changed it since, ValueError, PermissionDeniedError,
-    DurableRunNotFoundError.
+    Raises RunStateError if it was changed since, ValueError, PermissionDeniedError, DurableRunNotFoundError.
     """
     run = find_run(run_id)
     permissions.require_visible(actor, run)

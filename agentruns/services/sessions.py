@@ -43,7 +43,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Session | Run | str) -> Owner:
-        """Return the owner of a session or run; nobody for a session that is only named."""
+        """Describe the owner of a session or run; nobody for a session that is only named."""
         return cls() if isinstance(row, str) else cls(row.owner_id, row.owner_name)
 
     def columns(self) -> dict[str, Any]:
@@ -59,10 +59,9 @@ NOBODY = Owner()
 
 
 def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
-    """Return the key and the scope of a session that is named, and may have to be made, for a user.
+    """Find the key and the scope of a session that is named, and may have to be made, for a user.
 
-    The scope is the one given, else the policy's for the user (None: the program). Raises TypeError and
-    ValueError.
+    Without a scope, the policy's for the user counts (None: the program). Raises TypeError, ValueError.
     """
     if isinstance(session, Session):
         if scope not in (None, session.scope):

@@ -51,10 +51,9 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """Return the run of a user's task, and whether this started it. Raises as `start_run`.
+    """Start a user's task, or find its run; also tell whether this call started it. Raises as `start_run`.
 
-    A visitor's is in their own session and of the agent of its last run, and has no context that a user got
-    for themself.
+    A visitor's run stays in their session, with the agent of its last run, and without a user's context.
     """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:

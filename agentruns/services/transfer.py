@@ -69,23 +69,18 @@ class Content:
     block: dict[str, Any] | None = None  # that names the file, of a row of blocks
 
     @property
-    def filename(self) -> str:
-        """Name under which a browser saves it."""
-        if self.block is not None:
-            return self.block.get("name") or f"{self.stored.run_id}-{self.stored.seq}"
-        return f"{self.stored.run_id}-{self.stored.seq}.{'txt' if self.stored.is_text else 'json'}"
-
-    @property
     def headers(self) -> dict[str, str]:
-        """Headers of its download."""
-        kind = f"{'text/plain' if self.stored.is_text else 'application/json'}; charset=utf-8"
+        """Headers of its download, with the name under which a browser saves it."""
+        form, kind = ("txt", "text/plain") if self.stored.is_text else ("json", "application/json")
+        name, kind = f"{self.stored.run_id}-{self.stored.seq}", f"{kind}; charset=utf-8"
+        name = f"{name}.{form}" if self.block is None else self.block.get("name") or name
         if self.block is not None and self.block["type"] != "text":
             kind = SERVED.get(self.block["media_type"], "application/octet-stream")
         is_picture = kind in IMAGES
         return {
             "Content-Type": kind,
             "Content-Length": str(self.stored.size),
-            "Content-Disposition": content_disposition_header(not is_picture, self.filename) or "attachment",
+            "Content-Disposition": content_disposition_header(not is_picture, name) or "attachment",
             **INERT,
         }
 
@@ -93,8 +88,7 @@ class Content:
 def find_content(run: Run, seq: int) -> Content:
     """Return the stored content of a run's row, without reading it.
 
-    Raises DurableRunNotFoundError if the run has no such row or the row holds its content itself, and
-    PayloadError if the row does not name the file properly.
+    Raises DurableRunNotFoundError for a row without a file, PayloadError for one that names it badly.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     for tool, content in rows.values_list("tool_name", "content"):

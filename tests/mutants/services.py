@@ -130,7 +130,7 @@ DECISIONS = [
     ),
     Mutant(
         'control: evidence that it did happen stands against "not occurred"',
-        (Edit(CONTROL, "            _refuse_against_evidence(run, call, verdict)\n", ""),),
+        (Edit(CONTROL, 'late if held and verdict == "not_occurred" else ()', "()"),),
         ("db/test_zombies.py::test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence",),
     ),
     Mutant(

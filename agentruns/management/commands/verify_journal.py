@@ -9,13 +9,15 @@ from uuid import UUID
 from django.db import connections
 
 from agentruns.conf import settings
+from agentruns.exceptions import AmbiguousSessionError, SessionAccessDeniedError
 from agentruns.journal.anchor import Compared
 from agentruns.journal.verify import Problem, check, shown, stored_form, strays
-from agentruns.management.base import AgentRunsCommand, argument, flag, session_named, usage
+from agentruns.management.base import AgentRunsCommand, argument, flag, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Session, triggers
 from agentruns.services.repair import Repaired, repair_session, value_of
 from agentruns.services.retention import revived
+from agentruns.services.sessions import find_session
 from agentruns.utils.redaction import redact, redacted
 
 PAGE = 200
@@ -48,7 +50,10 @@ class Command(AgentRunsCommand):
         self.counts = {"sessions": 0, "bad_sessions": 0, "problems": 0, "repaired": 0}
         if scope is not None and session is None:
             usage("--scope goes with --session only.")
-        one = None if session is None else session_named(session, scope).pk
+        try:
+            one = None if session is None else find_session(session, scope).pk
+        except (SessionAccessDeniedError, AmbiguousSessionError) as error:
+            usage(escaped(error))
         sessions = _every(alias) if one is None else iter([one])
         connection = connections[alias]
         wrong = triggers.differences(connection)
