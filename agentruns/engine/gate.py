@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
@@ -192,9 +191,8 @@ def is_off(driver: Driver, tool: str) -> bool:
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
     """Return the reason to ask a person, or ""."""
-    doubts = _doubts(driver, tool)
-    if doubts:
-        calls = ", ".join(f"call {call_id} of run {run_id}" for call_id, run_id in doubts.items())
+    if doubts := _doubts(driver, tool):
+        calls = ", ".join(f"call {result.call_id} of run {result.run_id}" for result in doubts)
         return IN_DOUBT.format(tool=tool.name, calls=calls)
     if since := run_since(driver, tool):
         return since
@@ -234,11 +232,13 @@ def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.Ap
         payload["only_answers"] = True
     if tool.origin:
         payload["origin"] = tool.origin
-    if settles := [call_id for call_id in _doubts(driver, tool) if call_id in driver.state.raised]:
-        payload["settles"] = settles
+    # The approval settles the doubts about calls whose handler raised.
+    if raised := [result.call_id for result in _doubts(driver, tool) if result.payload.get("in_doubt")]:
+        payload["settles"] = raised
     return payload
 
 
-def _doubts(driver: Driver, tool: Tool) -> dict[str, UUID]:
-    """Return the calls in doubt, and their runs, for which the tool asks a person."""
-    return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}
+def _doubts(driver: Driver, tool: Tool) -> list[events.Row]:
+    """Find the results of calls in doubt because of which the next call of the tool asks a person."""
+    results = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
+    return [result for result in results if result.tool_name == tool.name]

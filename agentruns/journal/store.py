@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -24,6 +25,7 @@ from agentruns.exceptions import JournalConflictError, JournalUnreadableError
 from agentruns.journal import committed, events, payloads, telemetry
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
 from agentruns.journal.conversation import KINDS, Conversation
+from agentruns.journal.doubts import Doubts
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.outbox import announce, is_announced
@@ -53,13 +55,9 @@ class SessionState:
         self.restored_at: datetime | None = None  # when a run of the session was last held for lost rows
         self.run = RunState(run_id)
         self.home: tuple[str, str, str | None] | None = None  # key, scope and owner, once a run has begun
-        # tool -> call that may have happened, without a verdict -> its run
-        self.doubts: dict[str, dict[str, UUID]] = {}
+        self.in_doubt = Doubts()
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
-        # call whose approval settled doubts -> these, should it be voided
-        self.settled: dict[str, dict[str, UUID]] = {}
-        self.raised: set[str] = set()  # those whose handler raised: the approval of a next call settles them
         # call and preview of a late result, as JSON -> what holds the whole of it
         self.returned_late: dict[tuple[str, str], events.StoredFile | list[events.StoredFile]] = {}
         self.dated: datetime | None = None  # the run's `updated_at`, where it was written from here
@@ -78,6 +76,7 @@ class SessionState:
         self.has_erased = self.has_erased or (kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
+        self.in_doubt.apply(row)
         if kind == events.RUN_STARTED:
             self._asked = payload.get("requesters", [])
             if self.home is None and events.COPIED not in payload:
@@ -92,17 +91,6 @@ class SessionState:
             read = payload.get("read", row.seq)
             self.unread = [seq for seq in self.unread if seq > read]
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
-        elif kind == events.TOOL_RESULT and events.leaves_doubt(payload):
-            self.doubts.setdefault(row.tool_name, {})[row.call_id] = row.run_id
-            if payload.get("in_doubt"):
-                self.raised.add(row.call_id)
-        elif kind == events.APPROVAL_DECIDED and "settles" in payload:
-            doubts, named = self.doubts.get(row.tool_name, {}), payload["settles"]
-            self.settled[row.call_id] = {one: doubts.pop(one) for one in named if one in doubts}
-        elif kind == events.APPROVAL_VOIDED:
-            self.doubts.setdefault(row.tool_name, {}).update(self.settled.pop(row.call_id, {}))
-        elif kind == events.ORPHAN_RESOLVED and payload["verdict"] in events.CLEARING:
-            self.doubts.get(row.tool_name, {}).pop(row.call_id, None)
         elif kind == events.LATE_RESULT and "stored" in payload:
             key = row.call_id, canonical.dumps(payload["content"])
             self.returned_late[key] = payload["stored"]
@@ -114,6 +102,14 @@ class SessionState:
         elif kind == events.TOOL_STARTED and "approval" in payload and events.COPIED not in payload:
             self.open_elsewhere.pop(row.tool_name, None)  # a person could know of it, and let the call run
         self._unread.append(row)
+
+    @property
+    def doubts(self) -> dict[str, dict[str, UUID]]:
+        """Group the calls in doubt, with their runs, by tool."""
+        found: dict[str, dict[str, UUID]] = defaultdict(dict)
+        for call_id, result in self.in_doubt.open.items():
+            found[result.tool_name][call_id] = result.run_id
+        return found
 
     @property
     def conversation(self) -> Conversation:
@@ -337,7 +333,9 @@ class DatabaseStore:
             alias = own_alias(alias)
         connection = connections[alias]
         with acknowledged(connection):
-            if durable and _is_for_the_driver(connection, batch):
+            # Else approvals change as well, or somebody is to hear of the rows or of the statements.
+            is_heard = connection.in_atomic_block or connection.execute_wrappers or connection.queries_logged
+            if durable and not (is_heard or batch.changed_approvals() or is_announced(batch)):
                 _commit_rows(connection, batch)
             else:
                 with transaction.atomic(using=alias, durable=durable):
@@ -365,13 +363,6 @@ class MemoryStore:
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
         """Refuse: there is nothing to read back."""
         raise LookupError(f"Run {run_id} lives in memory only; there is nothing to load.")
-
-
-def _is_for_the_driver(connection: BaseDatabaseWrapper, batch: Batch) -> bool:
-    """Return whether rows are all, no transaction is open, and nobody is to hear of the statements."""
-    if connection.in_atomic_block or connection.execute_wrappers or connection.queries_logged:
-        return False
-    return not batch.changed_approvals() and not is_announced(batch)
 
 
 def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:

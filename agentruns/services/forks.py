@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
+from django.db.models import Max
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, get_agent
@@ -19,9 +20,10 @@ from agentruns.exceptions import RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import requester_ids, restore
+from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
-from agentruns.journal.read import NAMING, call_rows, definition_body, read_rows, reply_before, rows_until
+from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
 from agentruns.journal.store import Batch, DatabaseStore, SessionState
 from agentruns.models import ContextValue, Message, Run, Session
 from agentruns.services import api_tokens, permissions
@@ -176,8 +178,8 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
                 found[call_id] = Effect(call_id, row.tool_name, asked[call_id], at, is_final)
         elif "edited" in payload and call_id in found:
             found[call_id] = found[call_id]._replace(arguments=payload["edited"])
-        elif payload["outcome"] == "error" and not payload.get("in_doubt"):
-            found.pop(call_id, None)  # refused, or rolled back
+        elif did_nothing(payload):
+            found.pop(call_id, None)
     return list(found.values())
 
 
@@ -192,45 +194,45 @@ class Fate(NamedTuple):
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
     """Return what a fork at a row, where the run has `state`, makes of open calls, by all known by now."""
-    calls = state.open_calls()
-    home = _home(alias, run, at) if calls else None
-    if home is None:  # pruned: nobody can say what became of them
-        return [Fate(call, "unknown") for call in calls]
+    calls, home = state.open_calls(), run
+    if not calls:
+        return []
+    messages = Message.objects.using(alias)
+    replies = messages.filter(run_id=run.pk, kind=events.ASSISTANT, seq__lte=at)
+    seq = replies.aggregate(last=Max("seq"))["last"] or 0
+    while home.origin_seq is not None and seq <= home.origin_seq:  # it only copied the last reply
+        origin = Run.objects.using(alias).filter(pk__in=[home.origin_id]).first()
+        if origin is None:  # pruned: nobody can say what became of the calls
+            return [Fate(call, "unknown") for call in calls]
+        home = origin
     results, now = {}, deepcopy(state)
-    for row in call_rows(alias, home.pk, {call.id for call in calls}, after=at):
+    after = messages.filter(run_id=home.pk, seq__gt=at, call_id__in=[call.id for call in calls])
+    for row in read_rows(after.order_by("seq")):
         now.apply(row)
         if row.kind == events.TOOL_RESULT:
             results[row.call_id] = row
     if _was_held(alias, home):
         for call in now.open_calls():
             call.may_be_lost = True
-    return [_fate(now.calls[call.id], results.get(call.id), home) for call in calls]
+    settled: list[Fate] = []
+    for call in (now.calls[each.id] for each in calls):
+        result = results.get(call.id)
+        # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
+        in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
+        # An import calls unknown what had not started when it was exported.
+        if result is not None and (call.attempt or call.outcome == "unknown"):
+            settled.append(Fate(call, call.outcome, result))
+        elif call.may_have_happened or in_flight:
+            settled.append(Fate(call, "unknown"))
+        else:
+            settled.append(Fate(call, "cancelled", open_in=home.pk if call.is_open else None))
+    return settled
 
 
 def _was_held(alias: str, run: Run) -> bool:
     """Tell whether a run was ever held because rows of its journal are lost, or may be."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_PAUSED)
     return any(row.payload.get("restored") for row in rows)
-
-
-def _fate(call: Call, result: Row | None, home: Run) -> Fate:
-    # An import calls unknown what had not started when it was exported.
-    if result is not None and (call.attempt or call.outcome == "unknown"):
-        return Fate(call, call.outcome, result)
-    # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
-    in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
-    if call.may_have_happened or in_flight:
-        return Fate(call, "unknown")
-    return Fate(call, "cancelled", open_in=home.pk if call.is_open else None)
-
-
-def _home(alias: str, run: Run, at: int) -> Run | None:
-    """Return the run that the last reply up to a row was given to; a fork only copied it. None if pruned."""
-    found: Run | None = run
-    seq = reply_before(alias, run.pk, at)
-    while found is not None and found.origin_seq is not None and seq <= found.origin_seq:
-        found = Run.objects.using(alias).filter(pk__in=[found.origin_id]).first()
-    return found
 
 
 @dataclass(slots=True)
@@ -352,8 +354,16 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
             _copy(batch, row)
         store.append(batch)
     batch = Batch(state)
-    for fate in fates(store.alias, fork.origin, past, fork.at):
-        _settle(batch, fate, fork)
+    for call, outcome, result, open_in in fates(store.alias, fork.origin, past, fork.at):
+        if result is not None:
+            _copy(batch, result)
+            continue
+        content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
+        facts = {"content": content, "is_error": True, "outcome": outcome}
+        if open_in is not None:
+            facts["open_in"] = str(open_in)
+        facts[events.COPIED] = {"run": str(fork.origin.pk), "seq": fork.at}
+        batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
     said = state.conversation.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
     if not asks and not fork.has_text:
@@ -372,20 +382,6 @@ def _copy(batch: Batch, row: Row) -> None:
         "at": before.get("at") or events.timestamp(row.created_at),
     }
     batch.copy(row, source)
-
-
-def _settle(batch: Batch, fate: Fate, fork: _Fork) -> None:
-    """Give a call that is open at the cut its one result."""
-    call = fate.call
-    if fate.result is not None:
-        _copy(batch, fate.result)
-        return
-    content = in_doubt.unknown_text(call) if fate.outcome == "unknown" else NOT_EXECUTED
-    facts = {"content": content, "is_error": True, "outcome": fate.outcome}
-    if fate.open_in is not None:
-        facts["open_in"] = str(fate.open_in)
-    facts[events.COPIED] = {"run": str(fork.origin.pk), "seq": fork.at}
-    batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
 
 
 def _start(batch: Batch, fork: _Fork) -> None:

@@ -16,7 +16,7 @@ from django.db.models.functions import Cast, Now
 
 from agentruns.conf import settings
 from agentruns.engine.leases import FREE
-from agentruns.journal import events
+from agentruns.journal import doubts, events
 from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
@@ -28,8 +28,6 @@ STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
 SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocked"
-# rows that say which
-CLEARING = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.APPROVAL_VOIDED, events.ORPHAN_RESOLVED)
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
 # `events.leaves_doubt` for the database, which has the facts as their canonical text
 LEAVES_DOUBT = Q(text__contains='"in_doubt":true') | Q(text__contains='"outcome":"unknown"')
@@ -93,7 +91,7 @@ def uncleared(
     None of an imported one, which takes no verdict. `among` are the runs that the reader may see.
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
-    rows = rows.filter(kind__in=CLEARING)
+    rows = rows.filter(kind__in=doubts.KINDS)
     found = uncleared_in(read_rows(rows.order_by("seq")))
     if found and among is not None and is_narrowed(among):
         seen = {*among.filter(pk__in={row.run_id for row in found}).values_list("pk", flat=True)}
@@ -115,9 +113,9 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
     newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
     rows = Message.objects.using(alias).annotate(text=Cast("facts", TextField()))
-    doubts = rows.filter(LEAVES_DOUBT, kind=events.TOOL_RESULT)
-    left = dict(doubts.filter(run_id__in=newest).values_list("run_id", "session_id"))
-    about = doubts | rows.filter(kind__in=CLEARING).exclude(kind=events.TOOL_RESULT)
+    results = rows.filter(LEAVES_DOUBT, kind=events.TOOL_RESULT)
+    left = dict(results.filter(run_id__in=newest).values_list("run_id", "session_id"))
+    about = results | rows.filter(kind__in=doubts.KINDS).exclude(kind=events.TOOL_RESULT)
     about = about.filter(session_id__in={*left.values()}).order_by("seq")
     # A copy's doubt is that of the call in the fork's origin. Without the copies a call is of one session.
     its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]
@@ -133,21 +131,12 @@ def _uncleared(row: events.Row) -> Wait:
 
 
 def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
-    """Return the results that leave a doubt and were not cleared by a later row; rows are in order."""
-    found: dict[str, events.Row] = {}
-    settled: dict[str, dict[str, events.Row]] = {}  # by the call whose approval settled them
+    """Find the results that leave a doubt which no later row clears; rows are in order."""
+    left = doubts.Doubts()
     for row in rows:
         with suppress(*UNREADABLE):
-            if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
-                found[row.call_id] = row
-            elif row.kind == events.APPROVAL_DECIDED:
-                named = row.payload.get("settles", ())
-                settled[row.call_id] = {one: found.pop(one) for one in named if one in found}
-            elif row.kind == events.APPROVAL_VOIDED:
-                found |= settled.pop(row.call_id, {})
-            elif row.kind == events.ORPHAN_RESOLVED and row.payload["verdict"] in events.CLEARING:
-                found.pop(row.call_id, None)
-    return list(found.values())
+            left.apply(row)
+    return list(left.open.values())
 
 
 def is_live(run: Run) -> bool:

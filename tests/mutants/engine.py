@@ -294,8 +294,8 @@ GATED = [
         (
             Edit(
                 GATE,
-                'return driver.state.doubts.get(tool.name, {}) if tool.recovery == "nothing" else {}',
-                "return {}",
+                'driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()',
+                "()",
             ),
         ),
         (

@@ -11,6 +11,7 @@ FOLD, STATE, VERIFY, TRIGGERS = (
     "journal/fold.py", "journal/conversation.py", "journal/verify.py", "models/triggers.py",
 )  # fmt: skip
 
+DOUBTS = "journal/doubts.py"
 ALTERED = "db/test_altered_columns.py"
 
 APPEND = [
@@ -235,12 +236,12 @@ FOLDING = [
     ),
     Mutant(
         "fold: a call that may have happened is remembered",
-        (Edit(STORE, "if kind == events.TOOL_RESULT and events.leaves_doubt(payload):", "if False:"),),
+        (Edit(DOUBTS, "if kind == events.TOOL_RESULT and events.leaves_doubt(payload):", "if False:"),),
         ("db/test_doubt.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person",),
     ),
     Mutant(
         "fold: only a verdict that clears lifts a doubt",
-        (Edit(STORE, ' and payload["verdict"] in events.CLEARING:', ":"),),
+        (Edit(DOUBTS, ' and payload["verdict"] in events.CLEARING:', ":"),),
         ("db/test_doubt.py::test_a_late_verdict_only_records_and_lifts_the_doubt",),
     ),
 ]

@@ -39,6 +39,7 @@ from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
+from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.masking import Mask
@@ -254,7 +255,7 @@ class Talk:
             line.given = row.payload["edited"]
         line.result = body(_("Result"), returned(row), self._limit(row, RESULT))
         line.seq, line.file, line.files = row.seq, file_of(row.payload), shown_files(row.payload)
-        if outcome == "error" and not in_doubt:  # refused, or rolled back
+        if did_nothing(row.payload):
             line.is_effect = False
 
 
@@ -325,15 +326,10 @@ def repeated(user: Any, run: Run) -> Starts:
 
 
 def _undone(run: Run, calls: set[str]) -> set[str]:
-    """Return those calls that did nothing: refused, rolled back, or by a person's verdict."""
+    """Find the calls that did nothing: refused, rolled back, or not occurred by a person's verdict."""
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=calls)
     rows = rows.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
-    return {
-        call
-        for call, facts in rows.values_list("call_id", "facts")
-        if facts.get("verdict") == "not_occurred"
-        or (facts.get("outcome") == "error" and not facts.get("in_doubt"))
-    }
+    return {call for call, facts in rows.values_list("call_id", "facts") if did_nothing(facts)}
 
 
 class ReplyForm(KeyForm):
