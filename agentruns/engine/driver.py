@@ -221,7 +221,15 @@ class Driver:
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
-        self._stored(batch, began)
+        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
+        if batch.failed_drive:
+            self.attempts += 1
+        elif batch.progressed:
+            self.attempts = 0
+        if self.lease is not None:
+            self.lease.deadline = began + settings.LEASE_SECONDS
+            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
+        self.released = batch.releases
         if not joined:
             self._acknowledge()
         return batch
@@ -252,7 +260,10 @@ class Driver:
         self.state = self.store.load(lease.session_id, lease.run_id)
         if self.state.is_rewound:
             self._rewound(lease)
-        stored = self._stored_of(lease, tried)
+        # All of them: the server may commit a transaction long after its connection broke.
+        hashes = {batch.rows[0].hash: batch for batch in tried}
+        rows = Message.objects.using(alias).filter(session_id=lease.session_id, hash__in=hashes)
+        stored = next((hashes[each] for each in rows.values_list("hash", flat=True)), None)
         if stored is not None and stored.first_seq >= self.state.next_seq:  # it landed after that
             self.state = self.store.load(lease.session_id, lease.run_id)
         columns = Run.objects.using(alias).values_list("lease_epoch", "lease_owner", "status")
@@ -271,13 +282,6 @@ class Driver:
                 f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
             )
         return None
-
-    def _stored_of(self, lease: Lease, tried: list[Batch]) -> Batch | None:
-        # All of them: the server may commit a transaction long after its connection broke.
-        hashes = {batch.rows[0].hash: batch for batch in tried}
-        rows = Message.objects.using(journal_alias(lease.alias))
-        rows = rows.filter(session_id=lease.session_id, hash__in=hashes)
-        return next((hashes[found] for found in rows.values_list("hash", flat=True)), None)
 
     def _rewound(self, lease: Lease) -> NoReturn:
         lease.lost.set()
@@ -301,17 +305,6 @@ class Driver:
             committed.remember(
                 self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
             )
-
-    def _stored(self, batch: Batch, sent: float) -> None:
-        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
-        if batch.failed_drive:
-            self.attempts += 1
-        elif batch.progressed:
-            self.attempts = 0
-        if self.lease is not None:
-            self.lease.deadline = sent + settings.LEASE_SECONDS
-            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
-        self.released = batch.releases
 
 
 def user_of(owner: Actor | None) -> Any:

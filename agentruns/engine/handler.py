@@ -93,17 +93,17 @@ class Observation:
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
     """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
-    with telemetry.span("tool", lambda: _facts(tool, context)) as attributes:
+
+    def facts() -> dict[str, Any]:
+        run_id, epoch = driven()
+        about = {"run_id": context.run_id, "epoch": epoch if run_id == context.run_id else 0}
+        call = {"call_id": context.call_id, "attempt": context.attempt, "declares": tool.recovery}
+        return {**about, "tool": tool.name, **call}
+
+    with telemetry.span("tool", facts) as attributes:
         observation = _invoke(tool, context, arguments, attributes)
         attributes["outcome"] = "error" if observation.is_error else "ok"
     return observation
-
-
-def _facts(tool: Tool, context: ToolContext) -> dict[str, Any]:
-    run_id, epoch = driven()
-    about = {"run_id": context.run_id, "epoch": epoch if run_id == context.run_id else 0}
-    call = {"call_id": context.call_id, "attempt": context.attempt, "declares": tool.recovery}
-    return {**about, "tool": tool.name, **call}
 
 
 def _invoke(
@@ -119,11 +119,18 @@ def _invoke(
     except KeyboardInterrupt:
         raise  # a person stops the process; what became of the call is found when the run goes on
     except BaseException as error:
-        if not isinstance(error, Exception) or isinstance(error, MemoryError) or _is_time_limit(error):
+        # A worker's time limit is not the handler's error; celery and billiard define it, neither is here.
+        is_limit = any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
+        if is_limit or not isinstance(error, Exception) or isinstance(error, MemoryError):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
-        seconds = time.perf_counter() - began
         attributes["error"] = type(error).__name__
-        failed = _failed(tool, error, seconds)
+        failed = Observation(described(error), is_error=True, seconds=time.perf_counter() - began)
+        if tool.recovery in ("nothing", "reconcile"):
+            failed.in_doubt = not tool.refused(error)
+            if not failed.in_doubt:
+                failed.content += NOTHING_HAPPENED
+            elif tool.recovery == "nothing":
+                failed.content += MAY_HAVE_HAPPENED
         if tool.sensitive_results:  # it may name what the handler worked with, as may what caused it
             conceal([words(each) for each in _causes(error)])
         level = logging.INFO if tool.refused(error) else logging.ERROR  # what a tool refuses is no surprise
@@ -131,18 +138,6 @@ def _invoke(
         return failed
     conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
     return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
-
-
-def _failed(tool: Tool, error: Exception, seconds: float) -> Observation:
-    """Return what a handler's exception says of its effect, by its class and the tool's declaration."""
-    failed = Observation(described(error), is_error=True, seconds=seconds)
-    if tool.recovery in ("nothing", "reconcile"):
-        failed.in_doubt = not tool.refused(error)
-    if failed.in_doubt and tool.recovery == "nothing":
-        failed.content += MAY_HAVE_HAPPENED
-    elif not failed.in_doubt and tool.recovery in ("nothing", "reconcile"):
-        failed.content += NOTHING_HAPPENED
-    return failed
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -165,11 +160,6 @@ def words(error: BaseException) -> str:
         return str(error)
     except Exception:
         return "(its text could not be made)"
-
-
-def _is_time_limit(error: BaseException) -> bool:
-    # A worker's time limit is not the handler's error; celery and billiard both define it, neither is here.
-    return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
 
 
 def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
@@ -240,7 +230,11 @@ def run_transactional(
         raise
     except Exception as error:
         # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
-        if "committed" in done or _is_stored(driver, call):
+        is_stored = "committed" in done
+        if not is_stored and driver.lease is not None:
+            driver.reread([], patient=True, give_up=uptime())
+            is_stored = not driver.run.calls[call.id].is_open
+        if is_stored:
             logger.exception("After the commit of run=%s call=%s", context.run_id, call.id)
             return None
         stateless_commit_failed = driver.lease is None and not call.is_open
@@ -276,13 +270,6 @@ def _run_transactional(
                 raise RuntimeError("The handler left a transaction block open.")
             reached("before_result_commit")
             record(observation)
-
-
-def _is_stored(driver: Driver, call: Call) -> bool:
-    if driver.lease is None:
-        return False
-    driver.reread([], patient=True, give_up=uptime())
-    return not driver.run.calls[call.id].is_open
 
 
 @contextmanager

@@ -25,15 +25,12 @@ LONGEST_ERROR = 10_000  # characters of an error that waits to be a result
 
 
 def decided(batch: Batch, call: Call) -> None:
-    """Give a call the result of its decision: denied, answered or expired."""
+    """Give an open call the result of its decision: denied, answered or expired."""
     approval = call.approval
-    if approval is None:
+    if approval is None or not call.is_open:
         return
-    text = {
-        "denied": DENIED.format(reason=approval.reason),
-        "answered": approval.text,
-        "expired": EXPIRED,
-    }[call.decision]
+    denied = DENIED.format(reason=approval.reason)
+    text = {"denied": denied, "answered": approval.text, "expired": EXPIRED}[call.decision]
     batch.result(call, text, call.decision, actor=approval.actor)
 
 
@@ -43,14 +40,10 @@ def unknown(batch: Batch, call: Call, actor: Any) -> None:
 
 
 def unknown_text(call: Call) -> str:
-    """Return the error content for a call whose outcome is unknown."""
-    content = {
-        "kind": ToolDurabilityError.kind,
-        "error": UNKNOWN.format(tool=call.tool),
-        "toolName": call.tool,
-        "toolCallId": call.provider_id,
-    }
-    return json.dumps(content)
+    """Build the error content of a call whose outcome is unknown."""
+    text = UNKNOWN.format(tool=call.tool)
+    about = {"toolName": call.tool, "toolCallId": call.provider_id}
+    return json.dumps({"kind": ToolDurabilityError.kind, "error": text, **about})
 
 
 def surface(batch: Batch, call: Call, actor: Any) -> None:

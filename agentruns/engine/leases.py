@@ -189,7 +189,6 @@ class Heartbeat:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self._stop = threading.Event()
-        self._stalled = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -206,42 +205,36 @@ class Heartbeat:
             self._thread.join()
 
     def _run(self) -> None:
-        with bound(self.lease.run_id, self.lease.epoch):
-            self._beat()
-
-    def _beat(self) -> None:
-        own = ExitStack()
+        lease, own, was_stalled = self.lease, ExitStack(), False
+        own.enter_context(bound(lease.run_id, lease.epoch))
         try:
             while True:
-                self.lease.wake.wait(settings.HEARTBEAT_SECONDS)
-                self.lease.wake.clear()
+                lease.wake.wait(settings.HEARTBEAT_SECONDS)
+                lease.wake.clear()
                 if self._stop.is_set():
                     return
-                if self._is_stalled():
+                if uptime() >= lease.due:  # the tool or the model hangs: others may take the run over
+                    if not was_stalled:
+                        text = "No progress, the lease is left to expire run=%s epoch=%s"
+                        logger.warning(text, lease.run_id, lease.epoch)
+                    was_stalled = True
                     continue
+                was_stalled = False
                 try:
-                    own.enter_context(own_connection(self.lease.alias))
+                    own.enter_context(own_connection(lease.alias))
                     self.lease.extend()
-                    if self.lease.is_cancel_requested():
-                        self.lease.cancelled.set()
+                    if lease.is_cancel_requested():
+                        lease.cancelled.set()
                 except LeaseLostError:
-                    if not self.lease.ending:
-                        logger.warning("Lease lost run=%s epoch=%s", self.lease.run_id, self.lease.epoch)
+                    if not lease.ending:
+                        logger.warning("Lease lost run=%s epoch=%s", lease.run_id, lease.epoch)
                     return
                 except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
-                    logger.info("Heartbeat missed run=%s", self.lease.run_id, exc_info=True)
-                    connections[own_alias(self.lease.alias)].close()
+                    logger.info("Heartbeat missed run=%s", lease.run_id, exc_info=True)
+                    connections[own_alias(lease.alias)].close()
         finally:
-            own.close()
             connections.close_all()  # of this thread, if it ever beat
-
-    def _is_stalled(self) -> bool:
-        """Tell whether the tool or the model hangs, so that others may take the run over."""
-        stalled, self._stalled = self._stalled, uptime() >= self.lease.due
-        if self._stalled and not stalled:
-            run_id, epoch = self.lease.run_id, self.lease.epoch
-            logger.warning("No progress, the lease is left to expire run=%s epoch=%s", run_id, epoch)
-        return self._stalled
+            own.close()
 
 
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven

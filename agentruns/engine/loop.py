@@ -61,10 +61,30 @@ def drive_run(
     `state` spares a read where the taker of the lease has just written it. None if another process goes on:
     a lease lost on the way is logged. See `drive` for the rest.
     """
+    store = store or DatabaseStore(lease.alias)
     with bound(lease.run_id, lease.epoch), own_connection(lease.alias):
-        driver = _driver(run, agent, lease, store or DatabaseStore(lease.alias), should_stop, state)
-        if driver is None:
+        try:
+            if state is None:
+                state = reading(own_alias(lease.alias), lambda: store.load(lease.session_id, lease.run_id))
+        except BaseException as error:
+            is_last = (
+                isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
+            )
+            with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+                # Not at once again: a journal that cannot be read stays so until somebody mends it.
+                delay = None if is_last else backoff(lease.attempts, None)
+                lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if is_last else "")
+            raise
+        if state.is_rewound:
+            rewound.hold(lease)
             return None
+        if state.run.definition != agent.definition_hash:  # staff had it adopt another just before the claim
+            logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
+            lease.release()
+            return None
+        stops = DrainCheck(lease.alias, should_stop, agent.name)
+        key = run.session.key
+        driver = Driver(agent, store, state, lease=lease, session_key=key, should_stop=stops)
         try:
             drive(driver, caller=caller, asked=asked)
         except LeaseLostError as error:
@@ -94,52 +114,17 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
                     _advance(driver)
         except BaseException as error:
             if lease is not None and not driver.released:
-                _give_back(driver, lease, error)
+                alias, is_known = own_alias(lease.alias), isinstance(error, JournalRewoundError)
+                with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
+                    close_stale(alias)
+                    if is_known or driver.is_rewound():
+                        rewound.hold(lease, driver.before)
+                    elif not isinstance(error, LeaseLostError) and not _paused_by(driver, error):
+                        lease.release(failed=True)
             driver.released = driver.released or isinstance(error, LeaseLostError)
             raise
         finally:
             attributes.update(status=driver.run.status, steps=driver.run.step)
-
-
-def _give_back(driver: Driver, lease: Lease, error: BaseException) -> None:
-    """Release the lease of a drive that failed, unless it is lost; hold a run whose journal was rewound."""
-    alias, is_known = own_alias(lease.alias), isinstance(error, JournalRewoundError)
-    with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-        close_stale(alias)
-        if is_known or driver.is_rewound():
-            rewound.hold(lease, driver.before)
-        elif not isinstance(error, LeaseLostError) and not _paused_by(driver, error):
-            lease.release(failed=True)
-
-
-def _driver(
-    run: Run,
-    agent: Agent,
-    lease: Lease,
-    store: Store,
-    should_stop: Callable[[], bool],
-    state: SessionState | None,
-) -> Driver | None:
-    """Return the driver of a run just claimed; None if it goes on under another definition by now."""
-    try:
-        if state is None:
-            state = reading(own_alias(lease.alias), lambda: store.load(lease.session_id, lease.run_id))
-    except BaseException as error:
-        exhausted = isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
-        with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-            # Not at once again: a journal that cannot be read stays so until somebody mends it.
-            delay = None if exhausted else backoff(lease.attempts, None)
-            lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if exhausted else "")
-        raise
-    if state.is_rewound:
-        rewound.hold(lease)
-        return None
-    if state.run.definition != agent.definition_hash:  # staff had it adopt another one just before the claim
-        logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
-        lease.release()
-        return None
-    drains = DrainCheck(lease.alias, should_stop, agent.name)
-    return Driver(agent, store, state, lease=lease, session_key=run.session.key, should_stop=drains)
 
 
 def _advance(driver: Driver) -> None:
@@ -278,9 +263,14 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
     overload: ProviderError | None = None
     for model in driver.agent.models:
         identity = model_identity(model)
+        asked = request
         try:
+            if model is not driver.agent.model:  # the parameters of one provider are nothing to another
+                same = provider_of(model) == provider_of(driver.agent.model)
+                params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
+                asked = replace(request, model=identity, params=params)
             with telemetry.span("model", partial(_facts, driver, model)) as attributes:
-                reply = call_model(resolve(model), _request_to(driver.agent, model, request))
+                reply = call_model(resolve(model), asked)
                 facts = {"response_model": reply.model, "usage": reply.usage}
                 attributes.update(stop_reason=reply.stop_reason, **facts)
             return reply, identity
@@ -291,8 +281,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
                 # Without the fallback the run would wait for the first: a second model ends and holds none.
                 error.disposition, error.retry_after = "retry", overload.retry_after
             _provider_failed(driver, error, identity, other)
-            asked = driver.run.cancel_requested or driver.run.pause_requested or driver.should_stop()
-            if other is None or asked or _is_over_budget(driver):
+            stops = driver.run.cancel_requested or driver.run.pause_requested or driver.should_stop()
+            if other is None or stops or _is_over_budget(driver):
                 return None
             overload = error
             if draft is not None:
@@ -301,16 +291,6 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             _model_raised(driver, error)
             raise
     raise AssertionError("A fallback has no fallback.")
-
-
-def _request_to(agent: Agent, model: Model | str, request: ModelRequest) -> ModelRequest:
-    """Return a request as a model gets it: the parameters of one provider are nothing to another."""
-    if model is agent.model:
-        return request
-    params = request.params
-    if provider_of(model) != provider_of(agent.model):
-        params = {name: value for name, value in params.items() if name == "max_tokens"}
-    return replace(request, model=model_identity(model), params=params)
 
 
 def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
@@ -340,26 +320,21 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
     elif stop in FINAL:
         payload: events.RunCompleted = {"output": text_of(reply.content)}
         output_type = driver.agent.output_type
-        if output_type and (problem := output.problem_with(output_type, payload["output"])):
-            _send_back(batch, problem)
-            return
-        if stop == "max_tokens":
-            payload["truncated"] = True
-        batch.add(events.RUN_COMPLETED, payload)
+        problem = output.problem_with(output_type, payload["output"]) if output_type else ""
+        if problem and batch.state.run.corrections:
+            text = f"The answer does not fit output_type, also when asked again:\n{problem}"
+            in_doubt.close_failed(batch, "OutputInvalidError", text)
+        elif problem:  # the model is told once
+            said = output.CORRECTION.format(problem=problem)
+            row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
+            batch.add(events.USER, row)
+        else:
+            if stop == "max_tokens":
+                payload["truncated"] = True
+            batch.add(events.RUN_COMPLETED, payload)
     else:
         text = FAILING.get(str(stop), f"The model stopped with an unknown stop_reason {stop!r}.")
         in_doubt.close_failed(batch, str(stop), text)
-
-
-def _send_back(batch: Batch, problem: str) -> None:
-    """Tell the model once that its answer does not fit; a second misfit fails the run."""
-    if batch.state.run.corrections:
-        text = f"The answer does not fit output_type, also when asked again:\n{problem}"
-        in_doubt.close_failed(batch, "OutputInvalidError", text)
-        return
-    said = output.CORRECTION.format(problem=problem)
-    row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
-    batch.add(events.USER, row)
 
 
 def _request(driver: Driver, draft: Reply | None) -> ModelRequest:

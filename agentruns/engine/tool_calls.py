@@ -39,7 +39,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     """Bring the first of the calls that can go on, or its group of parallel ones, to a result."""
     call = ready[0]
     if call.decision:
-        driver.commit(lambda batch: _decided(batch, call.id))
+        driver.commit(lambda batch: in_doubt.decided(batch, batch.state.run.calls[call.id]))
         return
     if call.is_contradicted:
         _orphan(driver, call, RETURNED_LATE, recovery_failed=True)
@@ -142,7 +142,7 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 
 def _refusal(driver: Driver, call: Call) -> str:
-    """Return the reason why the call may not run, or "". Everything is checked again; fails closed."""
+    """Explain why the call may not run, or return "". Check everything again; fail closed."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
@@ -371,43 +371,40 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
     """Run reads together in threads; only this thread appends, as their results land."""
     queue, running = deque(group), Running()
     try:
-        _run_all(driver, queue, running)
+        while queue or running:
+            while queue and len(running) < PARALLEL:
+                driver.hold_lease()
+                call = queue.popleft()
+                driver.started.discard((call.id, call.attempt))
+                if _stopped(driver, call):
+                    continue
+                tool = driver.agent.tools[call.tool]
+                driver.allow(tool)
+                enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
+                future = handler.in_thread(driver.alias, tool.name, enter)
+                running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
+            ends = [end for _, end in running.values() if end is not None]
+            left = max(0.0, min(ends) - uptime()) if ends else None
+            wait(running, timeout=left, return_when=FIRST_COMPLETED)
+            for future, (call, end) in list(running.items()):
+                if future.done():
+                    del running[future]
+                    try:
+                        _record(driver, call, future.result())
+                    except NotEntered:  # as in `_run_one`
+                        queue.appendleft(call)
+                    except Interrupted as interruption:
+                        _orphan(driver, call, str(interruption))
+                elif end is not None and uptime() >= end:
+                    del running[future]
+                    _abandon(driver, call, future)
+                    _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
     except (Exception, KeyboardInterrupt) as error:  # the others go on without us
         for future, (call, _) in running.items():
             _abandon(driver, call, future)
         if isinstance(error, LeaseLostError):
             store_late_result(driver, list(queue), {"never_entered": True})
         raise
-
-
-def _run_all(driver: Driver, queue: deque[Call], running: Running) -> None:
-    while queue or running:
-        while queue and len(running) < PARALLEL:
-            driver.hold_lease()
-            call = queue.popleft()
-            driver.started.discard((call.id, call.attempt))
-            if _stopped(driver, call):
-                continue
-            tool = driver.agent.tools[call.tool]
-            driver.allow(tool)
-            enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
-            future = handler.in_thread(driver.alias, tool.name, enter)
-            running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
-        ends = [end for _, end in running.values() if end is not None]
-        wait(running, timeout=max(0.0, min(ends) - uptime()) if ends else None, return_when=FIRST_COMPLETED)
-        for future, (call, end) in list(running.items()):
-            if future.done():
-                del running[future]
-                try:
-                    _record(driver, call, future.result())
-                except NotEntered:  # as in `_run_one`
-                    queue.appendleft(call)
-                except Interrupted as interruption:
-                    _orphan(driver, call, str(interruption))
-            elif end is not None and uptime() >= end:
-                del running[future]
-                _abandon(driver, call, future)
-                _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
 
 
 def _orphan(
@@ -485,12 +482,6 @@ def _context(driver: Driver, call: Call) -> ToolContext:
         approved_by=tuple(call.approval.names) if call.approval else (),
     )
     return replace(context, _covers=partial(handler.covers, driver, call))
-
-
-def _decided(batch: Batch, call_id: str) -> None:
-    call = batch.state.run.calls[call_id]
-    if call.is_open:
-        in_doubt.decided(batch, call)
 
 
 def _refuse(driver: Driver, batch: Batch, call_id: str, text: str) -> None:

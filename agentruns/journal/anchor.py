@@ -12,13 +12,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from agentruns.conf import settings
-from agentruns.journal import events
+from agentruns.journal.events import CLOSING
 from agentruns.journal.outbox import EVENTS, Notice
 from agentruns.journal.verify import Problem
 from agentruns.models import Message, Session, Tombstone
 from agentruns.utils.lanes import Lane
 
-ENDS = (events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED)
 TIMEOUT = 5  # seconds that a worker waits for the project's function
 THREADS = 8
 PAGE = 200
@@ -38,11 +37,11 @@ class Anchor(NamedTuple):
 class AnchorNotifier:
     """Hands the head that a run ended with to the project's function, by way of the outbox."""
 
-    events = tuple(EVENTS[kind][0] for kind in ENDS)
+    events = tuple(EVENTS[kind][0] for kind in CLOSING)
 
     def __call__(self, notice: Notice) -> None:
         """Call AGENTRUNS_ANCHOR once. Raises TimeoutError, and what the function raises."""
-        ends = Message.objects.using(settings.DATABASE).filter(run_id=notice.run_id, kind__in=ENDS)
+        ends = Message.objects.using(settings.DATABASE).filter(run_id=notice.run_id, kind__in=CLOSING)
         anchor = Anchor(*ends.order_by("seq").values_list("session_id", "seq", "hash")[0])
         _lane(lambda: settings.anchor(*anchor), TIMEOUT)
 
@@ -65,7 +64,9 @@ class Compared:
             for anchor, what in self._differing(mine):
                 if anchor.session not in wrong:
                     wrong.add(anchor.session)
-                    yield Problem(self._key(anchor.session), what, seq=anchor.seq)
+                    kept = Session.objects.using(self._alias).filter(pk=anchor.session)
+                    key = kept.values_list("key", flat=True).first()
+                    yield Problem(key or str(anchor.session), what, seq=anchor.seq)
 
     def _differing(self, anchors: list[Anchor]) -> Iterator[tuple[Anchor, str]]:
         sessions = {anchor.session for anchor in anchors}
@@ -93,10 +94,6 @@ class Compared:
             elif found != anchor.head:
                 what = f"seq {anchor.seq} has another hash than its anchor: the chain was written anew."
                 yield anchor, what
-
-    def _key(self, session_id: UUID) -> str:
-        keys = Session.objects.using(self._alias).filter(pk=session_id).values_list("key", flat=True)
-        return keys.first() or str(session_id)
 
 
 def line_of(session_id: UUID, seq: int, head: str) -> str:

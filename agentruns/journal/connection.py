@@ -47,7 +47,11 @@ def own_connection(alias: str) -> Iterator[None]:
     if alias in names or connections[alias].in_atomic_block:
         yield
         return
-    connection = _idle(connections[alias]) or separate_connection(alias)
+    connection = _taken(connections[alias])
+    if connection is not None:
+        connection.close_if_unusable_or_obsolete()
+    if connection is None or connection.connection is None:
+        connection = separate_connection(alias)
     if connection is None:
         yield
         return
@@ -80,14 +84,6 @@ def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
     """Take what was kept, unless by the process that this one was forked from: its socket is in use there."""
     pid, connection = shared.__dict__.pop(IDLE, (0, None))
     return connection if pid == os.getpid() else None
-
-
-def _idle(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
-    """Return the connection that was kept for this thread, if it is good for another block."""
-    connection = _taken(shared)
-    if connection is not None:
-        connection.close_if_unusable_or_obsolete()
-    return connection if connection is not None and connection.connection is not None else None
 
 
 def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
@@ -169,18 +165,15 @@ def replace_broken(alias: str) -> None:
     raw = connection.connection
     if raw is None or connection.in_atomic_block or connection.vendor == "sqlite":
         return
-    if uptime() - _asked.get(raw, -math.inf) < TRUSTED and not _has_news(raw):
-        return
+    if uptime() - _asked.get(raw, -math.inf) < TRUSTED:
+        news = select.poll()
+        news.register(raw.fileno(), select.POLLIN)
+        if not news.poll(0):
+            return
     if connection.is_usable():
         _asked[raw] = uptime()
     else:
         connection.close()
-
-
-def _has_news(raw: Any) -> bool:
-    poll = select.poll()
-    poll.register(raw.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 @contextmanager

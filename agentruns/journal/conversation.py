@@ -59,7 +59,13 @@ class Conversation:
             if not room.take(attached):
                 continue
             content = list(messages[number]["content"])
-            content[place] = self._load(whole, attached)
+            block = whole.block
+            if block is None:
+                block = whole.read(attached)
+                if self._kept + whole.size <= KEPT:
+                    self._kept += whole.size
+                    whole.block = block
+            content[place] = block
             messages[number] = {**messages[number], "content": content}
         return messages
 
@@ -118,7 +124,14 @@ class Conversation:
         self._add_unread(self._messages, self._previews, read)
         self._unread = [said for said in self._unread if said.seq > read]
         self._is_cut = payload.get("stop_reason") == "pause_turn"
-        content = _text_first([block for block in payload["content"] if not _is_empty_text(block)])
+        said = [
+            block
+            for block in payload["content"]
+            if block.get("type") != "text" or str(block.get("text", "")).strip()
+        ]
+        # Text comes before the first `tool_use`: the provider refuses text after one.
+        first = next((n for n, block in enumerate(said) if block.get("type") == "tool_use"), len(said))
+        content = said[:first] + sorted(said[first:], key=lambda block: block.get("type") != "text")
         if content:  # the provider refuses an assistant turn that says nothing
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
@@ -145,15 +158,6 @@ class Conversation:
                 {"role": "user", "content": [self._results[call_id] for call_id in self._open]}
             )
             self._open, self._results, self._stored = {}, {}, {}
-
-    def _load(self, whole: _Whole, attached: Blocks) -> Block:
-        if whole.block is not None:
-            return whole.block
-        block = whole.read(attached)
-        if self._kept + whole.size <= KEPT:
-            self._kept += whole.size
-            whole.block = block
-        return block
 
 
 _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
@@ -245,14 +249,3 @@ def result_block(
         told = canonical.legal(note + text)
     block = {"type": "tool_result", "tool_use_id": provider_id, "content": told or "(no output)"}
     return {**block, "is_error": True} if payload["is_error"] else block
-
-
-def _text_first(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move text before the first `tool_use`: after one the provider refuses text."""
-    first = next((n for n, block in enumerate(content) if block.get("type") == "tool_use"), len(content))
-    texts = [block for block in content[first:] if block.get("type") == "text"]
-    return [*content[:first], *texts, *(block for block in content[first:] if block.get("type") != "text")]
-
-
-def _is_empty_text(block: dict[str, Any]) -> bool:
-    return block.get("type") == "text" and not str(block.get("text", "")).strip()

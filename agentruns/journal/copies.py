@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -13,7 +14,7 @@ from agentruns.agents.content import described
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
-from agentruns.journal.read import Parts, stored_rows
+from agentruns.journal.read import stored_rows
 from agentruns.models import Message, Run, Session
 from agentruns.models.parts import split
 from agentruns.utils import json as canonical
@@ -32,10 +33,9 @@ class Copy(NamedTuple):
     row: Row
 
     def is_of(self, source: Row) -> bool:
-        """Return whether it says what this row says, as far as both still say it."""
-        if self.row.is_erased or source.is_erased:
-            return _facts(self.row) == _facts(source) and self.row.content_hash == source.content_hash
-        return _says(self.row) == _says(source)
+        """Tell whether the copy says what the source row says, ignoring erased content."""
+        is_whole = not (self.row.is_erased or source.is_erased)
+        return _says(self.row, is_whole=is_whole) == _says(source, is_whole=is_whole)
 
 
 def original(row: Row) -> Row:
@@ -43,13 +43,11 @@ def original(row: Row) -> Row:
     return row._replace(payload={name: value for name, value in row.payload.items() if name != events.COPIED})
 
 
-def _says(row: Row) -> list[Any]:
-    """Return what a row says, without its writer, time and origin."""
-    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(original(row).payload)]
-
-
-def _facts(row: Row) -> list[Any]:
-    return [*_says(row)[:-1], canonical.dumps(split(row.kind, original(row).payload)[0])]
+def _says(row: Row, *, is_whole: bool) -> list[Any]:
+    """List what a row says without its writer, time and origin; unless it is whole, facts and a hash."""
+    payload = original(row).payload
+    said = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
+    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(said)]
 
 
 def task_of(rows: Iterable[Row]) -> str:
@@ -111,9 +109,11 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
     rows = Message.objects.using(alias).filter(
         session_id__in=sessions.values("session_id"), seq__lte=max(copy.source_seq for copy in copies)
     )
-    theirs = {}
+    theirs: dict[tuple[UUID, int], tuple[str, Row | None]] = {}
     for row, parts in stored_rows(rows):
-        theirs[row.run_id, row.seq] = (row.hash, _read(row, parts))
+        theirs[row.run_id, row.seq] = row.hash, None
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # it does not parse
+            theirs[row.run_id, row.seq] = row.hash, row._replace(payload=parts.payload(row.kind))
     for copy in copies:
         there = theirs.get((copy.source, copy.source_seq))
         if there is not None and there[0] != copy.source_hash:
@@ -138,13 +138,6 @@ def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
     )
     found = same.filter(session_id__in=forks.values("session_id")).values_list("session_id", flat=True)
     return {*found, *same.filter(session_id__in=named.values("pk")).values_list("session_id", flat=True)}
-
-
-def _read(row: Row, parts: Parts) -> Row | None:
-    try:
-        return row._replace(payload=parts.payload(row.kind))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:

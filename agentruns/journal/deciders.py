@@ -143,12 +143,8 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
     `given` are ids as the journal has them. The program's own, "", always counts. Runs the project's policy:
     outside of every transaction.
     """
-    found = {}
-    for key in dict.fromkeys(given):
-        why = _why_lapsed(key, approval, arguments) if key else ""
-        if why:
-            found[key] = why
-    return found
+    reasons = {key: _why_lapsed(key, approval, arguments) for key in dict.fromkeys(given) if key}
+    return {key: why for key, why in reasons.items() if why}
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,7 @@ from agentruns.journal import events
 from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
 from agentruns.journal.fold import CallApproval
-from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.masking import mask_of
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
@@ -268,8 +268,13 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         approvals = Approval.objects.using(alias).filter(pk=notification.approval_id)
         shown = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
         status, title, tool, risk, expires_at = shown.get()
+        # The title of a tool without `describe` is its arguments, and those stay inside.
+        is_named = bool(title) and not title.startswith(f"{tool}(")
+        title = str(canonical.legal(one_line(redact(mask_of(run).made(tool, title))))) if is_named else tool
     elif notification.event == "run.orphaned":
-        tool = _held_tool(alias, notification.run_id)
+        rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
+        found = rows.values_list("tool_name", "facts")
+        tool = next((tool for tool, facts in found if facts["action"] == "held"), "")
     return Notice(
         id=notification.pk,
         type=notification.event,
@@ -280,25 +285,12 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         status=status,
         requester=redact(run.owner_name),
         approval_id=notification.approval_id,
-        title=_shown(title, tool, mask_of(run)) if notification.approval_id else "",
+        title=title,
         tool=tool,
         risk=risk,
         expires_at=expires_at,
         url=_url(notification),
     )
-
-
-def _held_tool(alias: str, run_id: UUID) -> str:
-    rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ORPHAN_FOUND).order_by("-seq")
-    found: Iterable[tuple[str, dict[str, Any]]] = rows.values_list("tool_name", "facts")
-    return next((tool for tool, facts in found if facts["action"] == "held"), "")
-
-
-def _shown(title: str, tool: str, mask: Mask) -> str:
-    # The title of a tool without `describe` is its arguments, and those stay inside.
-    if not title or title.startswith(f"{tool}("):
-        return tool
-    return str(canonical.legal(one_line(redact(mask.made(tool, title)))))
 
 
 def _url(notification: Notification) -> str:

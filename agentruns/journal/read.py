@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -98,18 +98,6 @@ def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None)
     return _rows(rows, limit)
 
 
-def call_rows(alias: str, run_id: UUID, call_ids: Iterable[str], after: int) -> list[Row]:
-    """Return the rows of some calls of a run after row `after`, in order, upcast to today's form."""
-    rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after, call_id__in=call_ids)
-    return _rows(rows)
-
-
-def reply_before(alias: str, run_id: UUID, seq: int) -> int:
-    """Return the row of a run's last reply up to row `seq`, its own or a copied one; 0 if there is none."""
-    rows = Message.objects.using(alias).filter(run_id=run_id, kind=events.ASSISTANT, seq__lte=seq)
-    return rows.aggregate(last=Max("seq"))["last"] or 0
-
-
 def started_since(alias: str, calls: Mapping[str, UUID]) -> list[str]:
     """Return those of some calls, given with their runs, that have been started by now."""
     rows = Message.objects.using(alias).filter(run_id__in={*calls.values()}, call_id__in=calls)
@@ -127,7 +115,8 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
     """Yield rows in order without a payload, and its parts: a text that was tampered with may not parse."""
-    yield from map(_stored, _as_stored(messages.order_by("seq")).iterator(chunk_size=500))
+    for values in _as_stored(messages.order_by("seq")).iterator(chunk_size=500):
+        yield _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
 
 def _as_stored(messages: QuerySet[Message], *, contents: bool = True) -> Any:
@@ -136,10 +125,6 @@ def _as_stored(messages: QuerySet[Message], *, contents: bool = True) -> Any:
         texts["content_text"] = Value(None, TextField())  # type: ignore[assignment]
     names = [f"{name}_text" if f"{name}_text" in texts else name for name in COLUMNS]
     return messages.annotate(**texts).values_list(*names)
-
-
-def _stored(values: Sequence[Any]) -> tuple[Row, Parts]:
-    return _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
 
 def definitions_in(payload: Any) -> set[str]:
@@ -163,9 +148,8 @@ def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
 
 
 def definition_body(alias: str, digest: str) -> dict[str, Any]:
-    """Return one definition; LookupError if it is not there."""
-    body: dict[str, Any] = definition_bodies(alias, [digest])[digest]
-    return body
+    """Find one definition; LookupError if it is not there."""
+    return dict(definition_bodies(alias, [digest])[digest])
 
 
 def read_rows(messages: QuerySet[Message]) -> list[Row]:
@@ -174,14 +158,15 @@ def read_rows(messages: QuerySet[Message]) -> list[Row]:
 
 
 def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list[Row]:
-    """Return rows as `read_rows` does, but no damaged ones: a list of many runs opens all the same.
+    """Read rows without the damaged ones, so that a list of many runs opens all the same.
 
-    Without `contents` they are as if these were erased.
+    Without `contents` the rows are as if their contents were erased.
     """
     found = []
-    for row, parts in map(_stored, _as_stored(messages, contents=contents)):
+    for values in _as_stored(messages, contents=contents):
         with suppress(*UNREADABLE):
-            found.append(row._replace(payload=parts.payload(row.kind)))
+            row = _row(values, {})
+            found.append(row._replace(payload=Parts(values[_FACTS], values[_CONTENT]).payload(row.kind)))
     return found
 
 

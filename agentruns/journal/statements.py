@@ -174,10 +174,8 @@ def _run_columns(
     elif batch.epoch:
         sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
         sets.append("blocked_reason = %s")
-        values += [
-            "queued" if status == "active" else status,
-            _prepared("blocked_reason", batch.state.run.paused),
-        ]
+        blocked = _prepared("blocked_reason", batch.state.run.paused)
+        values += ["queued" if status == "active" else status, blocked]
         if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which leaves its time alone
             sets.append("not_before = NULL")
         elif batch.delay is not None:

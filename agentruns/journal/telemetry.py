@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from django.db import connections, transaction
@@ -156,19 +155,18 @@ def _when_committed(active: Listener, batch: Batch, alias: str | None) -> None:
     reports = [report for row in batch.rows if (report := _report(row, batch.state.run.agent))]
     if not reports:
         return
-    report_all = partial(_report_all, active, batch, reports)
+
+    def report_all() -> None:
+        if batch.reported:  # its append failed after this, and it was found stored
+            return
+        batch.reported = True
+        for name, facts in reports:
+            _guarded(active.event, name, facts)
+
     if alias is not None and connections[alias].in_atomic_block:
         transaction.on_commit(report_all, using=alias, robust=True)
     else:
         report_all()
-
-
-def _report_all(active: Listener, batch: Batch, reports: list[tuple[str, Facts]]) -> None:
-    if batch.reported:  # its append failed after this, and it was found stored
-        return
-    batch.reported = True
-    for name, facts in reports:
-        _guarded(active.event, name, facts)
 
 
 def _report(row: Row, agent: str) -> tuple[str, Facts] | None:

@@ -11,15 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
-from django.db.models import (
-    DateTimeField,
-    Exists,
-    ForeignKey,
-    Model,
-    OuterRef,
-    QuerySet,
-    TextField,
-)
+from django.db.models import DateTimeField, Exists, ForeignKey, Model, OuterRef, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from agentruns.conf import settings
@@ -120,8 +112,14 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     if problem is not None:  # a fold of a wrong journal means nothing
         return [problem]
     found = list(_files(history)) if files else []
-    found += _definitions(alias, history)
-    found += [*_copies(alias, history), *_runs(alias, history), *_session(history)]
+    definitions = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
+    for pk, text in definitions.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
+        if canonical.sha256(text) != pk:
+            found.append(Problem(session.key, f"definition {pk} was altered."))
+    found += [
+        _of_row(session.key, copy.seq, copy.kind, what) for copy, what in altered(alias, history.copies)
+    ]
+    found += [*_runs(alias, history), *_session(history)]
     return [*found, *_approvals(alias, history)]
 
 
@@ -135,18 +133,6 @@ def _files(history: History) -> Iterator[Problem]:
         except PayloadError as error:
             what = f"points at a file that is not there as it was stored: {error}"
             yield _of_row(history.session.key, row.seq, row.kind, what, file)
-
-
-def _definitions(alias: str, history: History) -> Iterator[Problem]:
-    stored = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
-    for pk, text in stored.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
-        if canonical.sha256(text) != pk:
-            yield Problem(history.session.key, f"definition {pk} was altered.")
-
-
-def _copies(alias: str, history: History) -> Iterator[Problem]:
-    for copy, what in altered(alias, history.copies):
-        yield _of_row(history.session.key, copy.seq, copy.kind, what)
 
 
 def _of_row(key: str, seq: int, kind: str, what: str, file: str = "") -> Problem:
@@ -476,31 +462,17 @@ def _stored(rows: QuerySet[Any]) -> Iterator[tuple[UUID, dict[str, str | None]]]
 
 
 def _text(model: type[Model], name: str, text: str | None) -> str | None:
-    """Return a stored text in the form that it has on every database."""
+    """Bring a stored text into one form for all databases; keep a text that does not parse as it is."""
     field = model._meta.get_field(name)
-    if text is not None and isinstance(field, DateTimeField):
-        return _time_text(text)
-    if text is not None and isinstance(field, ForeignKey):
-        with suppress(ValidationError):
+    with suppress(ValueError, ValidationError, ArithmeticError):
+        if text and isinstance(field, DateTimeField):  # each database writes times in its own form
+            moment = datetime.fromisoformat(text)
+            return str(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
+        if text is not None and isinstance(field, ForeignKey):
             return str(field.to_python(text))
-    return _amount_text(text) if name == "cost" else text
-
-
-def _time_text(text: str) -> str:
-    """Return a stored time in Python's form, since each database has its own; any other text as it is."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return str(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
-
-
-def _amount_text(text: str | None) -> str | None:
-    """Return a stored amount to 12 digits, as SQLite keeps it as a float; any other text as it is."""
-    try:
-        return text and f"{Decimal(text).normalize():.12g}"
-    except ArithmeticError:
-        return text
+        if text and name == "cost":  # SQLite keeps it as a float
+            return f"{Decimal(text).normalize():.12g}"
+    return text
 
 
 def _differences(

@@ -81,7 +81,11 @@ class RunRequest:
         """Tell whether `run` has the same agent, input and context, and repeats the same run, if any."""
         if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
             return False
-        same = run.agent == self.agent.name and (run.input == self.text or self._was(run.input))
+        same = run.agent == self.agent.name and run.input == self.text
+        if not same and run.agent == self.agent.name and self.stored and payloads.has_blocks(self.stored):
+            # The text describes blocks, perhaps under a key that the project has given up.
+            blocks, keys = self.stored["content"], django_settings.SECRET_KEY_FALLBACKS
+            same = any(content.described(blocks, key) == run.input for key in keys)
         return same and canonical.dumps(run.context) == canonical.dumps(self.context)
 
     def require_home(self, state: SessionState) -> None:
@@ -96,13 +100,6 @@ class RunRequest:
                 "Run manage.py verify_journal --repair, then try again."
             )
             raise SessionAccessDeniedError(text % {"session": self.session})
-
-    def _was(self, text: str) -> bool:
-        """Tell whether a text describes the same blocks under a key that the project has given up."""
-        if self.stored is None or not payloads.has_blocks(self.stored):
-            return False
-        blocks, keys = self.stored["content"], django_settings.SECRET_KEY_FALLBACKS
-        return any(content.described(blocks, key) == text for key in keys)
 
 
 def request_for(
@@ -180,7 +177,13 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     check_name("idempotency key", request.key)
     permissions.require_somebody(request.actor)
     alias = settings.DATABASE
-    request = _put_away(alias, _rendered(alias, request))
+    if renders(request.agent):  # before any transaction, unless the run is there, or another in its place
+        runs = Run.objects.using(alias).filter(scope=request.scope)
+        there = runs.unfinished().filter(session__key=request.session)
+        keyed = runs.filter(owner_id=request.owner.id, idempotency_key=request.key)
+        if not there.exists() and not (request.key and keyed.exists()):
+            request = rendered(request)
+    request = _put_away(alias, request)
     owner, limit = uuid7().hex if leased else "", start_limit(request.actor, request.agent)
     is_plain = request.again is None and request.join is None
     with permissions.discreet(request.actor):
@@ -215,17 +218,6 @@ def _unlocked(alias: str, request: RunRequest, owner: str, limit: int | None) ->
         return _submit(alias, request, owner, limit, locks=False)
     close_stale(alias)
     return None
-
-
-def _rendered(alias: str, request: RunRequest) -> RunRequest:
-    """Let the agent's functions work before any transaction, unless the run is there, or one in its place."""
-    if not renders(request.agent):
-        return request
-    runs = Run.objects.using(alias).filter(scope=request.scope)
-    there = runs.unfinished().filter(session__key=request.session)
-    keyed = runs.filter(owner_id=request.owner.id, idempotency_key=request.key)
-    is_there = there.exists() or (bool(request.key) and keyed.exists())
-    return request if is_there else rendered(request)
 
 
 def _put_away(alias: str, request: RunRequest) -> RunRequest:
@@ -300,7 +292,11 @@ def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit:
     write_start(batch, request)
     session.next_seq, session.head = state.next_seq, state.head
     origin_id = request.again.pk if request.again else None
-    run = new_run(session, request, origin_id=origin_id, **_after_start(batch, owner))
+    columns = {**state.run.columns(), "status": Run.Status.QUEUED.value}
+    columns |= {"created_at": batch.at, "updated_at": batch.at}
+    if owner:
+        columns |= {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1}
+    run = new_run(session, request, origin_id=origin_id, **columns)
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
     lease = _first_lease(alias, run) if owner else None
     if is_one:  # then it is committed with the statement
@@ -381,13 +377,6 @@ def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
     made |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
     made |= {"scope": request.scope, "context": request.context, "not_before": request.not_before}
     return Run(id=request.run_id, session=session, title=title_of(request.text), **made | columns)
-
-
-def _after_start(batch: Batch, owner: str) -> dict[str, Any]:
-    """Return the columns of a run after its first rows."""
-    leased = {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1} if owner else {}
-    times = {"created_at": batch.at, "updated_at": batch.at}
-    return {**batch.state.run.columns(), "status": Run.Status.QUEUED.value, **leased, **times}
 
 
 def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[Any]]:

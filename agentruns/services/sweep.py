@@ -125,7 +125,9 @@ def sweep(
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
     swept, seen, claims = Swept(), set[UUID](), not drives or not leases.is_draining(alias)
-    if claims and not _is_stamped(alias, name):  # one that drives nothing must not look like a worker
+    stamps = Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED))
+    # Each stamp is a commit, which wakes workers; a sweep that drives nothing must not look like a worker.
+    if claims and not stamps.exists():
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     _compare_server(alias)
@@ -134,12 +136,19 @@ def sweep(
             swept.blocked += block(run, alias)
     if tell_model:
         _surface(alias, name, run_id, swept)
-    _forget_watchers(alias)
+    watched = Draft.objects.using(alias).filter(watched_until__lt=later(-RENEWED))
+    if watched.exists():  # else nothing is written, which would wake workers
+        with _put_off("The drafts that nobody watches"):
+            in_transaction(alias, watched.delete)
     with _put_off("The delivery of notifications"):
         deliver_due(alias, should_stop)
 
     def go_on() -> None:
-        for run in _unseen(candidates(run_id, limit) if claims else [], seen):
+        runs = [run for run in candidates(run_id, limit) if run.pk not in seen] if claims else []
+        seen.update(run.pk for run in runs)
+        if len(runs) > SEVERAL:
+            random.shuffle(runs)  # or all workers would go for the same ones
+        for run in runs:
             if should_stop() or (swept.driven and time.monotonic() > until):
                 return
             swept.found += 1
@@ -156,22 +165,6 @@ def sweep(
             go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
-
-
-def _forget_watchers(alias: str) -> None:
-    old = Draft.objects.using(alias).filter(watched_until__lt=later(-RENEWED))
-    if old.exists():  # else nothing is written, which would wake workers
-        with _put_off("The drafts that nobody watches"):
-            in_transaction(alias, old.delete)
-
-
-def _unseen(found: list[Run], seen: set[UUID]) -> list[Run]:
-    """Return the runs found that are not among `seen`, which they join."""
-    runs = [run for run in found if run.pk not in seen]
-    seen |= {run.pk for run in runs}
-    if len(runs) > SEVERAL:
-        random.shuffle(runs)  # or all workers would go for the same ones
-    return runs
 
 
 @contextmanager
@@ -267,11 +260,6 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     setattr(swept, name, getattr(swept, name) + 1)
     if name == "waiting":
         swept.left.append(run.pk)
-
-
-def _is_stamped(alias: str, name: str) -> bool:
-    """Return whether such a sweep was noted just now; each stamp is a commit, which wakes workers."""
-    return Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED)).exists()
 
 
 def _is_reachable(alias: str) -> bool:

@@ -75,8 +75,8 @@ MUTANTS = [
         (
             Edit(
                 "services/submit.py",
-                "(run.input == self.text or self._was(run.input))",
-                "run.input == self.text",
+                "same = any(content.described(blocks, key) == run.input for key in keys)",
+                "same = False",
             ),
         ),
         ("db/test_content.py::test_they_are_the_same_task_under_a_new_secret_key",),

@@ -193,7 +193,7 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: a parallel call that was not entered has its turn again",
-        (Edit(CALLS, "                    queue.appendleft(call)\n", "                    pass\n"),),
+        (Edit(CALLS, "                        queue.appendleft(call)\n", "                        pass\n"),),
         ("db/test_last_look.py::test_nothing_of_a_parallel_group_is_entered_then",),
     ),
     Mutant(
@@ -277,7 +277,13 @@ EXECUTOR = [
     ),
     Mutant(
         "executor: what was stored although its acknowledgement was lost",
-        (Edit(DRIVER, "        stored = self._stored_of(lease, tried)\n", "        stored = None\n"),),
+        (
+            Edit(
+                DRIVER,
+                "stored = next((hashes[each] for each in rows.",
+                "stored = next((None for each in rows.",
+            ),
+        ),
         ("crash/test_faults.py::test_at_each_commit",),
         POSTGRESQL,
     ),
@@ -722,7 +728,13 @@ REWOUND = [
     ),
     Mutant(
         "rewound: nor does one that begins",
-        (Edit(LOOP, "    if state.is_rewound:\n        rewound.hold(lease)\n        return None\n", ""),),
+        (
+            Edit(
+                LOOP,
+                "        if state.is_rewound:\n            rewound.hold(lease)\n            return None\n",
+                "",
+            ),
+        ),
         ("db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss",),
     ),
     Mutant(

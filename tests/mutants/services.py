@@ -706,7 +706,7 @@ MADE = [
     ),
     Mutant(
         "rendering: a run that is there is found without a function",
-        (Edit(SUBMIT, "return request if is_there else", "return"),),
+        (Edit(SUBMIT, "if not there.exists() and not (request.key and keyed.exists()):", "if True:"),),
         (f"{RENDERING}a_session_that_is_busy_calls_no_function",),
     ),
     Mutant(
