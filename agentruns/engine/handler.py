@@ -76,20 +76,6 @@ class Observation:
         """Return it as evidence."""
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
-    def write(self, batch: Batch, call_id: str, offload: Offload | None) -> None:
-        """Add it as the call's result."""
-        call = batch.state.run.calls[call_id]
-        facts = {**self.flags, "in_doubt": True} if self.in_doubt else self.flags
-        batch.result(
-            call,
-            self.content,
-            "error" if self.is_error else "ok",
-            is_error=self.is_error,
-            duration_ms=round(self.seconds * 1000, 3),
-            offload=offload,
-            **facts,
-        )
-
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
     """Enter a handler in this thread; raise Interrupted when its outcome is not known."""

@@ -107,10 +107,16 @@ class Lease:
 def claim(alias: str, run_id: UUID) -> Lease | None:
     """Take the lease of a runnable run; None if it is live elsewhere, waits or has ended, or if we drain."""
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
-    is_one = connections[own].vendor == "postgresql" and not connections[own].in_atomic_block
-    tries = itertools.count(int(is_one))
-    taken, is_known = _claim_at_once(own, run_id, owner) if is_one else (None, False)
+    connection, taken, is_known = connections[own], None, False
+    is_one = connection.vendor == "postgresql" and not connection.in_atomic_block
+    if is_one:
+        runs = claimable(own).filter(pk=run_id)
+        try:  # by one statement, which is a transaction by itself
+            taken, is_known = claim_one(connection, runs, owner, settings.LEASE_SECONDS), True
+        except RACES:
+            close_stale(own)
     if not is_known:
+        tries = itertools.count(int(is_one))
         taken = in_transaction(own, lambda: _claim(own, run_id, owner, again=next(tries) > 0))
     if taken is None:
         return None
@@ -123,16 +129,6 @@ def claimable(alias: str) -> RunQuerySet:
     """Find the runs that this process may claim now: it does not drain, and the server is the known one."""
     free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
     return Run.objects.using(alias).runnable().filter(*free)
-
-
-def _claim_at_once(alias: str, run_id: UUID, owner: str) -> tuple[Claimed | None, bool]:
-    """Claim by one statement, a transaction by itself; return also whether it is known what became of it."""
-    runs = claimable(alias).filter(pk=run_id)
-    try:
-        return claim_one(connections[alias], runs, owner, settings.LEASE_SECONDS), True
-    except RACES:
-        close_stale(alias)
-        return None, False
 
 
 def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | None:

@@ -149,9 +149,16 @@ def _refusal(driver: Driver, call: Call) -> str:
     if gate.is_off(driver, call.tool) and (call.id, call.attempt) not in driver.started:
         return gate.OFF
     entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
-    misfit = "" if entered else _misfit(driver.state.secret, tool, call)
-    if misfit:
-        return misfit
+    if not entered:
+        try:
+            arguments = tool.revalidated(call.arguments)
+            same = gate.call_digest(driver.state.secret, tool.name, arguments) == call.digest
+        except InvalidArguments as error:
+            return str(error)
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            return "the arguments are not the ones that were recorded"
     if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
         return "the gate did not let it through"
     if call.approval is not None:
@@ -164,18 +171,6 @@ def _refusal(driver: Driver, call: Call) -> str:
     if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
         return "it was started before and nobody knows what became of it"
     return ""
-
-
-def _misfit(secret: str, tool: Tool, call: Call) -> str:
-    """Return the reason why today's tool does not take the recorded arguments, or ""."""
-    try:
-        arguments = tool.revalidated(call.arguments)
-        same = gate.call_digest(secret, tool.name, arguments) == call.digest
-    except InvalidArguments as error:
-        return str(error)
-    except (TypeError, ValueError, RecursionError):
-        same = False
-    return "" if same else "the arguments are not the ones that were recorded"
 
 
 def _void(driver: Driver, group: list[Call]) -> bool:
@@ -316,7 +311,16 @@ def _record(
         if asks:
             in_doubt.raised(batch, batch.state.run.calls[call.id], str(observation.content))
             return
-        observation.write(batch, call.id, offload)
+        facts = {**observation.flags, "in_doubt": True} if observation.in_doubt else observation.flags
+        batch.result(
+            batch.state.run.calls[call.id],
+            observation.content,
+            "error" if observation.is_error else "ok",
+            is_error=observation.is_error,
+            duration_ms=round(observation.seconds * 1000, 3),
+            offload=offload,
+            **facts,
+        )
         if observation.in_doubt:
             in_doubt.stop_tool(batch, call)
         if not joined:  # a start must be committed where no handler can take it back

@@ -352,31 +352,20 @@ def _masks_of(
             if count == most:
                 return {key: Blind() for key in named}
             found[session].learn(row_of(values))
-        of = {key: origins[key] for key in sensitive if origins[key]}
-        _learn_of_origins(found, of, most, size, generations)
+        named_by = {key: origins[key] for key in sensitive if origins[key]}
+        if not named_by or not generations:
+            return found
+        # The sessions that these were forked from, or repeat, have the same task.
+        befores = Run.objects.using(settings.DATABASE).filter(pk__in=set().union(*named_by.values()))
+        before = {str(run.pk): run for run in befores.only("session_id", "definition_id")}
+        others = {run.session_id: run for run in before.values() if run.session_id not in found}
+        known = {**found, **_masks_of(others.values(), most, size, generations - 1)} if others else found
+        for key, its in sorted(named_by.items()):  # the older first: it may be the origin of the next
+            for mask in (known[before[one].session_id] for one in its if one in before):
+                if isinstance(mask, Blind):
+                    found[key] = mask
+                found[key].secrets.update(mask.secrets)
     return found
-
-
-def _learn_of_origins(
-    found: dict[UUID, Mask],
-    origins: Mapping[UUID, set[str]],
-    most: int | None,
-    size: int | None,
-    generations: int,
-) -> None:
-    """Add what is known in the sessions that others were forked from, or repeat: their task is the same."""
-    named = set().union(*origins.values())
-    if not named or not generations:
-        return
-    runs = Run.objects.using(settings.DATABASE).filter(pk__in=named).only("session_id", "definition_id")
-    before = {str(run.pk): run.session_id for run in runs}
-    others = {run.session_id: run for run in runs if run.session_id not in found}
-    known = {**found, **_masks_of(others.values(), most, size, generations - 1)} if others else found
-    for key, its in sorted(origins.items()):  # the older first: it may be the origin of the next
-        for mask in (known[before[one]] for one in its if one in before):
-            if isinstance(mask, Blind):
-                found[key] = mask
-            found[key].secrets.update(mask.secrets)
 
 
 @contextmanager
@@ -513,6 +502,6 @@ def _pieces(text: str, shown: str) -> Iterator[str]:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """Return the length of the common beginning of two lists."""
+    """Count the equal elements at the beginning of two lists."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

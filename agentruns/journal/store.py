@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from secrets import token_hex
-from typing import Any, ClassVar, Protocol, Unpack
+from typing import Any, ClassVar, Unpack
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -40,6 +40,10 @@ from agentruns.utils import json as canonical
 SALT = 16  # bytes
 # After these the run has moved on, so earlier crashes no longer count against it.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
+# Columns of Approval that are stored as they are folded
+AS_FOLDED = (
+    "status", "title", "why", "risk", "approvers", "required", "requested_at", "digest", "expires_at",
+)  # fmt: skip
 Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -300,18 +304,6 @@ class Batch:
         ]
 
 
-class Store(Protocol):
-    """The contract of a store: one append is all or nothing."""
-
-    durable: ClassVar[bool]
-
-    def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Store a batch, or raise and leave nothing of it."""
-
-    def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Rebuild the state from what is stored."""
-
-
 class DatabaseStore:
     """Appends to the journal in the project's own database."""
 
@@ -365,6 +357,9 @@ class MemoryStore:
         raise LookupError(f"Run {run_id} lives in memory only; there is nothing to load.")
 
 
+Store = DatabaseStore | MemoryStore
+
+
 def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
     """Commit a batch of rows by the driver's cursor, without what Django has around it.
 
@@ -413,19 +408,11 @@ def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
     user_id = None if actor["id"].startswith(VISITOR) else actor["id"] or None  # a visitor is no user
     is_decided = approval.status != "pending"
     return {
+        **{name: getattr(approval, name) for name in AS_FOLDED},
         "call_id": call.id,
         "tool_name": call.tool,
-        "status": approval.status,
-        "title": approval.title,
-        "why": approval.why,
-        "risk": approval.risk,
-        "approvers": approval.approvers,
-        "required": approval.required,
-        "requested_at": approval.requested_at,
         "arguments": call.arguments,
-        "digest": approval.digest,
         "approved_count": len(approval.given),
-        "expires_at": approval.expires_at,
         "decided_at": approval.decided_at if is_decided else None,
         "decided_by_id": user_id if is_decided else None,
         "decided_by_name": actor["name"] if is_decided else "",

@@ -299,11 +299,19 @@ def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit:
     run = new_run(session, request, origin_id=origin_id, **columns)
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
     lease = _first_lease(alias, run) if owner else None
+    # The rows that must not be there for a run to begin
+    unless: list[QuerySet[Any]] = [leases.drain_requests(alias)] if owner else []
+    if owner and connection.vendor == "postgresql":
+        unless.append(timeline.moved(alias))
+    if request.session_id is not None:
+        unless.append(_has_pruned_folder(alias, request))
+    if request.key:
+        unless += _uses_of_key(alias, request)
     if is_one:  # then it is committed with the statement
         reached("before_start_commit")
     stored = begin(
         connection, run, definition, batch,
-        unless=_hindrances(alias, request, owner),
+        unless=unless,
         lease=settings.LEASE_SECONDS if owner else 0,
         doorbell=CHANNEL if is_one and not owner else "",
     )  # fmt: skip
@@ -379,16 +387,6 @@ def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
     return Run(id=request.run_id, session=session, title=title_of(request.text), **made | columns)
 
 
-def _hindrances(alias: str, request: RunRequest, owner: str) -> list[QuerySet[Any]]:
-    """Return the rows that must not be there for a run to begin."""
-    found: list[QuerySet[Any]] = [leases.drain_requests(alias)] if owner else []
-    if owner and connections[alias].vendor == "postgresql":
-        found.append(timeline.moved(alias))
-    if request.session_id is not None:
-        found.append(_has_pruned_folder(alias, request))
-    return [*found, *_uses_of_key(alias, request)] if request.key else found
-
-
 def _first_lease(alias: str, run: Run) -> Lease:
     deadline = uptime() + settings.LEASE_SECONDS
     return Lease(alias, run.pk, run.session_id, epoch=1, owner=run.lease_owner, deadline=deadline)
@@ -405,18 +403,13 @@ def _by_key(alias: str, request: RunRequest) -> Run | None:
         refuse_pruned(alias, request.key, request.owner.id, request.scope, session)
         return None
     require_no_record(run.session)
+    belongs = f"Idempotency key {request.key!r} belongs to run {run.pk} of"
     if not request.is_for(run):
-        raise RunStateError(
-            f"Idempotency key {request.key!r} belongs to run {run.pk} of agent {run.agent!r} with another "
-            "input, context or origin. Use a new key for a new task.",
-            str(run.pk),
-        )
+        what = f"agent {run.agent!r} with another input, context or origin. Use a new key for a new task."
+        raise RunStateError(f"{belongs} {what}", str(run.pk))
     if request.names_session and run.session.key != request.session:
-        raise RunStateError(
-            f"Idempotency key {request.key!r} belongs to run {run.pk} of session {run.session.key!r}, not of "
-            f"{request.session!r}. Use a new key for a task in another session.",
-            str(run.pk),
-        )
+        what = f"session {run.session.key!r}, not of {request.session!r}."
+        raise RunStateError(f"{belongs} {what} Use a new key for a task in another session.", str(run.pk))
     return run
 
 

@@ -64,13 +64,23 @@ def waits(
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
     found: dict[UUID, list[Wait]] = defaultdict(list)
     if stopped:
-        for wait in (*orphans(alias, stopped), *_approvals(alias, stopped)):
+        for wait in orphans(alias, stopped):
             found[wait.run_id].append(wait)
+        pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in stopped])
+        for one in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
+            about = {"call_id": one.call_id, "tool": one.tool_name, "text": one.title}
+            found[one.run_id].append(Wait(kind=APPROVAL, run_id=one.run_id, approval_id=one.pk, **about))
     starts = _scheduled(alias, [run for run in runs if waits_for_time(run) and not run.step])
     for run in runs:
-        own = _own(run, SCHEDULED if run.pk in starts else BACKOFF)
-        if own is not None:
-            found[run.pk].append(own)
+        if run.status == Run.Status.PAUSED:
+            found[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
+        elif is_stalled(run):
+            found[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
+        elif waits_for_time(run):
+            timed = SCHEDULED if run.pk in starts else BACKOFF
+            found[run.pk].append(Wait(kind=timed, run_id=run.pk, until=run.not_before))
+        elif run.status == Run.Status.QUEUED and run.blocked_reason:
+            found[run.pk].append(Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason))
     if masks is None:
         masks = masks_of(run for run in runs if found.get(run.pk))
     for run in runs:
@@ -218,27 +228,12 @@ def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
     open_calls = {(run.pk, call_id) for run in runs for call_id in run.pending_calls}
     kinds = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
-    last = {}
-    for row in readable_rows(rows.order_by("seq")):
-        last[row.run_id, row.call_id] = row
-    for key, row in last.items():
-        waits_for_people = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"
-        if waits_for_people and key in open_calls:
-            yield Wait(
-                kind=ORPHAN,
-                run_id=row.run_id,
-                call_id=row.call_id,
-                tool=row.tool_name,
-                attempt=row.attempt,
-                text=row.payload.get("evidence", ""),
-            )
-
-
-def _approvals(alias: str, runs: list[Run]) -> Iterator[Wait]:
-    pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in runs])
-    fields = ("run_id", "pk", "call_id", "tool_name", "title")
-    for run_id, pk, call_id, tool, title in pending.order_by("requested_at").values_list(*fields):
-        yield Wait(kind=APPROVAL, run_id=run_id, approval_id=pk, call_id=call_id, tool=tool, text=title)
+    last = {(row.run_id, row.call_id): row for row in readable_rows(rows.order_by("seq"))}
+    for (run_id, call_id), row in last.items():
+        is_held = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"
+        if is_held and (run_id, call_id) in open_calls:
+            about = {"tool": row.tool_name, "attempt": row.attempt, "text": row.payload.get("evidence", "")}
+            yield Wait(kind=ORPHAN, run_id=run_id, call_id=call_id, **about)
 
 
 def _scheduled(alias: str, runs: list[Run]) -> set[UUID]:
@@ -248,18 +243,6 @@ def _scheduled(alias: str, runs: list[Run]) -> set[UUID]:
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_STARTED)
     due = {run_id: facts.get("not_before") for run_id, facts in rows.values_list("run_id", "facts")}
     return {run.pk for run in runs if run.not_before and due.get(run.pk) == events.timestamp(run.not_before)}
-
-
-def _own(run: Run, timed: str) -> Wait | None:
-    if run.status == Run.Status.PAUSED:
-        return Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason)
-    if is_stalled(run):
-        return Wait(kind=SILENT, run_id=run.pk)
-    if waits_for_time(run):
-        return Wait(kind=timed, run_id=run.pk, until=run.not_before)
-    if run.status == Run.Status.QUEUED and run.blocked_reason:
-        return Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason)
-    return None
 
 
 def _actor(facts: dict[str, Any]) -> str:
