@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -107,7 +108,13 @@ class Writer:
     def _run(self) -> None:
         looked, own = uptime(), ExitStack()
         try:
-            while replies := self._current():
+            while True:
+                with self._lock:
+                    self._replies = [each for each in self._replies if not each.is_over or each.stored]
+                    replies = list(self._replies)
+                    if not replies:
+                        self._thread = None
+                        return
                 self.wake.wait(min(reply.period for reply in replies))
                 self.wake.clear()
                 if looks := uptime() >= looked + LOOKS:
@@ -117,14 +124,6 @@ class Writer:
         finally:
             own.close()
             connections.close_all()  # of this thread
-
-    def _current(self) -> list[Reply]:
-        """Return the replies to look after; with none the thread ends."""
-        with self._lock:
-            self._replies = [reply for reply in self._replies if not reply.is_over or reply.stored]
-            if not self._replies:
-                self._thread = None
-            return list(self._replies)
 
 
 def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> None:
@@ -140,7 +139,10 @@ def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> Non
         try:
             with bound(reply.run_id, reply.epoch):
                 if reply.is_over and reply.stored:
-                    _clear(own_alias(alias), reply)
+                    its = {"pk": reply.run_id, "epoch": reply.epoch, "step": reply.step}
+                    rows = Draft.objects.using(own_alias(alias)).filter(**its)
+                    in_transaction(own_alias(alias), partial(rows.update, text=""))
+                    reply.stored = ""
                 elif reply.is_watched and not reply.is_over and not reply.is_left_out:
                     _store(own_alias(alias), reply)
         except Exception as error:
@@ -185,12 +187,6 @@ def _store(alias: str, reply: Reply) -> None:
     written = {"epoch": reply.epoch, "step": reply.step, "text": text}
     reply.is_watched = in_transaction(alias, lambda: rows.update(**written)) == 1
     reply.stored, reply.stored_at = text, uptime()
-
-
-def _clear(alias: str, reply: Reply) -> None:
-    rows = Draft.objects.using(alias).filter(pk=reply.run_id, epoch=reply.epoch, step=reply.step)
-    in_transaction(alias, lambda: rows.update(text=""))
-    reply.stored = ""
 
 
 def shown(text: str, mask: Mask) -> str:

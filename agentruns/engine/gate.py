@@ -10,8 +10,8 @@ from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import why_off
 from agentruns.journal import events
-from agentruns.journal.read import started_since
 from agentruns.journal.store import Batch
+from agentruns.models import Message
 from agentruns.models.parts import keyed
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
@@ -209,8 +209,9 @@ def run_since(driver: Driver, tool: Tool) -> str:
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""
-    started = started_since(driver.alias, left_out)
-    calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in started)
+    rows = Message.objects.using(driver.alias).filter(run_id__in={*left_out.values()}, call_id__in=left_out)
+    started = {*rows.filter(kind=events.TOOL_STARTED).values_list("call_id", flat=True)}
+    calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in sorted(started))
     return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
 
 

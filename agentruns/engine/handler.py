@@ -196,19 +196,42 @@ def run_transactional(
     driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
 ) -> Observation | None:
     """Run the handler and `record` its result in one transaction; return the error if all was rolled back."""
-    done: set[str] = set()
-    attempt = partial(_run_transactional, driver, tool, context, call, record, done)
+    done, alias = set[str](), driver.alias
+
+    def attempt() -> None:
+        with transaction.atomic(using=alias, durable=True):
+            # First, so that it runs before any hook of the handler's can raise.
+            transaction.on_commit(lambda: done.add("committed"), using=alias)
+            connection = connections[alias]
+            read_committed(alias)
+            blocks = list(connection.atomic_blocks)
+            with fenced(alias):
+                with contained(alias):
+                    done.add("entered")
+                    try:
+                        observation = enter(tool, context, call.arguments)
+                    except Interrupted as interruption:
+                        observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
+                reached("after_tool")
+                require_same_transaction(connection)
+                if observation.is_error:
+                    raise _RollBack(observation)
+                if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
+                    raise RuntimeError("The handler left a transaction block open.")
+                reached("before_result_commit")
+                record(observation)
+
     try:
         try:
             attempt()
         except (DatabaseError, InterfaceError):
-            shared = connections[driver.alias]
+            shared = connections[alias]
             if "entered" in done or shared.in_atomic_block:
                 raise
             shared.close()  # an earlier handler may have left it read-only
             attempt()
         finally:
-            mend_connection(driver.alias)
+            mend_connection(alias)
     except _RollBack as rolled_back:
         observation: Observation = rolled_back.args[0]
         return observation
@@ -229,33 +252,6 @@ def run_transactional(
             raise
         return Observation(described(error) + ROLLED_BACK, is_error=True)
     return None
-
-
-def _run_transactional(
-    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record, done: set[str]
-) -> None:
-    alias = driver.alias
-    with transaction.atomic(using=alias, durable=True):
-        # First, so that it runs before any hook of the handler's can raise.
-        transaction.on_commit(lambda: done.add("committed"), using=alias)
-        connection = connections[alias]
-        read_committed(alias)
-        blocks = list(connection.atomic_blocks)
-        with fenced(alias):
-            with contained(alias):
-                done.add("entered")
-                try:
-                    observation = enter(tool, context, call.arguments)
-                except Interrupted as interruption:
-                    observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
-            reached("after_tool")
-            require_same_transaction(connection)
-            if observation.is_error:
-                raise _RollBack(observation)
-            if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
-                raise RuntimeError("The handler left a transaction block open.")
-            reached("before_result_commit")
-            record(observation)
 
 
 @contextmanager
@@ -295,35 +291,32 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
     raise RuntimeError("A statement of the handler failed and broke its transaction.") from failed
 
 
-class contained:
+@contextmanager
+def contained(alias: str) -> Iterator[None]:
     """While a transactional handler runs, refuse what would outlive its rollback, or end its transaction."""
 
-    def __init__(self, alias: str) -> None:
-        self.own = connections[alias]
-        self.others = [connections[other] for other in connections if other != alias]
-
-    def __enter__(self) -> None:
-        self.own.execute_wrappers.append(self._check_own)
-        for connection in self.others:
-            connection.execute_wrappers.append(self._check_other)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.own.execute_wrappers.remove(self._check_own)
-        for connection in self.others:
-            connection.execute_wrappers.remove(self._check_other)
-
-    def _check_own(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def check_own(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not _ENDS_TRANSACTION.match(sql):
             return execute(sql, params, many, context)
         raise RuntimeError("A transactional tool may not begin or end a transaction by SQL: use atomic().")
 
-    def _check_other(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def check_other(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
             return execute(sql, params, many, context)
         raise RuntimeError(
             f"A transactional tool may write only to the journal's database, not to "
             f"{context['connection'].alias!r}: that write would outlive a rollback."
         )
+
+    checks = [(connections[alias], check_own)]
+    checks += [(connections[other], check_other) for other in connections if other != alias]
+    for connection, check in checks:
+        connection.execute_wrappers.append(check)
+    try:
+        yield
+    finally:
+        for connection, check in checks:
+            connection.execute_wrappers.remove(check)
 
 
 def covers(driver: Driver, call: Call, *, extend: bool = False) -> bool:

@@ -288,7 +288,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             if draft is not None:
                 draft.pieces.clear()
         except Exception as error:
-            _model_raised(driver, error)
+            driver.commit(partial(_model_raised, driver, error=error))
             raise
     raise AssertionError("A fallback has no fallback.")
 
@@ -389,16 +389,12 @@ def _reason(error: ProviderError) -> str:
     return f"{kind}: {text.removeprefix(f'{kind}: ')}"
 
 
-def _model_raised(driver: Driver, error: Exception) -> None:
-    """Journal that the model object itself raised; the drive fails, which counts as an attempt."""
-
-    def build(batch: Batch) -> None:
-        delay = _delay(driver, batch, None)
-        failed = _failure(batch, type(error).__name__, handler.words(error))
-        batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
-        batch.failed_drive, batch.delay = True, delay
-
-    driver.commit(build)
+def _model_raised(driver: Driver, batch: Batch, error: Exception) -> None:
+    """Add that the model object itself raised; the drive fails, which counts as an attempt."""
+    delay = _delay(driver, batch, None)
+    failed = _failure(batch, type(error).__name__, handler.words(error))
+    batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
+    batch.failed_drive, batch.delay = True, delay
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:

@@ -67,7 +67,18 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         return
     if _unready(driver, group):
         return
-    _start(driver, group)
+
+    def start(batch: Batch) -> None:
+        run = batch.state.run
+        if run.cancel_requested or run.pause_requested:
+            return
+        for one in group:
+            if not run.calls[one.id].is_contradicted:
+                _write_start(driver, batch, run.calls[one.id])
+
+    # Journal that the handlers are about to be entered, unless an earlier batch did.
+    if not all((one.id, one.attempt) in driver.started for one in group):
+        driver.commit(start)
     if driver.released or driver.run.ended:
         return
     calls = driver.run.calls
@@ -219,22 +230,6 @@ def _unready(driver: Driver, group: list[Call]) -> bool:
 def pause(batch: Batch, reason: str) -> None:
     """Let the run wait for people."""
     batch.add(events.RUN_PAUSED, {"reason": reason})
-
-
-def _start(driver: Driver, group: list[Call]) -> None:
-    """Journal that the handlers are about to be entered, unless an earlier batch did."""
-    if all((call.id, call.attempt) in driver.started for call in group):
-        return
-
-    def build(batch: Batch) -> None:
-        run = batch.state.run
-        if run.cancel_requested or run.pause_requested:
-            return
-        for call in group:
-            if not run.calls[call.id].is_contradicted:
-                _write_start(driver, batch, run.calls[call.id])
-
-    driver.commit(build)
 
 
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:

@@ -170,6 +170,14 @@ _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
 KINDS = frozenset(_APPLY)  # of the rows that the model sees
 
 
+def unread_after(unread: list[int], row: Row) -> list[int]:
+    """Update the list of messages that no reply has read, by their rows, with one more row."""
+    if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
+        return [*unread, row.seq]
+    read = row.payload.get("read", row.seq) if row.kind == events.ASSISTANT else 0
+    return [seq for seq in unread if seq > read]
+
+
 class _Said(NamedTuple):
     """The words of a `user` row."""
 

@@ -143,8 +143,20 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
     `given` are ids as the journal has them. The program's own, "", always counts. Runs the project's policy:
     outside of every transaction.
     """
-    reasons = {key: _why_lapsed(key, approval, arguments) for key in dict.fromkeys(given) if key}
-    return {key: why for key, why in reasons.items() if why}
+    model, found = get_user_model(), {}
+    users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
+    confirmed = f"{VISITOR}{approval.run.session_id}"  # a visitor, whose token was looked at as they did
+    for key in dict.fromkeys(each for each in given if each not in ("", confirmed)):
+        user = user_of_key(key, users)
+        if user is None:
+            found[key] = _("User %(id)s is gone.") % {"id": key}
+            continue
+        visible = visible_approvals(user)
+        if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
+            found[key] = _("%(name)s may not see it any more.") % {"name": user.get_username()}
+        elif why := why_not_decide(user, approval, arguments):
+            found[key] = why
+    return found
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
@@ -157,17 +169,3 @@ def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
         why = " ".join(lost[key] for key in dict.fromkeys(gone))
         payload: events.ApprovalVoided = {"approval": str(approval.id), "voided": gone, "why": why}
         batch.add(events.APPROVAL_VOIDED, payload, call=call)
-
-
-def _why_lapsed(key: str, approval: Approval, arguments: dict[str, Any]) -> str:
-    if key == f"{VISITOR}{approval.run.session_id}":  # their token was looked at as they confirmed it
-        return ""
-    model = get_user_model()
-    users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
-    user = user_of_key(key, users)
-    if user is None:
-        return _("User %(id)s is gone.") % {"id": key}
-    visible = visible_approvals(user)
-    if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
-        return _("%(name)s may not see it any more.") % {"name": user.get_username()}
-    return why_not_decide(user, approval, arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -52,7 +52,8 @@ class Parts(NamedTuple):
 
 def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
     """Return a session's rows in order, upcast to today's form."""
-    return _rows(Message.objects.using(alias).filter(session_id=session_id, seq__gt=after))
+    rows = Message.objects.using(alias).filter(session_id=session_id, seq__gt=after)
+    return read_rows(rows.order_by("seq"))
 
 
 def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
@@ -94,14 +95,8 @@ def _quickly(connection: BaseDatabaseWrapper) -> Callable[[Sequence[Any]], Row]:
 
 def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None) -> list[Row]:
     """Return one run's rows in order, upcast to today's form."""
-    rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after)
-    return _rows(rows, limit)
-
-
-def started_since(alias: str, calls: Mapping[str, UUID]) -> list[str]:
-    """Return those of some calls, given with their runs, that have been started by now."""
-    rows = Message.objects.using(alias).filter(run_id__in={*calls.values()}, call_id__in=calls)
-    return sorted({*rows.filter(kind=events.TOOL_STARTED).values_list("call_id", flat=True)})
+    rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after).order_by("seq")
+    return read_rows(rows[:limit] if limit else rows)
 
 
 def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
@@ -110,7 +105,8 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
     first, last = seqs["first"] or 0, seqs["last"] or 0
     if not first <= seq <= last:
         raise RunStateError(f"Run {run.pk} has the rows {first} to {last}, not {seq}.")
-    return _rows(Message.objects.using(alias).filter(session_id=run.session_id, seq__lte=seq))
+    rows = Message.objects.using(alias).filter(session_id=run.session_id, seq__lte=seq)
+    return read_rows(rows.order_by("seq"))
 
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
@@ -178,8 +174,3 @@ def row_of(values: Sequence[Any]) -> Row:
 
 def _row(values: Sequence[Any], payload: Any) -> Row:
     return Row(*values[:_FACTS], payload, *values[_CONTENT + 1 :])  # type: ignore[call-arg]
-
-
-def _rows(messages: QuerySet[Message], limit: int | None = None) -> list[Row]:
-    ordered = messages.order_by("seq")
-    return read_rows(ordered[:limit] if limit else ordered)

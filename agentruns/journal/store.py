@@ -24,7 +24,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError, JournalUnreadableError
 from agentruns.journal import committed, events, payloads, telemetry
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
-from agentruns.journal.conversation import KINDS, Conversation
+from agentruns.journal.conversation import KINDS, Conversation, unread_after
 from agentruns.journal.doubts import Doubts
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
@@ -81,6 +81,7 @@ class SessionState:
         if row.run_id == self.run.run_id:
             self.run.apply(row)
         self.in_doubt.apply(row)
+        self.unread = unread_after(self.unread, row)
         if kind == events.RUN_STARTED:
             self._asked = payload.get("requesters", [])
             if self.home is None and events.COPIED not in payload:
@@ -88,12 +89,10 @@ class SessionState:
                 self.home = payload["session"], payload["scope"], owner["id"]
         elif kind == events.USER:
             said = payload.get("reason") == events.MESSAGE
-            self.unread += [row.seq] if said else []
             who = payload.get("actor") or events.PROGRAM
             self.asking[row.seq] = [who["id"]] if said else self._asked
         elif kind == events.ASSISTANT:
             read = payload.get("read", row.seq)
-            self.unread = [seq for seq in self.unread if seq > read]
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
         elif kind == events.LATE_RESULT and "stored" in payload:
             key = row.call_id, canonical.dumps(payload["content"])

@@ -17,6 +17,7 @@ from django.db.models.functions import Cast
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
 from agentruns.journal import events, payloads
+from agentruns.journal.conversation import unread_after
 from agentruns.journal.copies import Copy, altered, copy_of, is_task, title_of
 from agentruns.journal.events import Row
 from agentruns.journal.fold import ACTIVE, Call, RunState
@@ -111,7 +112,16 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     problem = history.read(alias)
     if problem is not None:  # a fold of a wrong journal means nothing
         return [problem]
-    found = list(_files(history)) if files else []
+    found: list[Problem] = []
+    for row in history.pointing if files else ():
+        file = ""
+        try:
+            for stored in payloads.files(row.run_id, row.seq, row.payload):
+                file = stored.name
+                payloads.check(stored)
+        except PayloadError as error:
+            what = f"points at a file that is not there as it was stored: {error}"
+            found.append(_of_row(session.key, row.seq, row.kind, what, file))
     definitions = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
     for pk, text in definitions.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
         if canonical.sha256(text) != pk:
@@ -121,18 +131,6 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     ]
     found += [*_runs(alias, history), *_session(history)]
     return [*found, *_approvals(alias, history)]
-
-
-def _files(history: History) -> Iterator[Problem]:
-    for row in history.pointing:
-        file = ""
-        try:
-            for stored in payloads.files(row.run_id, row.seq, row.payload):
-                file = stored.name
-                payloads.check(stored)
-        except PayloadError as error:
-            what = f"points at a file that is not there as it was stored: {error}"
-            yield _of_row(history.session.key, row.seq, row.kind, what, file)
 
 
 def _of_row(key: str, seq: int, kind: str, what: str, file: str = "") -> Problem:
@@ -190,10 +188,7 @@ class History:
         calls.update(state.calls)
         if is_task(row):
             self.tasks[row.run_id] = row
-        elif row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
-            self.unread.append(row.seq)
-        elif row.kind == events.ASSISTANT:
-            self.unread = [seq for seq in self.unread if seq > row.payload.get("read", row.seq)]
+        self.unread = unread_after(self.unread, row)
         if row.kind in NAMING:
             self.definitions |= definitions_in(row.payload)
         if row.payload.get("stored"):
@@ -253,7 +248,15 @@ class History:
         if is_deeper(row.payload, MAX_ROW_DEPTH):
             return f"is nested more than {MAX_ROW_DEPTH} levels deep: it cannot be read everywhere."
         if events.COPIED in row.payload:
-            return self._copied(row, state)
+            if state.started_at is not None:
+                return "is copied from another run after its own run had started."
+            if row.consumes is not None:
+                return "is copied from another run and consumes an approval."
+            if (copy := copy_of(row)) is not None:  # to be compared with its origin
+                self.copies.append(copy)
+            asked_for = row.payload["calls"] if row.kind == events.ASSISTANT else ()
+            self.copied_calls |= {row.call_id, *(call["id"] for call in asked_for)}
+            return ""
         if row.kind == events.ASSISTANT:
             reply: events.Assistant = row.payload
             for call in state.open_calls():
@@ -275,34 +278,15 @@ class History:
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if row.kind == events.APPROVAL_REQUESTED:
-            return self._requested(known, row.payload)
+            approval = UUID(row.payload["approval"])
+            if approval in self.approvals or known.approval is not None:
+                return f"asks for an approval of call {known.id} a second time."
+            if not known.is_open:
+                return f"asks for an approval of call {known.id}, which has a result."
+            if row.payload["digest"] != known.digest:
+                return f"asks for an approval of call {known.id} with other arguments than it has."
+            self.approvals.add(approval)
         return _CHECKS[row.kind](row, known, row.payload) if row.kind in _CHECKS else ""
-
-    def _copied(self, row: Row, state: RunState) -> str:
-        """Check that a copy lies before its run's start; remember it, to be compared with its origin."""
-        copy = copy_of(row)
-        if state.started_at is not None:
-            return "is copied from another run after its own run had started."
-        if row.consumes is not None:
-            return "is copied from another run and consumes an approval."
-        if copy is not None:
-            self.copies.append(copy)
-        self.copied_calls.add(row.call_id)
-        if row.kind == events.ASSISTANT:
-            reply: events.Assistant = row.payload
-            self.copied_calls |= {call["id"] for call in reply["calls"]}
-        return ""
-
-    def _requested(self, call: Call, payload: events.ApprovalRequested) -> str:
-        approval = UUID(payload["approval"])
-        if approval in self.approvals or call.approval is not None:
-            return f"asks for an approval of call {call.id} a second time."
-        if not call.is_open:
-            return f"asks for an approval of call {call.id}, which has a result."
-        if payload["digest"] != call.digest:
-            return f"asks for an approval of call {call.id} with other arguments than it has."
-        self.approvals.add(approval)
-        return ""
 
 
 def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
@@ -336,11 +320,7 @@ def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
         return f"starts call {call.id} with other arguments than were recorded."
     if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
         return f"starts call {call.id}, which the gate did not let through."
-    return _consumes(row, call, payload)
-
-
-def _consumes(row: Row, call: Call, payload: events.ToolStarted) -> str:
-    """Check that the first start consumes the approval, once, and only as it was approved."""
+    # The first start consumes the approval, once, and only as it was approved.
     approval, used = call.approval, row.consumes
     if approval is None:
         return f"consumes approval {used}, which is not of call {call.id}." if used else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from django.db import connections
 from django.db.models import Max
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.engine.wakeup import notify_on_commit
@@ -73,10 +73,9 @@ def fork_run(
     key that stands for another run; SessionBusyError where `session` is taken; DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
-    given = {"owner": owner, "scope": scope, "context": context, "session": session}
-    return get_or_fork(
-        run_id, at, text=text, agent=agent, actor=actor, idempotency_key=idempotency_key, **given
-    )[0]
+    options: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
+    options["idempotency_key"] = idempotency_key
+    return get_or_fork(run_id, at, text=text, agent=agent, session=session, **options)[0]
 
 
 def get_or_fork(
@@ -85,14 +84,12 @@ def get_or_fork(
     *,
     text: str | None = None,
     agent: Agent | str | None = None,
-    actor: Any = None,
-    owner: Any = None,
-    scope: str | None = None,
-    context: dict[str, Any] | None = None,
     session: str | None = None,
-    idempotency_key: str | None = None,
+    **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Return the fork that is asked for, and whether this call made it. Errors as `fork_run`."""
+    """Make a fork, or find the one that this made before; tell whether it is new. Errors as `fork_run`."""
+    actor, owner, scope = options.get("actor"), options.get("owner"), options.get("scope")
+    context, idempotency_key = options.get("context"), options.get("idempotency_key")
     permissions.require_somebody(actor)
     origin = find_run(run_id)
     permissions.require(actor, "fork", origin)
@@ -369,7 +366,16 @@ def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
     if not asks and not fork.has_text:
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
         raise RunStateError(text % {"run": fork.origin.pk, "seq": fork.at})
-    _start(batch, fork)
+    origin, mine, request = fork.origin, fork.mine, fork.request
+    begun = first_row(request)
+    begun["requesters"] = requester_ids(request.owner.id, getattr(request.actor, "pk", None), origin=origin)
+    steps = mine.inherited + mine.step
+    begun["origin"] = {"run": str(origin.pk), "seq": fork.at, "hash": fork.rows[-1].hash, "steps": steps}
+    if mine.restored_at or _was_held(settings.DATABASE, origin):
+        begun["origin"]["restored"] = True
+    batch.add(events.RUN_STARTED, begun)
+    if fork.has_text:
+        batch.add(events.USER, user_row(request))
     store.append(batch)
 
 
@@ -382,20 +388,3 @@ def _copy(batch: Batch, row: Row) -> None:
         "at": before.get("at") or events.timestamp(row.created_at),
     }
     batch.copy(row, source)
-
-
-def _start(batch: Batch, fork: _Fork) -> None:
-    origin, mine, request = fork.origin, fork.mine, fork.request
-    begun = first_row(request)
-    begun["requesters"] = requester_ids(request.owner.id, getattr(request.actor, "pk", None), origin=origin)
-    begun["origin"] = {
-        "run": str(origin.pk),
-        "seq": fork.at,
-        "hash": fork.rows[-1].hash,
-        "steps": mine.inherited + mine.step,
-    }
-    if mine.restored_at or _was_held(settings.DATABASE, origin):
-        begun["origin"]["restored"] = True
-    batch.add(events.RUN_STARTED, begun)
-    if fork.has_text:
-        batch.add(events.USER, user_row(request))

@@ -70,14 +70,17 @@ def waits(
         for one in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
             about = {"call_id": one.call_id, "tool": one.tool_name, "text": one.title}
             found[one.run_id].append(Wait(kind=APPROVAL, run_id=one.run_id, approval_id=one.pk, **about))
-    starts = _scheduled(alias, [run for run in runs if waits_for_time(run) and not run.step])
+    unbegun = [run for run in runs if waits_for_time(run) and not run.step]
+    starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
+    firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
     for run in runs:
         if run.status == Run.Status.PAUSED:
             found[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
         elif is_stalled(run):
             found[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
         elif waits_for_time(run):
-            timed = SCHEDULED if run.pk in starts else BACKOFF
+            due = events.moment(firsts.get(run.pk, {}).get("not_before"))
+            timed = SCHEDULED if due == run.not_before else BACKOFF
             found[run.pk].append(Wait(kind=timed, run_id=run.pk, until=run.not_before))
         elif run.status == Run.Status.QUEUED and run.blocked_reason:
             found[run.pk].append(Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason))
@@ -234,15 +237,6 @@ def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
         if is_held and (run_id, call_id) in open_calls:
             about = {"tool": row.tool_name, "attempt": row.attempt, "text": row.payload.get("evidence", "")}
             yield Wait(kind=ORPHAN, run_id=run_id, call_id=call_id, **about)
-
-
-def _scheduled(alias: str, runs: list[Run]) -> set[UUID]:
-    """Return those of the runs whose present time to wait for is the one that they were started with."""
-    if not runs:
-        return set()
-    rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_STARTED)
-    due = {run_id: facts.get("not_before") for run_id, facts in rows.values_list("run_id", "facts")}
-    return {run.pk for run in runs if run.not_before and due.get(run.pk) == events.timestamp(run.not_before)}
 
 
 def _actor(facts: dict[str, Any]) -> str:

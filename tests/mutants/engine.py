@@ -50,8 +50,8 @@ EXECUTOR = [
         (
             Edit(
                 CALLS,
-                "    driver.commit(build)\n\n\ndef _write_start(",
-                "    driver.started |= {(call.id, call.attempt) for call in group}\n\n\ndef _write_start(",
+                "driver.commit(start)",
+                "driver.started |= {(one.id, one.attempt) for one in group}",
             ),
         ),
         ("crash/test_sigkill.py::test_an_approved_call_that_dies_is_not_approved_twice",),
@@ -678,7 +678,7 @@ TRANSACTIONAL = [
     ),
     Mutant(
         "transactional: the transaction is the one that the handler was entered in (the savepoint)",
-        (Edit(HANDLER, "            require_same_transaction(connection)\n", ""),),
+        (Edit(HANDLER, "                require_same_transaction(connection)\n", ""),),
         ("db/test_hostile.py::test_a_transactional_handler_cannot_end_its_transaction",),
     ),
     Mutant(
@@ -696,8 +696,8 @@ TRANSACTIONAL = [
         (
             Edit(
                 HANDLER,
-                "            if observation.is_error:\n                raise _RollBack(observation)\n",
-                "",
+                "                    raise _RollBack(observation)\n",
+                "                    pass\n",
             ),
         ),
         ("db/test_transactional.py::test_what_fails_leaves_no_write_and_an_error_result",),

@@ -494,7 +494,7 @@ DRAFTED = [
     ),
     Mutant(
         "drafts: gone with the reply",
-        (Edit(DRAFTS, 'rows.update(text="")', "0"),),
+        (Edit(DRAFTS, 'partial(rows.update, text="")', "int"),),
         ("db/test_drafts.py::test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply",),
     ),
 ]
