@@ -268,9 +268,8 @@ class _Fork:
         text, stored = self.request.text, None
         if self.has_text and payloads.may_be_large(text) and not connections[alias].in_atomic_block:
             stored = payloads.put(f"{session_id}/input", text)
-        self.request = replace(
-            self.request, stored=stored, rendered=put_away(self.request.rendered, session_id)
-        )
+        made = put_away(self.request.rendered, session_id)
+        self.request = replace(self.request, stored=stored, rendered=made)
 
     def read_again(self, alias: str) -> None:
         """Take up what was erased since it was read; raises RunStateError if the task was."""
