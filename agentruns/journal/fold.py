@@ -175,7 +175,12 @@ class RunState:
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
         _APPLY[row.kind](self, row, row.payload)
-        self._judge(row.created_at)
+        self.status = self._status()
+        if self.status in WAITING:
+            self.waiting_since = self.waiting_since or row.created_at
+        elif self.waiting_since:
+            self.waited += row.created_at - self.waiting_since
+            self.waiting_since = None
 
     def open_calls(self) -> list[Call]:
         """Return the calls of the last reply that have no result yet."""
@@ -239,14 +244,6 @@ class RunState:
         found = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
         found |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
         return {**found, "agent": self.agent, "idempotency_key": self.key}
-
-    def _judge(self, now: datetime) -> None:
-        self.status = self._status()
-        if self.status in WAITING:
-            self.waiting_since = self.waiting_since or now
-        elif self.waiting_since:
-            self.waited += now - self.waiting_since
-            self.waiting_since = None
 
     def _status(self) -> str:
         if self.ended:
