@@ -16,7 +16,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR, ChangeList
 from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import Case, Field, Model, Q, QuerySet, Value, When
+from django.db.models import Case, F, Field, Model, Q, QuerySet, Value, When
 from django.db.models.functions import Length
 from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest
@@ -30,12 +30,16 @@ from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
-from agentruns.models.querysets import PENDING
+from agentruns.models.querysets import PENDING, RISK_RANK
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
 from agentruns.utils.redaction import is_on, redact, redacted
 
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # for people one: it may be done by now
+# What is riskier first, then what expires sooner, then who waits longer.
+URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
+HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
+QUEUED = 200  # cards of the queue among which the next one is looked for
 LATELY = timedelta(hours=24)
 SEARCHED = 2_000  # rows whose texts a search compares
 LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
@@ -405,6 +409,19 @@ class ApprovalStatusFilter(KnownValues):
         done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
         which = {self.default: Q(status=PENDING), **done}
         return queryset.filter(which.get(value, Q(status=value)))
+
+
+class MineFilter(KnownValues):
+    """Approvals that the user can decide: allowed to, not decided by them yet, and in time."""
+
+    title = _("whose turn")
+    parameter_name = "mine"
+    offered = (("yes", _("mine to decide")),)
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Find the approvals that wait for this user."""
+        pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
+        return services.permissions.decidable_by(self.user, pending)
 
 
 class NameFilter(KnownValues):

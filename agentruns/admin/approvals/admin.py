@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
-from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.decorators import method_decorator
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -33,16 +29,18 @@ from agentruns.admin.base import (
     View,
     bounded,
     counted,
-    following,
     may_view,
     neighbours,
     selected,
 )
 from agentruns.admin.filters import (
+    HEAVY,
+    QUEUED,
     SEARCHED,
+    URGENT_FIRST,
     ApprovalAgentFilter,
     ApprovalStatusFilter,
-    KnownValues,
+    MineFilter,
     SameCallFilter,
     ToolFilter,
     approval_texts,
@@ -62,33 +60,12 @@ from agentruns.admin.html import (
     visible,
 )
 from agentruns.models import Approval, Run
-from agentruns.models.querysets import PENDING, RISK_RANK
+from agentruns.models.querysets import PENDING
 
-if TYPE_CHECKING:
-    from agentruns.admin.approvals.around import Flag
-    from agentruns.admin.approvals.card import ApprovalCard
-
+SELECTED = "approvals.decide.decide_selected"
 VERBS = ("approve", "edit", "answer", "deny", "extend")
-
-# What is riskier first, then what expires sooner, then who waits longer.
-URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 NEWEST_FIRST = ("-requested_at", "-id")
-HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # what is approved waits on
-LOOKED_AT = 200  # cards of the queue among which the next one is looked for
-
-
-class MineFilter(KnownValues):
-    """Approvals that the user can decide: allowed to, not decided by them yet, and in time."""
-
-    title = gettext_lazy("whose turn")
-    parameter_name = "mine"
-    offered = (("yes", gettext_lazy("mine to decide")),)
-
-    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the approvals that wait for this user."""
-        pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
-        return services.permissions.decidable_by(self.user, pending)
 
 
 class ApprovalList(LeanChangeList):
@@ -120,8 +97,8 @@ class ApprovalAdmin(ReadOnlyAdmin):
     list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter, SameCallFilter)
     list_class = ApprovalList
     actions = (
-        selected("approve", gettext_lazy("Approve selected…"), "approvals.bulk.decide_selected", ["decide"]),
-        selected("deny", gettext_lazy("Deny selected…"), "approvals.bulk.decide_selected", ["decide"]),
+        selected("approve", gettext_lazy("Approve selected…"), SELECTED, ["decide"]),
+        selected("deny", gettext_lazy("Deny selected…"), SELECTED, ["decide"]),
     )
     search_fields = ("run",)
     search_help_text = gettext_lazy(
@@ -131,7 +108,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     change_list_template = "agentruns/admin/queue.html"
     pages = (
         View("news", "base.news_view"),
-        View("turn", "approvals.bulk.turn_view", "turn/<str:run_id>/"),
+        View("turn", "approvals.decide.turn_view", "turn/<str:run_id>/"),
     )
     views = (
         View("reveal", "approvals.admin.reveal_view", acts=True),
@@ -178,14 +155,13 @@ class ApprovalAdmin(ReadOnlyAdmin):
         waiting = self.get_queryset(request).filter(status=PENDING)
         context |= {"waiting": partial(counted, waiting), "searched": bounded(SEARCHED, SEARCHED)}
         if pending and request.GET.get(SEARCH_VAR):
-            context["decided"] = partial(self._decided, request)
+            query = request.GET.copy()
+            query["status"] = "all"
+            context["decided"] = lambda: {
+                "count": self.listing(request, query).paginator.counted,
+                "url": f"?{query.urlencode()}",
+            }
         return super().changelist_view(request, {**context, **(extra_context or {})})
-
-    def _decided(self, request: HttpRequest) -> dict[str, Any]:
-        """Return how many match the search whatever became of them, and their list."""
-        query = request.GET.copy()
-        query["status"] = "all"
-        return {"count": self.listing(request, query).paginator.counted, "url": f"?{query.urlencode()}"}
 
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return how many runs have a call in doubt, and their list; None for who may not see runs."""
@@ -226,31 +202,14 @@ class ApprovalAdmin(ReadOnlyAdmin):
         is_pending = approval.status == Approval.Status.PENDING
         return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
 
-    def queue(self, request: HttpRequest) -> list[UUID]:
-        """Return the pending cards of the list that this user came from, in its order."""
-        query = QueryDict(request.GET.get("_changelist_filters", ""), mutable=True)
-        query.pop("p", None)  # those of all its pages
-        listed = self.get_queryset(request).order_by(*URGENT_FIRST)
-        if query:  # else it is the list as it opens, without the cost of what its filters offer
-            with suppress(IncorrectLookupParameters):  # not from a list of ours
-                listed = self.listed(request, query)
-        return list(listed.filter(status=PENDING).values_list("pk", flat=True)[:LOOKED_AT])
-
     # The card
-
-    def cards(
-        self, request: HttpRequest, approvals: Iterable[Approval], *, revealed: bool = False
-    ) -> list[ApprovalCard]:
-        """Return the cards of one page for this user."""
-        around = pages.around.Surroundings(request.user, approvals)
-        return [pages.card.ApprovalCard(approval, around, revealed) for approval in around.cards]
 
     def page(
         self, request: HttpRequest, obj: Approval, *, revealed: bool = False, **context: Any
     ) -> HttpResponse:
         """Return the page of one approval."""
-        [one] = self.cards(request, [obj], revealed=revealed)
-        before, after, place = neighbours(self.queue(request), obj.pk, LOOKED_AT)
+        [one] = pages.card.cards_of(request.user, [obj], revealed=revealed)
+        before, after, place = neighbours(pages.decide.queue(self, request), obj.pk, QUEUED)
         others_wait = any(sibling["pending"] for sibling in one.siblings)
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
@@ -268,39 +227,14 @@ class ApprovalAdmin(ReadOnlyAdmin):
             services.permissions.reveal(request.user, obj, door=CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
         values = pages.card.shown(one)
-        values["flags"] = [(flag, self._about(request, flag)) for flag in values["flags"]]
-        context = {**values, **pages.card.buttons(one), **urls, **context}
+        flags: list[tuple[Any, str]] = []  # each with the page that it is about
+        for flag in values["flags"]:
+            run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""
+            flags.append((flag, self.listed_url(same=flag.same_call) if flag.same_call else run_url))
+        context = {**values, **pages.card.buttons(one), **urls, "flags": flags, **context}
         return self.render(request, obj, title=plain(one.face.title), **context)
-
-    def _about(self, request: HttpRequest, flag: Flag) -> str:
-        """Return where what a warning is about can be looked at, or ""."""
-        if flag.same_call:
-            return self.listed_url(same=flag.same_call)
-        return self.other_page(request, Run, flag.run_id) if flag.run_id else ""
-
-    def tell(
-        self, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
-    ) -> None:
-        """Say what became of an approval, with a link to it."""
-        link = format_html(
-            '<a href="{}">{}</a>',
-            self.url(request, "change", approval.pk),
-            visible(runs.steps.mask_for(approval.run).approval(approval).title),
-        )
-        self.message_user(request, format_html("{} {}", text, link), level)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
         """Keep what was done in the admin's history, which everybody may read who may see the approval."""
         mask = runs.steps.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.said(message))
-
-    def onward(self, request: HttpRequest, approval: Approval, queue: list[UUID]) -> HttpResponse:
-        """Open the next card of a queue that this user can decide, or the list where there is none."""
-        keys = following(queue, approval.pk)
-        pending = Approval.objects.using(approval._state.db).pending().select_related("run")
-        waiting = pending.filter(pk__in=keys).defer(*HEAVY).in_bulk()
-        left = [waiting[key] for key in keys if key in waiting]
-        for one in services.permissions.decidable(request.user, left):
-            return HttpResponseRedirect(self.url(request, "change", one.pk))
-        self.message_user(request, _("Nothing else waits for you."), messages.INFO)
-        return HttpResponseRedirect(self.url(request, "changelist"))

@@ -74,7 +74,10 @@ class Surroundings:
     def __init__(self, user: Any, approvals: Iterable[Approval]) -> None:
         self.user, self.cards = user, list(approvals)
         self.runs = {one.run_id: one.run for one in self.cards}
-        self.started, self.uncleared = cache(self._started), cache(self._uncleared)
+        self.started = cache(self._started)
+        self.uncleared = cache(
+            lambda run: waiting.uncleared(settings.DATABASE, run, self.masks[run.session_id], self._visible)
+        )
         self.cancelled = cache(lambda: waiting.cancel_requests(settings.DATABASE, [*self.runs.values()]))
         self.given = cache(lambda: permissions.already_given(user, self.cards))
         self.unread = cache(lambda: waiting.unread(settings.DATABASE, self.runs))
@@ -124,16 +127,33 @@ class Surroundings:
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
 
     def flags(self, approval: Approval) -> list[Flag]:
-        """Return what makes a person stop: the same call was made before, or one like it is in doubt."""
-        same = [*self._same_here(approval), *self.elsewhere[approval.same_call]]
-        doubts = self._in_doubt[approval.tool_name][:SHOWN]
-        here = [*self._held(approval), *same[:SHOWN], *self._failed(approval)]
-        return [*here, *doubts, *self._alike(approval)]
-
-    def _alike(self, approval: Approval) -> Iterable[Flag]:
-        count = self.alike().get(approval.same_call, 1) - 1
-        text = ngettext("%(count)d equal request waits", "%(count)d equal requests wait", count)
-        return [Flag(text % {"count": count}, None, "waits", approval.same_call)] if count else []
+        """List what makes a person stop: the same call was made before, or one like it is in doubt."""
+        flags: list[Flag] = []
+        if self._pauses.get(approval.run_id, {}).get("restored"):
+            text = _(
+                "Rows of this run are lost, or may be: the call may have been made."
+                " Find out before you approve."
+            )
+            flags.append(Flag(text, approval.run_id))
+        before: dict[str, Flag] = {}
+        text = _("This exact call was started in this session before, %(ago)s.")
+        for run_id, call_id, facts, at in self.started(approval.run.session_id, approval.tool_name):
+            if call_id != approval.call_id and facts.get("digest") == approval.digest:
+                before.setdefault(call_id, Flag(text % {"ago": ago(happened_at(facts, at))}, run_id))
+        flags += [*before.values(), *self.elsewhere[approval.same_call]][:SHOWN]
+        text = _(
+            "An earlier call of this tool raised an error and may have happened. Approving settles it. %s"
+        )
+        flags += [
+            Flag(text % plain_line(wait.text), wait.run_id)
+            for wait in self.uncleared(approval.run)
+            if wait.tool == approval.tool_name and wait.gates_tool and wait.text
+        ][:SHOWN]
+        flags += self._in_doubt[approval.tool_name][:SHOWN]
+        if count := self.alike().get(approval.same_call, 1) - 1:
+            text = ngettext("%(count)d equal request waits", "%(count)d equal requests wait", count)
+            flags.append(Flag(text % {"count": count}, None, "waits", approval.same_call))
+        return flags
 
     @cached_property
     def _pauses(self) -> Mapping[UUID, Any]:
@@ -146,21 +166,6 @@ class Surroundings:
     def paused_by(self) -> Mapping[UUID, str]:
         """The people who paused the paused runs of the page, by run."""
         return {run: (facts.get("actor") or {}).get("name") or "" for run, facts in self._pauses.items()}
-
-    def _held(self, approval: Approval) -> list[Flag]:
-        text = _(
-            "Rows of this run are lost, or may be: the call may have been made. Find out before you approve."
-        )
-        is_held = self._pauses.get(approval.run_id, {}).get("restored")
-        return [Flag(text, approval.run_id)] if is_held else []
-
-    def _same_here(self, approval: Approval) -> Iterable[Flag]:
-        before: dict[str, Flag] = {}
-        text = _("This exact call was started in this session before, %(ago)s.")
-        for run_id, call_id, facts, at in self.started(approval.run.session_id, approval.tool_name):
-            if call_id != approval.call_id and facts.get("digest") == approval.digest:
-                before.setdefault(call_id, Flag(text % {"ago": ago(happened_at(facts, at))}, run_id))
-        return before.values()
 
     def _started(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
         rows = Message.objects.using(settings.DATABASE).filter(
@@ -184,20 +189,6 @@ class Surroundings:
             names = {"ago": ago(at) if at else "", "name": plain(name or _("the program"))}
             found[call].append(Flag(text % names, run_id))
         return found
-
-    def _failed(self, approval: Approval) -> list[Flag]:
-        """Return the failed calls of the session for which this card asks."""
-        text = _(
-            "An earlier call of this tool raised an error and may have happened. Approving settles it. %s"
-        )
-        return [
-            Flag(text % plain_line(wait.text), wait.run_id)
-            for wait in self.uncleared(approval.run)
-            if wait.tool == approval.tool_name and wait.gates_tool and wait.text
-        ][:SHOWN]
-
-    def _uncleared(self, run: Run) -> list[waiting.Wait]:
-        return waiting.uncleared(settings.DATABASE, run, self.masks[run.session_id], self._visible)
 
     @cached_property
     def _in_doubt(self) -> Mapping[str, list[Flag]]:

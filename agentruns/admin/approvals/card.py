@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +16,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, tools_of
-from agentruns.admin.approvals.decide import form_of, form_options, model_reads, outcome
 from agentruns.admin.approvals.texts import LINE, Quote, brief, preview, quote
+from agentruns.admin.approvals.verbs import form_of, form_options, outcome
 from agentruns.admin.forms import EditForm
 from agentruns.admin.html import (
     Body,
@@ -36,8 +37,10 @@ from agentruns.admin.html import (
 )
 from agentruns.admin.runs.steps import actor_name, outcome_words, returned, row_card
 from agentruns.conf import settings
-from agentruns.engine.gate import REQUIRES
+from agentruns.engine.gate import DENIED, REQUIRES
+from agentruns.engine.in_doubt import EXPIRED
 from agentruns.journal import events
+from agentruns.journal.conversation import EDITED
 from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
@@ -134,8 +137,13 @@ class ApprovalCard:
     @property
     def evidence(self) -> list[Quote]:
         """The results of the latest calls before this one."""
-        rows = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT]
-        return [quote(_label(row), returned(row), LINE) for row in reversed(rows[:SHOWN])]
+        rows, quotes = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT], []
+        for row in reversed(rows[:SHOWN]):
+            label = named(row.tool_name, "")[0]
+            if row.payload.get("outcome") != "ok":
+                label = f"{label}: {_state(row)}"
+            quotes.append(quote(label, returned(row), LINE))
+        return quotes
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
@@ -155,7 +163,7 @@ class ApprovalCard:
         run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
         about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
         for row in read_rows(about.order_by("seq")):
-            states[row.call_id] = _state(row, states.get(row.call_id, ""))
+            states[row.call_id] = _state(row) or states.get(row.call_id, "")
         found = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
         cards = {card.call_id: self.mask.approval(card) for card in found.defer("arguments", "why")}
         waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
@@ -170,14 +178,6 @@ class ApprovalCard:
             }
             for key, call in calls.items()
         ]
-
-    @property
-    def preview(self) -> Any:
-        """The tool's preview of the arguments that the card has now."""
-        edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
-        edits = [payload for payload in edits if "arguments" in payload]
-        asked = self.requested.payload if self.requested else {}
-        return (edits[-1] if edits else asked).get("preview")
 
     @property
     def only_answers(self) -> bool:
@@ -214,8 +214,12 @@ class ApprovalCard:
     @property
     def locked_names(self) -> set[str]:
         """The arguments that cannot be edited, because the page does not show them as they are."""
-        given = self.approval.arguments
-        return self.masked_names | {name for name, value in given.items() if _is_redacted(value)}
+        names = self.masked_names
+        for name, value in self.approval.arguments.items():
+            texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
+            if redacted(value) != value or any(redact(text) != text for text in texts):
+                names.add(name)
+        return names
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -279,9 +283,26 @@ class ApprovalCard:
         schema, given = self.tool.input_schema, self.approval.arguments
         return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
 
+    def preview(self, warnings: list[Flag]) -> Any:
+        """Find the preview to show: of a pending card the one made now, and a warning if it differs."""
+        asked = self.requested.payload if self.requested else {}
+        edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
+        shown = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
+        if self.tool is None or self.tool.preview is None or not self.pending:
+            return shown
+        now = self.around.previews.get(self.approval.pk)
+        if self.approval.pk not in self.around.previews:
+            warnings.append(Flag(LATE if shown is None else LATE_AND_OLD))
+        elif now is None and shown is not None:
+            warnings.append(Flag(GONE))
+        elif now is not None and canonical.dumps(now) != canonical.dumps(shown):
+            warnings.append(Flag(CHANGED))
+            return now
+        return shown
+
     def warned_of(self, arguments: dict[str, Any]) -> list[SafeString]:
         """Return what the tool's preview warns of with other arguments, and not on this card."""
-        tool, made = self.tool, [_preview(self, [])]
+        tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
             return []
 
@@ -295,71 +316,71 @@ class ApprovalCard:
         return [text for texts in others for text in texts if text not in here]
 
 
+def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False) -> list[ApprovalCard]:
+    """Build the cards of one page for a user."""
+    around = Surroundings(user, approvals)
+    return [ApprovalCard(approval, around, revealed) for approval in around.cards]
+
+
 def asked(one: ApprovalCard) -> dict[str, Any]:
-    """Return what a card asks, and what warns of it."""
-    approval, given = one.approval, one.approval.arguments
+    """Build the context of what a card asks, and of what warns of it."""
+    approval, run, flags = one.approval, one.face.run, list[Flag]()
+    if one.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
+        why = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
+        if run.status == "paused":
+            name = plain(one.around.paused_by.get(run.pk) or _("the program"))
+            why = " " + _("Paused by %(name)s:") % {"name": name} + why
+        flags.append(Flag(f"{held}{why}", approval.run_id, "waits"))
     warnings = one.around.flags(approval) if one.pending else []
-    seen = preview(one.mask.made(approval.tool_name, _preview(one, warnings)))
+    seen = preview(one.mask.made(approval.tool_name, one.preview(warnings)))
     told = seen.warnings if seen is not None else []
+    flags += [Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told]
     is_rule = approval.why == REQUIRES.format(tool=approval.tool_name)
     return {
         "why": "" if is_rule else visible(one.face.why),
         "origin": origin_text(one.requested.payload.get("origin")) if one.requested else "",
         "risk": risk_badge(approval),
-        "arguments": one.shown(given if not one.only_answers else {"question": given.get("question")}),
+        "arguments": one.shown(approval.arguments),
         "brief": [] if one.only_answers else brief(one.face.title, one.ordered(one.face.arguments)),
         "preview": seen,
-        "flags": [
-            *_held(one),
-            *(Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told),
-            *warnings,
-        ],
+        "flags": [*flags, *warnings],
     }
 
 
-def _written(one: ApprovalCard) -> dict[str, Any]:
-    """Return what the customer wrote since the model asked, the last of it, and the row of the first."""
-    rows = one.around.unread().get(one.approval.run_id) if one.pending else None
-    if not rows:
-        return {}
-    facts = {"count": len(rows), "ago": ago(rows[-1][1])}
-    written = _("Messages since it was asked: %(count)s, the last %(ago)s") % facts
-    about = Message.objects.using(settings.DATABASE).filter(run_id=one.approval.run_id)
-    last = read_rows(about.filter(seq__in=[seq for seq, _at in rows[-SHOWN:]]).order_by("seq"))
-    new = {"new_messages": [one.words_of(row) for row in last], "earlier": len(rows) - len(last)}
-    return {**new, "written": written, "written_in": rows[0][0], "written_after": rows[0][0] - 1}
-
-
-def _held(one: ApprovalCard) -> list[Flag]:
-    """Return that what is approved does not run yet, and why."""
-    run, text = one.face.run, _HELD.get(one.approval.run.status)
-    if text is None or not one.pending:
-        return []
-    said = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
-    if run.status == "paused":
-        name = plain(one.around.paused_by.get(run.pk) or _("the program"))
-        said = " " + _("Paused by %(name)s:") % {"name": name} + said
-    return [Flag(f"{text}{said}", one.approval.run_id, "waits")]
-
-
 def shown(one: ApprovalCard) -> dict[str, Any]:
-    """Return the context of the card but for its URLs."""
-    approval, question = one.approval, one.only_answers
+    """Build the context of the card but for its URLs."""
+    approval, run, question = one.approval, one.approval.run, one.only_answers
     summary, denials = precedents(one.around.approvals, approval)
     history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
-    needs = _("Needs %(required)d people: %(given)d approved")
+    proposed = one.calls.get(approval.call_id, {}).get("arguments", {})
+    edited = {name: value for name, value in proposed.items() if approval.arguments.get(name) != value}
+    context: dict[str, Any] = {}
+    unread = one.around.unread().get(approval.run_id) if one.pending else None
+    if unread:  # what the customer wrote since the model asked: the last of it, and the row of the first
+        facts = {"count": len(unread), "ago": ago(unread[-1][1])}
+        about = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id)
+        last = read_rows(about.filter(seq__in=[seq for seq, _at in unread[-SHOWN:]]).order_by("seq"))
+        context = {
+            "written": _("Messages since it was asked: %(count)s, the last %(ago)s") % facts,
+            "written_in": unread[0][0],
+            "written_after": unread[0][0] - 1,
+            "new_messages": [one.words_of(row) for row in last],
+            "earlier": len(unread) - len(last),
+        }
     counts = {"required": approval.required, "given": approval.approved_count}
+    needs = _("Needs %(required)d people: %(given)d approved") % counts
+    names = {"agent": plain(run.agent), "version": plain(run.version)}
     return {
         **asked(one),
-        **_written(one),
-        "agent": visible(approval.run.agent),
+        **context,
+        "agent": visible(run.agent),
         "session": visible(one.face.run.session.key),
-        "needs": needs % counts if one.pending and approval.required > 1 else "",
+        "needs": needs if one.pending and approval.required > 1 else "",
         "expires": remaining(approval.expires_at),
         "urgent": is_urgent(approval.requested_at, approval.expires_at),
         "pending": one.pending,
         "outcome": outcome(approval),
-        "changed": _changed(one),
+        "changed": one.shown(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
         "quotes": list(filter(None, (one.request, one.said))),
@@ -370,9 +391,22 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "takes_text": not question or takes_text(approval.arguments),
         "approval": approval,
         "missing": approval.required - approval.approved_count,
-        "model_reads": model_reads(),
+        "model_reads": {  # where it is known beforehand
+            "edit": EDITED.format(arguments=_("(the arguments)")),
+            "deny": DENIED.format(reason=_("(your reason)")),
+            "expire": EXPIRED,
+        },
         "history": [row_card(one.mask.row(row), whole=True) for row in history],
-        "facts": facts(approval),
+        "facts": [
+            Fact(_("Requester"), person(run.owner_name)),
+            Fact(_("Tool"), visible(approval.tool_name)),
+            Fact(_("Agent"), _("%(agent)s, version %(version)s") % names),
+            Fact(_("Session"), visible(run.session.key)),
+            Fact(_("Asked"), dated(approval.requested_at)),
+            Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
+            Fact(_("Who may decide"), visible(approval.approvers or _("whoever may decide approvals"))),
+            Fact(_("Approvals given"), _("%(given)d of %(required)d") % counts),
+        ],
         "masked": bool(one.masked_names),
         "may_reveal": permissions.may_reveal(one.around.user, approval),
         "revealed": one.revealed,
@@ -404,33 +438,11 @@ def _is_request(row: Row) -> bool:
     return row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID
 
 
-def _label(row: Row) -> str:
-    """Return the tool that returned something, and that it was no success."""
-    tool = named(row.tool_name, "")[0]
-    return tool if row.payload.get("outcome") == "ok" else f"{tool}: {_state(row, '')}"
-
-
-def facts(approval: Approval) -> list[Fact]:
-    """Return the facts of an approval but for its arguments and its decision."""
-    run = approval.run
-    counts = {"given": approval.approved_count, "required": approval.required}
-    names = {"agent": plain(run.agent), "version": plain(run.version)}
-    return [
-        Fact(_("Requester"), person(run.owner_name)),
-        Fact(_("Tool"), visible(approval.tool_name)),
-        Fact(_("Agent"), _("%(agent)s, version %(version)s") % names),
-        Fact(_("Session"), visible(run.session.key)),
-        Fact(_("Asked"), dated(approval.requested_at)),
-        Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
-        Fact(_("Who may decide"), visible(approval.approvers or _("whoever may decide approvals"))),
-        Fact(_("Approvals given"), _("%(given)d of %(required)d") % counts),
-    ]
-
-
-def _state(row: Row, before: str) -> str:
+def _state(row: Row) -> str:
+    """Say where a row of a call leaves it; "" for a row that changes nothing."""
     if row.kind == events.TOOL_RESULT:
         return outcome_words(row.payload.get("outcome"), in_doubt=row.payload.get("in_doubt", False))[0]
-    return str(_STATES.get(row.kind, before))
+    return str(_STATES.get(row.kind, ""))
 
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
@@ -456,35 +468,6 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         }
         for one in masked_approvals(denials)
     ]
-
-
-def _preview(one: ApprovalCard, warnings: list[Flag]) -> Any:
-    """Return the preview to show: of a pending card the one made now, and a warning if it differs."""
-    shown = one.preview
-    if one.tool is None or one.tool.preview is None or not one.pending:
-        return shown
-    previews = one.around.previews
-    now = previews.get(one.approval.pk)
-    if one.approval.pk not in previews:
-        warnings.append(Flag(LATE if shown is None else LATE_AND_OLD))
-    elif now is None and shown is not None:
-        warnings.append(Flag(GONE))
-    elif now is not None and canonical.dumps(now) != canonical.dumps(shown):
-        warnings.append(Flag(CHANGED))
-        return now
-    return shown
-
-
-def _is_redacted(value: Any) -> bool:
-    texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
-    return redacted(value) != value or any(redact(text) != text for text in texts)
-
-
-def _changed(one: ApprovalCard) -> list[Body]:
-    """Return the arguments as the model proposed them, where a person set others."""
-    given = one.approval.arguments
-    proposed = one.calls.get(one.approval.call_id, {}).get("arguments", {})
-    return one.shown({name: value for name, value in proposed.items() if given.get(name) != value})
 
 
 _HELD = {

@@ -67,12 +67,16 @@ def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
 
 
 def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
-    """Return the arguments of a call that its sentence does not name, each on one line."""
-    return [
-        quote(*named(name, value), LINE)
-        for name, value in given.items()
-        if value == MASK or not _names(sentence, as_text(value), named(name, value)[1])
-    ]
+    """List the arguments of a call that its sentence does not name, each on one line."""
+    quotes = []
+    for name, value in given.items():
+        label, words = named(name, value)
+        texts = (as_text(value), words)
+        forms = {form for text in texts for form in (text, text.replace(",", "")) if text}
+        is_said = any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
+        if value == MASK or not is_said:
+            quotes.append(quote(label, words, LINE))
+    return quotes
 
 
 def unit_in(sentence: str, amount: str) -> str:
@@ -81,12 +85,6 @@ def unit_in(sentence: str, amount: str) -> str:
     unit = r"([A-Z]{3}\b|[€$£¥])"
     found = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
     return (found[1] or found[2]) if found else ""
-
-
-def _names(sentence: str, *texts: str) -> bool:
-    """Return whether a sentence has one of some texts as words of their own."""
-    forms = {form for text in texts for form in (text, text.replace(",", "")) if text}
-    return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
 
 
 def preview(shown: Any) -> Preview | None:
@@ -108,24 +106,25 @@ def preview(shown: Any) -> Preview | None:
 
 
 def _changes(before: Any, after: Any) -> list[Change]:
+    """Compare the two sides of a preview, one line for each name."""
     if before is None and after is None:
         return []
     if not isinstance(before, dict) or not isinstance(after, dict):
         before, after = {"": before}, {"": after}
-    return [_change(name, before.get(name), after.get(name)) for name in list({**before, **after})[:LINES]]
-
-
-def _change(name: str, before: Any, after: Any) -> Change:
-    labels = {named(name, value)[0] for value in (before, after) if value is not None}
-    is_one = len(labels) == 1  # else one side is an amount of cents and the other is not: no unit fits both
-    old, new = (_shown(named(name, one)[1] if is_one else spoken(one), one) for one in (before, after))
-    return Change(plain(labels.pop() if is_one else name), old, new, before != after)
-
-
-def _shown(text: str, value: Any) -> SafeString:
-    shown = body("", "" if value is None else text, LONGEST)
-    more = _("and %(count)d characters more") % {"count": shown.left_out}
-    return format_html("{} … ({})", shown.inline, more) if shown.left_out else shown.inline
+    changes = []
+    for name in list({**before, **after})[:LINES]:
+        sides, cells = (before.get(name), after.get(name)), []
+        labels = {named(name, value)[0] for value in sides if value is not None}
+        is_one = len(labels) == 1  # else one side is an amount of cents, the other not: no unit fits both
+        for value in sides:
+            text = "" if value is None else named(name, value)[1] if is_one else spoken(value)
+            cell = body("", text, LONGEST)
+            more = _("and %(count)d characters more") % {"count": cell.left_out}
+            cells.append(format_html("{} … ({})", cell.inline, more) if cell.left_out else cell.inline)
+        changes.append(
+            Change(plain(labels.pop() if is_one else name), cells[0], cells[1], sides[0] != sides[1])
+        )
+    return changes
 
 
 def _link(link: Any) -> tuple[str, str] | None:
